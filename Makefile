@@ -1,0 +1,102 @@
+# Setup needs Python and pip alone: the locks carry hashes, so pip installs what uv once resolved.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus_services
+
+# Pins that still hold are kept; `make lock UPGRADE=1` moves them all.
+LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --generate-hashes --no-annotate \
+	--python-version 3.11 --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+# One version of each package for every Python and platform, so that all test the same thing.
+EVERYWHERE := --universal --fork-strategy fewest
+# paddlepaddle-gpu's Windows builds want a protobuf too old for our generated code, so no "everywhere" for it.
+GPU_HOST := --python-platform x86_64-manylinux_2_28
+# What is deployed is what was tested.
+AS_TESTED := --constraint requirements/dev.txt
+
+.PHONY: help setup demo test check format proto vectors baseline fuzz soak bench lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Make .venv and install the locked tools and Tokenbus itself into it
+
+$(INSTALLED): requirements/dev.txt pyproject.toml
+	@command -v "$(PYTHON)" >/dev/null || \
+		{ echo "error: $(PYTHON) not found; say which Python to use with make PYTHON=..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Tokenbus needs Python 3.11 or newer, $(PYTHON) is $$("$(PYTHON)" -V 2>&1)" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: $(PYTHON) has no venv module; install it (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "==> setup: .venv"
+	@"$(PYTHON)" -m venv .venv
+	@echo "==> setup: locked dependencies"
+	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@echo "==> setup: tokenbus, editable"
+	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## Run the demo
+	@$(BIN)/tokenbus demo
+
+test: check ## Run every check, then the tests
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest -n 2
+
+check: setup ## Lint, format, types, docstrings, and the schema against its generated files
+	@echo "==> ruff check"
+	@$(BIN)/ruff check --quiet
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check --quiet
+	@echo "==> mypy"
+	@$(BIN)/mypy --no-error-summary
+	@echo "==> interrogate"
+	@$(BIN)/interrogate --quiet $(PACKAGES) tests
+	@echo "==> schema"
+	@$(BIN)/python -m schema_tools check
+
+format: setup ## Format the code and fix what ruff can fix
+	@echo "==> ruff"
+	@$(BIN)/ruff check --quiet --fix-only
+	@$(BIN)/ruff format --quiet
+
+proto: setup ## Generate the Python code from proto/
+	@echo "==> proto"
+	@$(BIN)/python -m schema_tools generate
+
+vectors: setup ## Write the golden messages in contracts/vectors
+	@echo "==> vectors"
+	@$(BIN)/python -m schema_tools vectors
+
+baseline: setup ## Release the schema: what later changes may not break
+	@echo "==> baseline"
+	@$(BIN)/python -m schema_tools baseline
+
+fuzz: setup ## Feed the decoder two million damaged messages
+	@echo "==> fuzz"
+	@$(BIN)/python -m tests.contracts.fuzz --messages 2000000
+
+soak: fuzz ## Run the long campaigns
+
+bench: setup ## Measure the codec against its peers
+	@echo "==> bench"
+	@$(BIN)/python -m benchmarks.codec
+
+lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
+	@echo "==> lock: dev"
+	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra nats -o requirements/dev.txt
+	@echo "==> lock: base"
+	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
+	@for extra in gateway nats paddle; do \
+		echo "==> lock: $$extra"; \
+		$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra $$extra -o requirements/$$extra.txt || exit; \
+	done
+	@echo "==> lock: gpu"
+	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
+
+clean: ## Remove .venv, builds and caches
+	@echo "==> clean"
+	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measurements of Tokenbus, each beside its peers in the same run."""

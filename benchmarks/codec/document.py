@@ -1,0 +1,57 @@
+"""A record as a page for docs/: exactly what was printed, and what it means."""
+
+import json
+from pathlib import Path
+
+from benchmarks.codec.plot import plot
+from benchmarks.codec.record import Record
+from benchmarks.codec.tables import Paint, render
+
+_PAGE = """\
+<!-- Written by `{command}`. Do not edit: the next run writes it anew. -->
+# The codec beside its peers
+
+How long a step takes from the engine's arrays to every request's own queue (a dict of request to
+`collections.deque`), for Tokenbus and for what engines use today: in one run, in one process, on one core.
+[codec.json](codec.json) has every figure.
+
+    {command}
+
+Measured on: {cpu}.
+
+![Time a step by peer, and over rows](codec.svg)
+
+```text
+{report}
+```
+
+## How to read it
+
+- The goals compare views: Tokenbus hands each request the batch and a row number, and whoever needs lists makes them.
+  FastDeploy's lines end in lists, so compare them with "Tokenbus, as lists" where the reader wants lists; vLLM's end in
+  a list of ids and views of the rest.
+- Only FastDeploy's struct has its transport in its time: the queue is a part of that mechanism. "Tokenbus + ZeroMQ" is
+  the line to compare it with where the bytes must move; pickle and msgpack would pay for a socket too.
+- Every peer is given less to do than in its engine: metrics, logging, detokenizing and scheduling are left out, and its
+  arrays are laid out its way beforehand. vLLM's shape without vLLM is a lower bound for vLLM.
+- ZeroMQ has a thread of its own. On one core a send and a recv are two switches to it, which is cheap; on two cores
+  they are two wake-ups, which are not. Both are shown; the goal is for one core.
+- Peers take turns, so that a change in the machine's pace meets all of them. The tables' figures are of a turn's later
+  steps; its first step, in the caches that another peer left, is in a table of its own. An engine's step lies in
+  between: much else ran since the last one, but not ten other codecs.
+"""
+
+
+def write_documents(record: Record, folder: Path, command: str) -> None:
+    """Write codec.json, codec.png, codec.svg and codec.md into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(record, folder / "codec.json")
+    plot(record, folder)
+    report = render(record, Paint(colour=False))
+    page = _PAGE.format(command=command, cpu=record["machine"]["cpu"], report=report)
+    (folder / "codec.md").write_text(page)
+
+
+def write_json(record: Record, path: Path) -> None:
+    """Write the record."""
+    path.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,64 @@
+"""What a peer is: one way from a step's arrays to every request's queue."""
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from benchmarks.codec.workload import Share, Step
+
+Queues = dict[Hashable, deque[Any]]
+
+
+class Peer:
+    """One line of the tables. `carry` is all that is timed.
+
+    A peer with `delivers` False is a limit: it moves our bytes, and no request gets anything.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    short: ClassVar[str]
+    """The label where there is room for a word."""
+    includes: ClassVar[str]
+    """What the line's time holds, in words for the table's notes."""
+    delivers: ClassVar[bool] = True
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Make, untimed, what is no part of the way itself."""
+
+    def addresses(self, step: Step) -> Sequence[Hashable]:
+        """Return what this peer calls the step's requests, in row order."""
+        return step.keys
+
+    def carry(self, step: Step, queues: Queues) -> int:
+        """Take one step from its arrays to its requests' queues, and return the bytes of its message."""
+        raise NotImplementedError
+
+    def plain(self, delivered: Any, top_k: int) -> Share:  # noqa: ANN401 - each peer delivers its own kind
+        """Return, untimed, what a request was given as plain lists, cut to what it asked for."""
+        raise NotImplementedError
+
+    def deliver(self, step: Step) -> list[Share]:
+        """Return, untimed, what every request of a step gets through this peer, in row order."""
+        queues: Queues = {address: deque() for address in self.addresses(step)}
+        self.carry(step, queues)
+        return [
+            self.plain(queues[address].popleft(), top_k)
+            for address, top_k in zip(self.addresses(step), step.top_ks, strict=True)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of what the peer holds."""
+
+
+class NotRunError(Exception):
+    """A peer cannot run here; the message says why, for the tables."""

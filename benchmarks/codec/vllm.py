@@ -1,0 +1,117 @@
+"""vLLM's way out: msgpack of one struct a request, with arrays for its logprobs.
+
+Two lines: the same shape written here on msgspec, and vLLM's own classes where vLLM is installed.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+from benchmarks.codec.peer import NotRunError, Peer, Queues
+from benchmarks.codec.vllm_shape import ArrayCodec, EngineCoreOutput, EngineCoreOutputs, LogprobsLists
+from benchmarks.codec.workload import Array, Share, Step
+
+
+class _PerRequest(Peer):
+    def __init__(self) -> None:
+        """Start without arrays."""
+        self._arrays: dict[int, tuple[Array, Array, Array]] = {}
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Lay the arrays out as vLLM's sampler does: ids of 32 bits."""
+        self._arrays = {
+            id(step): (step.rectangle_ids.astype("i4"), step.rectangle_logprobs, step.ranks) for step in steps
+        }
+
+    def addresses(self, step: Step) -> Sequence[Hashable]:
+        """Return the request ids: the message carries them."""
+        return step.request_ids
+
+    def _sliced(self, step: Step, make: Any, make_lists: Any) -> list[Any]:  # noqa: ANN401 - ours or vLLM's
+        count = step.case.tokens_per_row
+        ids, logprobs, ranks = self._arrays[id(step)]
+        return [
+            make(
+                request_id=request_id,
+                new_token_ids=token_ids,
+                new_logprobs=make_lists(
+                    ids[start : start + count], logprobs[start : start + count], ranks[start : start + count]
+                ),
+            )
+            for request_id, token_ids, start in zip(
+                step.request_ids,
+                ids[:, 0].reshape(-1, count).tolist(),
+                range(0, step.case.tokens, count),
+                strict=True,
+            )
+        ]
+
+    @staticmethod
+    def _handed_out(frames: Sequence[Any], outputs: Iterable[Any], queues: Queues) -> int:
+        for output in outputs:
+            queues[output.request_id].append(output)
+        return sum(memoryview(frame).nbytes for frame in frames)
+
+    def plain(self, delivered: EngineCoreOutput, top_k: int) -> Share:
+        """Read a request's output."""
+        if delivered.new_logprobs is None:
+            raise ValueError(f"request {delivered.request_id} got no logprobs")
+        ids, logprobs, ranks = delivered.new_logprobs[:3]
+        return Share(
+            delivered.new_token_ids,
+            logprobs[:, 0].tolist(),
+            ranks.tolist(),
+            ids[:, 1 : top_k + 1].tolist(),
+            logprobs[:, 1 : top_k + 1].tolist(),
+        )
+
+
+class MsgspecShape(_PerRequest):
+    """vLLM's shape on msgspec."""
+
+    name = "vllm_shape"
+    label = "vLLM's shape (msgspec)"
+    short = "shape"
+    includes = (
+        "slice the arrays per request into EngineCoreOutput structs, msgpack encode and decode (an array as "
+        "dtype, shape and bytes; a frame of its own from 256 bytes up), and each request's struct into its queue: "
+        "token ids as a list, the rest as views; no socket, no LogprobsProcessor behind it"
+    )
+
+    def __init__(self) -> None:
+        """Make the encoder and the decoder."""
+        super().__init__()
+        self._codec = ArrayCodec(EngineCoreOutputs)
+
+    def carry(self, step: Step, queues: Queues) -> int:
+        """Slice, encode, decode, deliver."""
+        outputs = self._sliced(step, EngineCoreOutput, LogprobsLists)
+        frames = self._codec.encode(EngineCoreOutputs(outputs=outputs, timestamp=float(step.number)))
+        return self._handed_out(frames, self._codec.decode(frames).outputs, queues)
+
+
+class Installed(_PerRequest):
+    """vLLM's own classes."""
+
+    name = "vllm"
+    label = "vLLM"
+    short = "vLLM"
+    includes = "as vLLM's shape, with the installed vLLM's MsgpackEncoder, MsgpackDecoder and EngineCoreOutputs"
+
+    def __init__(self) -> None:
+        """Import vLLM, or raise NotRunError."""
+        super().__init__()
+        try:
+            self._engine = import_module("vllm.v1.engine")
+            self._lists = import_module("vllm.v1.outputs").LogprobsLists
+            serial = import_module("vllm.v1.serial_utils")
+        except ImportError as error:
+            raise NotRunError(f"not run: vLLM is not installed ({error})") from None
+        self._encoder = serial.MsgpackEncoder()
+        self._decoder = serial.MsgpackDecoder(self._engine.EngineCoreOutputs)
+
+    def carry(self, step: Step, queues: Queues) -> int:
+        """Slice, encode, decode, deliver."""
+        outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
+        frames = self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs))
+        return self._handed_out(frames, self._decoder.decode(frames).outputs, queues)

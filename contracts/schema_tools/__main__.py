@@ -1,0 +1,45 @@
+"""python -m schema_tools: generate, check, vectors, baseline."""
+
+import argparse
+import sys
+
+from schema_tools.check import faults
+from schema_tools.compiled import SchemaError, write_baseline
+from schema_tools.generate import write_generated
+from schema_tools.paths import Tree
+from schema_tools.vectors.files import write_vectors
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; exit status 1 means that a check found a fault."""
+    parser = argparse.ArgumentParser(prog="python -m schema_tools", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("generate", help="write the Python code that is generated from proto/")
+    commands.add_parser("check", help="say what is stale, badly formed, or breaks what was released")
+    commands.add_parser("vectors", help="write the golden messages")
+    commands.add_parser("baseline", help="release the schema: later changes may not break it")
+    command = parser.parse_args(arguments).command
+    tree = Tree()
+    try:
+        return _run(command, tree)
+    except SchemaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(command: str, tree: Tree) -> int:
+    if command == "check":
+        found = [f"{check}: {fault}" for check, fault in faults(tree)]
+        print("\n".join(found) or "the schema holds, and so does all that is made from it")
+        return 1 if found else 0
+    if command == "baseline":
+        write_baseline(tree)
+        print(f"wrote {tree.baseline.relative_to(tree.root)}")
+        return 0
+    changed = write_generated(tree) if command == "generate" else write_vectors(tree)
+    print("\n".join(changed) or "nothing changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Checks of the bounds themselves, which buf does not look at: they are options of ours."""
+
+import math
+from collections.abc import Iterator
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+
+from schema_tools.compiled import baseline, compiled
+from schema_tools.paths import Tree
+from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
+
+_REPEATED = FieldDescriptorProto.LABEL_REPEATED
+_LENGTH_NEEDED = (FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_BYTES)
+_ONE_BYTE = 127
+
+# Bounds that are one bound in several places: the first is the place to look it up.
+_SAME = [
+    *(
+        [f"LogprobBatch.request_keys.{bound}", f"LogprobBatch.{column}.{bound}"]
+        for bound in ("max_items", "default_max_items")
+        for column in (
+            *("batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
+            *("proposal_counts", "scorings", "top_ks"),
+        )
+    ),
+    *(
+        ["LogprobBatch.token_ids.max", f"{field}.max"]
+        for field in (
+            *("LogprobBatch.alternative_token_ids", "LogprobBatch.proposal_token_ids"),
+            *("TokenPrompt.token_ids", "SamplingParameters.stop_token_ids"),
+        )
+    ),
+    *(["LogprobBatch.draft_token_counts." + m, "LogprobBatch.proposal_counts." + m] for m in ("max", "default_max")),
+    ["LogprobBatch.draft_token_counts.max", "StreamLimits.max_draft_tokens_per_row.max"],
+    ["LogprobBatch.token_counts.max", "StreamLimits.max_tokens_per_row.max"],
+    ["LogprobBatch.request_keys.max_items", "StreamLimits.max_rows.max"],
+    ["LogprobBatch.top_ks.max", "StreamLimits.max_top_k.max", "Generate.top_logprobs.max"],
+    ["LogprobBatch.top_ks.default_max", "Generate.top_logprobs.default_max"],
+    ["LogprobBatch.max_bytes", "StreamLimits.max_message_bytes.max", "Item.payload_bytes.max"],
+    ["LogprobBatch.token_ids.max_items", "LogprobBatch.logprobs.max_items", "LogprobBatch.ranks.max_items"],
+    ["LogprobBatch.alternative_token_ids.max_items", "LogprobBatch.alternative_logprobs.max_items"],
+    ["BatchHeader.worker_id.max_bytes", "Hello.worker_id.max_bytes", "Admitted.worker_id.max_bytes"],
+]
+
+# Bounds that follow from others, as products.
+_PRODUCTS = [
+    ("LogprobBatch.token_ids.max_items", ("LogprobBatch.request_keys.max_items", "LogprobBatch.token_counts.max")),
+    (
+        "LogprobBatch.alternative_token_ids.max_items",
+        ("LogprobBatch.token_ids.max_items", "LogprobBatch.top_ks.max"),
+    ),
+    (
+        "LogprobBatch.proposal_token_ids.max_items",
+        ("LogprobBatch.request_keys.max_items", "LogprobBatch.proposal_counts.max"),
+    ),
+    ("BatchHeader.step_rows.max", ("LogprobBatch.request_keys.max_items", "BatchHeader.part_count.max")),
+]
+
+
+def bound_faults(tree: Tree) -> Iterator[str]:
+    """Yield a line for each bound that is missing, contradicts another, or differs from the released one."""
+    files = compiled(tree)
+    now = dict(_bounds(files))
+    for file in files:
+        for message in file.message_type:
+            yield from _missing(message)
+        for enum in file.enum_type:
+            numbers = [value.number for value in enum.value]
+            if numbers != list(range(len(numbers))):
+                yield f"{enum.name}: its numbers leave holes, and ranges of them are checked: {numbers}"
+    yield from _contradictions(now)
+    for name, value in _bounds(baseline(tree)):
+        if name in now and now[name] != value:
+            yield f"{name}: {value} was released, {now[name]} is in the schema; a bound holds for a whole major"
+        elif name not in now:
+            yield f"{name}: {value} was released, and the schema has no such bound"
+
+
+def _bounds(files: list[FileDescriptorProto]) -> Iterator[tuple[str, int]]:
+    """Yield every bound in the schema: Message.field.bound and its value."""
+    for file in files:
+        for message in file.message_type:
+            whole = message_bounds_in(message.options)
+            yield from ((f"{message.name}.{option.name}", value) for option, value in whole.ListFields())
+            for field in message.field:
+                bounds = bounds_in(field.options)
+                yield from (
+                    (f"{message.name}.{field.name}.{option.name}", int(value)) for option, value in bounds.ListFields()
+                )
+        for enum in file.enum_type:
+            for constant in enum.value:
+                rule = status_rule_in(constant.options)
+                yield from ((f"{constant.name}.{option.name}", int(what)) for option, what in rule.ListFields())
+
+
+def _missing(message: DescriptorProto) -> Iterator[str]:
+    for field in message.field:
+        bounds = bounds_in(field.options)
+        if field.label == _REPEATED and not bounds.max_items:
+            yield f"{message.name}.{field.name}: repeated without max_items"
+        if field.type in _LENGTH_NEEDED and not bounds.max_bytes:
+            yield f"{message.name}.{field.name}: text or bytes without max_bytes"
+        if bounds.HasField("default_max") and bounds.default_max > bounds.max:
+            yield f"{message.name}.{field.name}: default_max {bounds.default_max} above max {bounds.max}"
+        if bounds.default_max_items > bounds.max_items:
+            yield f"{message.name}.{field.name}: default_max_items above max_items {bounds.max_items}"
+        counted = bounds.length and field.type == FieldDescriptorProto.TYPE_UINT32
+        if counted and not (bounds.HasField("max") and bounds.max <= _ONE_BYTE):
+            yield f"{message.name}.{field.name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
+
+
+def _contradictions(now: dict[str, int]) -> Iterator[str]:
+    for first, *others in _SAME:
+        for other in others:
+            if now.get(first) != now.get(other):
+                yield f"{other}: {now.get(other)}, but {first} is {now.get(first)}, and they are one bound"
+    for product, factors in _PRODUCTS:
+        expected = math.prod(now.get(factor, 0) for factor in factors)
+        if now.get(product) != expected:
+            yield f"{product}: {now.get(product)}, but {factors[0]} times {factors[1]} is {expected}"

@@ -1,0 +1,80 @@
+"""Everything that must hold of the schema and of what is made from it."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import DESCRIPTOR, FileDescriptorProto, FileDescriptorSet
+
+from schema_tools.bounds import bound_faults
+from schema_tools.compiled import SchemaError, baseline
+from schema_tools.generate import stale_files
+from schema_tools.paths import Tree
+from schema_tools.vectors.files import stale_vectors
+
+_NAMES_SHOWN = 5
+
+
+def faults(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield each fault: the check that found it, and a line that says what to do or to undo."""
+    for name, check in _CHECKS.items():
+        try:
+            yield from ((name, fault) for fault in check(tree))
+        except SchemaError as error:
+            yield name, str(error)
+
+
+def _generated(tree: Tree) -> Iterator[str]:
+    if stale := stale_files(tree):
+        yield f"not what the schema gives now: {_some(stale)}; run `make proto`"
+
+
+def _lint(tree: Tree) -> Iterator[str]:
+    yield from _buf("lint", str(tree.proto))
+
+
+def _format(tree: Tree) -> Iterator[str]:
+    yield from _buf("format", str(tree.proto), "--diff", "--exit-code")
+
+
+def _breaking(tree: Tree) -> Iterator[str]:
+    # The baseline holds our files alone; buf wants their import beside them.
+    descriptor = FileDescriptorProto.FromString(DESCRIPTOR.serialized_pb)
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder, "baseline.binpb")
+        image.write_bytes(FileDescriptorSet(file=[descriptor, *baseline(tree)]).SerializeToString())
+        yield from _buf("breaking", str(tree.proto), "--against", str(image))
+
+
+def _vectors(tree: Tree) -> Iterator[str]:
+    if stale := stale_vectors(tree):
+        yield f"not what the script writes now: {_some(stale)}; run `make vectors` and look at the difference"
+
+
+def _some(names: list[str]) -> str:
+    """Return the first few of many names, and how many there are beyond them."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _buf(*arguments: str) -> Iterator[str]:
+    # Beside this Python first: that is where the locked version lies, whether or not the venv is active.
+    buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or shutil.which("buf")
+    if buf is None:
+        raise SchemaError("buf is not installed: run `make setup`")
+    run = subprocess.run([buf, *arguments], capture_output=True, text=True, check=False)
+    if run.returncode:
+        yield from (run.stdout + run.stderr).strip().splitlines() or [f"buf ended with {run.returncode}"]
+
+
+_CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
+    "generated": _generated,
+    "lint": _lint,
+    "format": _format,
+    "breaking": _breaking,
+    "bounds": bound_faults,
+    "vectors": _vectors,
+}

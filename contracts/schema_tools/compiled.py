@@ -1,0 +1,51 @@
+"""The schema as protoc compiles it, and the baseline that was released: descriptors either way."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+from schema_tools.paths import Tree
+
+
+class SchemaError(Exception):
+    """A schema tool cannot go on; the message says why, for people."""
+
+
+def protoc(tree: Tree, *outputs: str) -> None:
+    """Run protoc over the schema."""
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={tree.proto}"),
+            *outputs,
+            *(str(path) for path in tree.schema_files),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode:
+        raise SchemaError(run.stderr.strip())
+
+
+def compiled(tree: Tree, *, comments: bool = False) -> list[FileDescriptorProto]:
+    """Return the schema's files as they are now, with their comments if asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder, "image.binpb")
+        protoc(tree, f"--descriptor_set_out={image}", *(["--include_source_info"] if comments else []))
+        return list(FileDescriptorSet.FromString(image.read_bytes()).file)
+
+
+def baseline(tree: Tree) -> list[FileDescriptorProto]:
+    """Return the schema's files as they were last released."""
+    if not tree.baseline.exists():
+        raise SchemaError(f"{tree.baseline.relative_to(tree.root)} is missing; `make baseline` makes it")
+    return list(FileDescriptorSet.FromString(tree.baseline.read_bytes()).file)
+
+
+def write_baseline(tree: Tree) -> None:
+    """Make the schema as it is now the one that later changes are compared with."""
+    tree.baseline.parent.mkdir(parents=True, exist_ok=True)
+    tree.baseline.write_bytes(FileDescriptorSet(file=compiled(tree)).SerializeToString(deterministic=True))

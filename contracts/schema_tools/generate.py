@@ -1,0 +1,74 @@
+"""Python code from the schema: protoc's classes and type stubs, and enums as Python's own."""
+
+import re
+import tempfile
+from pathlib import Path
+
+from schema_tools.compiled import compiled, protoc
+from schema_tools.paths import Tree
+
+BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
+
+_PACKAGE = "tokenbus_contracts.generated"
+# Where a descriptor's source comments are filed: the path of field numbers from the file's descriptor.
+_ENUM_PATH, _VALUE_PATH = 5, 2
+
+
+def generated_files(tree: Tree) -> dict[str, str]:
+    """Return what belongs into the generated folder: file name to text."""
+    files = {"__init__.py": f'{BANNER}"""Code generated from the schema."""\n'}
+    files.update(_classes(tree))
+    files["enums.py"] = _enums(tree)
+    return files
+
+
+def write_generated(tree: Tree) -> list[str]:
+    """Write the generated files, remove what no longer belongs there, and return the names that changed."""
+    files = generated_files(tree)
+    tree.generated.mkdir(parents=True, exist_ok=True)
+    changed = []
+    for path in tree.generated.glob("*.py*"):
+        if path.name not in files:
+            path.unlink()
+            changed.append(path.name)
+    for name, text in files.items():
+        path = tree.generated / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            changed.append(name)
+    return sorted(changed)
+
+
+def stale_files(tree: Tree) -> list[str]:
+    """Return the names of generated files that differ from what the schema gives now."""
+    files = generated_files(tree)
+    present = {path.name: path.read_text() for path in tree.generated.glob("*.py*")}
+    return sorted(name for name in files.keys() | present.keys() if files.get(name) != present.get(name))
+
+
+def _classes(tree: Tree) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        protoc(tree, f"--python_out={folder}", f"--pyi_out={folder}")
+        return {path.name: BANNER + _relocate(path.read_text()) for path in sorted(Path(folder).rglob("*.py*"))}
+
+
+def _relocate(text: str) -> str:
+    """Let the classes import one another from this package: a `tokenbus` package of ours does not exist."""
+    return re.sub(r"^from tokenbus\.v1 import", f"from {_PACKAGE} import", text, flags=re.MULTILINE)
+
+
+def _enums(tree: Tree) -> str:
+    """Return IntEnums, with the schema's comments, of the data contract: those are what users handle."""
+    contract = next(file for file in compiled(tree, comments=True) if file.name.endswith("logprob_batch.proto"))
+    comments = {
+        tuple(location.path): " ".join(location.leading_comments.split())
+        for location in contract.source_code_info.location
+    }
+    lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]
+    for index, enum in enumerate(contract.enum_type):
+        lines.append(f'\n\nclass {enum.name}(IntEnum):\n    """{comments[_ENUM_PATH, index]}"""\n')
+        prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper() + "_"
+        for place, value in enumerate(enum.value):
+            lines.append(f"    {value.name.removeprefix(prefix)} = {value.number}")
+            lines.append(f'    """{comments[_ENUM_PATH, index, _VALUE_PATH, place]}"""')
+    return "\n".join(lines) + "\n"

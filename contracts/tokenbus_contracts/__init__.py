@@ -1,0 +1,32 @@
+"""The contract of Tokenbus: a step's tokens and logprobs as one versioned, bounded protobuf message."""
+
+from tokenbus_contracts.batch import LogprobBatch, Row
+from tokenbus_contracts.codec import decode, encode
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.generated.enums import (
+    BatchKind,
+    RowStatus,
+    Scoring,
+    SpeculativeMethod,
+    StepPhase,
+    ValueKind,
+)
+from tokenbus_contracts.header import BatchHeader
+from tokenbus_contracts.limits import Limits
+
+__all__ = [
+    "BatchHeader",
+    "BatchKind",
+    "ContractError",
+    "Limits",
+    "LogprobBatch",
+    "Row",
+    "RowStatus",
+    "Rule",
+    "Scoring",
+    "SpeculativeMethod",
+    "StepPhase",
+    "ValueKind",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,67 @@
+"""The bounds that a deployment enforces: the schema's own, or tighter."""
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Self
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.schema import COLUMN, MESSAGE_BOUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that a batch may hold.
+
+    `Limits.schema()` is what the schema allows, `Limits.default()` what a deployment enforces unless told
+    otherwise. Any other is made by hand; wider than the schema, or negative, is a ContractError.
+    """
+
+    max_message_bytes: int
+    max_rows: int
+    max_tokens_per_row: int
+    max_draft_tokens_per_row: int
+    max_top_k: int
+    max_token_id: int
+
+    def __post_init__(self) -> None:
+        """Refuse what is wider than the schema."""
+        for name, (_, most) in _schema_bounds().items():
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise ContractError(f"limits.{name}", "a whole number", repr(value), rule=Rule.TYPE)
+            if value < 0:
+                raise ContractError(f"limits.{name}", 0, value, rule=Rule.MIN)
+            if value > most:
+                raise ContractError(f"limits.{name}", most, value, rule=Rule.MAX)
+
+    @classmethod
+    def schema(cls) -> Self:
+        """Return the widest limits there are: the schema's."""
+        return cls(**{name: most for name, (_, most) in _schema_bounds().items()})
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return the schema's defaults for a deployment."""
+        return cls(**{name: default for name, (default, _) in _schema_bounds().items()})
+
+    def for_vocabulary(self, vocabulary_size: int) -> Self:
+        """Return the same limits with token ids below a vocabulary's size; zero: the size is not known."""
+        if not vocabulary_size:
+            return self
+        return replace(self, max_token_id=min(self.max_token_id, vocabulary_size - 1))
+
+
+@cache
+def _schema_bounds() -> dict[str, tuple[int, int]]:
+    """Return each limit's default and its largest value, both read from the schema."""
+    bounds = {
+        "max_message_bytes": (MESSAGE_BOUNDS.default_max_bytes, MESSAGE_BOUNDS.max_bytes),
+        "max_rows": (COLUMN["request_keys"].default_max_items, COLUMN["request_keys"].max_items),
+        "max_tokens_per_row": (COLUMN["token_counts"].default_max, COLUMN["token_counts"].max),
+        "max_draft_tokens_per_row": (COLUMN["draft_token_counts"].default_max, COLUMN["draft_token_counts"].max),
+        "max_top_k": (COLUMN["top_ks"].default_max, COLUMN["top_ks"].max),
+        "max_token_id": (COLUMN["token_ids"].default_max, COLUMN["token_ids"].max),
+    }
+    if bounds.keys() != {field.name for field in fields(Limits)}:
+        raise TypeError("every limit is read from the schema, and nothing else is")
+    return bounds

@@ -1,0 +1,169 @@
+"""What the descriptor says of LogprobBatch: its columns and bounds, read once, at import.
+
+This is the only module that reads the schema's options; every number that the rest enforces comes from here.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import EnumValueOptions, FieldOptions, MessageOptions
+
+from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
+
+MAJOR = 1
+MINOR = 0
+
+# Both of protobuf's implementations have descriptors like this one; the stubs see a union of the two.
+BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)
+HEADER = cast("Descriptor", logprob_batch_pb2.BatchHeader.DESCRIPTOR)
+
+ONE_BYTE_VARINT_END = 128
+"""Values below this are one byte each when packed, so that a column of them is an array of bytes."""
+
+_WIRE_VARINT_MAX_BYTES = 10
+_DTYPES: dict[int, np.dtype[Any]] = {
+    FieldDescriptor.TYPE_FIXED64: np.dtype("<u8"),
+    FieldDescriptor.TYPE_FIXED32: np.dtype("<u4"),
+    FieldDescriptor.TYPE_FLOAT: np.dtype("<f4"),
+    FieldDescriptor.TYPE_UINT32: np.dtype("u1"),
+    FieldDescriptor.TYPE_ENUM: np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The smallest and the largest valid value of an integer field."""
+
+    name: str
+    min: int
+    max: int
+    named: bool
+    """Whether the range is that of an enum's names."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, its array's type, its key on the wire and its bounds."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    item_bytes: int
+    key: int
+    length: int
+    max_items: int
+    min: int
+    max: int
+    default_max: int
+    default_max_items: int
+    named: bool
+    """Whether only the values that the schema names are valid."""
+
+    @cached_property
+    def is_bytes(self) -> bool:
+        """Whether a packed element is one byte in the shortest encoding."""
+        return self.item_bytes == 1
+
+    @cached_property
+    def max_wire_items(self) -> int:
+        """The most elements that a packed field of this length can be taken for, were each as short as can be."""
+        return self.max_items * (_WIRE_VARINT_MAX_BYTES if self.is_bytes else 1)
+
+    @cached_property
+    def empty(self) -> npt.NDArray[np.generic]:
+        """The column without elements."""
+        return np.frombuffer(b"", self.dtype)
+
+
+def fields_of(message: Descriptor) -> list[FieldDescriptor]:
+    """Return a message's fields in the order of their numbers, which is their order on the wire."""
+    return cast("list[FieldDescriptor]", sorted(message.fields, key=lambda field: field.number))
+
+
+def bounds_in(options: FieldOptions) -> bounds_pb2.FieldBounds:
+    """Return what a field's options declare."""
+    return options.Extensions[bounds_pb2.bounds]  # type: ignore[index]
+
+
+def message_bounds_in(options: MessageOptions) -> bounds_pb2.MessageBounds:
+    """Return what a message's options declare."""
+    return options.Extensions[bounds_pb2.message_bounds]  # type: ignore[index]
+
+
+def status_rule_in(options: EnumValueOptions) -> bounds_pb2.StatusRule:
+    """Return what an enum value's options declare."""
+    return options.Extensions[bounds_pb2.status_rule]  # type: ignore[index]
+
+
+def _enum_of(field: FieldDescriptor) -> EnumDescriptor:
+    if field.enum_type is None:
+        raise TypeError(f"{field.full_name} is no enum")
+    return field.enum_type
+
+
+def _range(field: FieldDescriptor) -> tuple[int, int]:
+    """Return a field's valid range, from its bounds, its enum's names, or its type."""
+    bounds = bounds_in(field.GetOptions())
+    low = bounds.min if bounds.HasField("min") else 0
+    if bounds.HasField("max"):
+        return low, bounds.max
+    if bounds.named:
+        return low, max(value.number for value in _enum_of(field).values)
+    wide = field.type in (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
+    return low, 2**64 - 1 if wide else 2**32 - 1
+
+
+def _packed_key(field: FieldDescriptor) -> int:
+    """Return what announces a packed field on the wire: its number and wire type 2."""
+    return field.number << 3 | 2
+
+
+def _column(field: FieldDescriptor) -> Column:
+    bounds = bounds_in(field.GetOptions())
+    low, high = _range(field)
+    return Column(
+        name=field.name,
+        dtype=_DTYPES[field.type],
+        item_bytes=_DTYPES[field.type].itemsize,
+        key=_packed_key(field),
+        length=bounds.length,
+        max_items=bounds.max_items,
+        min=low,
+        max=high,
+        default_max=bounds.default_max if bounds.HasField("default_max") else high,
+        default_max_items=bounds.default_max_items or bounds.max_items,
+        named=bounds.named,
+    )
+
+
+COLUMNS: tuple[Column, ...] = tuple(
+    _column(field) for field in fields_of(BATCH) if bounds_in(field.GetOptions()).length
+)
+"""The columns in field order, which is their order on the wire."""
+
+COLUMN: dict[str, Column] = {column.name: column for column in COLUMNS}
+
+HEADER_KEY = next(_packed_key(field) for field in fields_of(BATCH) if field.name == "header")
+
+HEADER_BOUNDS: tuple[Bound, ...] = tuple(
+    Bound(field.name, *_range(field), bounds_in(field.GetOptions()).named)
+    for field in fields_of(HEADER)
+    if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BOOL)
+)
+"""The header's integers, in field order."""
+
+WORKER_ID_BOUNDS = bounds_in(HEADER.fields_by_name["worker_id"].GetOptions())
+MESSAGE_BOUNDS = message_bounds_in(BATCH.GetOptions())
+
+
+def _status_rules() -> dict[int, bounds_pb2.StatusRule]:
+    values = next(_enum_of(field).values for field in fields_of(BATCH) if field.name == "statuses")
+    rules = {value.number: status_rule_in(value.GetOptions()) for value in values}
+    return {number: rule for number, rule in rules.items() if rule.tokens}
+
+
+STATUS_RULES = _status_rules()
+"""What rows of each status may carry; a status that is missing here is invalid."""

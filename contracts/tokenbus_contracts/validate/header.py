@@ -1,0 +1,49 @@
+"""Checks of the header alone."""
+
+from typing import Any
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.header import BatchHeader, misfit
+from tokenbus_contracts.schema import HEADER_BOUNDS, MAJOR, WORKER_ID_BOUNDS
+
+_INTEGERS = [(BatchHeader._fields.index(bound.name), bound) for bound in HEADER_BOUNDS]
+_WORKER_ID_MIN_BYTES, _WORKER_ID_MAX_BYTES = WORKER_ID_BOUNDS.min_bytes, WORKER_ID_BOUNDS.max_bytes
+_RANGES = [(index, bound.min, bound.max) for index, bound in _INTEGERS]
+
+
+def check_header(header: BatchHeader) -> None:
+    """Refuse another major version, values out of bounds or of another type, and a part that its step does not have."""
+    try:
+        _check(header)
+    except (TypeError, AttributeError, UnicodeEncodeError):
+        raise misfit(header) from None
+
+
+def _check(header: BatchHeader) -> None:
+    if header.schema_major != MAJOR:
+        limit = f"schema version {MAJOR} of package tokenbus.v{MAJOR}"
+        raise ContractError("header.schema_major", limit, header.schema_major, rule=Rule.VERSION)
+    values: tuple[Any, ...] = header
+    for index, low, high in _RANGES:
+        if not low <= values[index] <= high:
+            _refuse_range(values)
+    length = len(header.worker_id.encode())
+    if length > _WORKER_ID_MAX_BYTES:
+        raise ContractError("header.worker_id", _WORKER_ID_MAX_BYTES, length, rule=Rule.BYTES)
+    if length < _WORKER_ID_MIN_BYTES:
+        raise ContractError("header.worker_id", "a name", "an empty string", rule=Rule.REQUIRED)
+    if type(header.selection) is not bool:
+        raise TypeError(header.selection)
+    if header.part_index >= header.part_count:
+        raise ContractError("header.part_index", header.part_count - 1, header.part_index, rule=Rule.MAX)
+
+
+def _refuse_range(values: tuple[Any, ...]) -> None:
+    for index, bound in _INTEGERS:
+        value = values[index]
+        if value < bound.min:
+            raise ContractError(f"header.{bound.name}", bound.min, int(value), rule=Rule.MIN)
+        if value > bound.max:
+            rule = Rule.NAMED if bound.named else Rule.MAX
+            limit = "a value that the schema names" if bound.named else bound.max
+            raise ContractError(f"header.{bound.name}", limit, int(value), rule=rule)

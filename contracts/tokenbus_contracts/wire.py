@@ -1,0 +1,112 @@
+"""The plain encoding: each column packed and in one piece. It is written, and read without copying anything.
+
+What is written is what the generated classes write, byte for byte. What is read may have its fields in any
+order. Every other encoding of a batch is left to the generated classes, in `foreign`.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader as HeaderMessage
+from tokenbus_contracts.header import from_message, to_wire
+from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, ONE_BYTE_VARINT_END
+
+# What the loops below need of each column, laid out flat: they run for every message.
+_TO_WRITE = [(column.name, column.key) for column in COLUMNS]
+_TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
+_MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
+_NO_COLUMNS: dict[str, Any] = {column.name: column.empty for column in COLUMNS}
+_PREFIXES_KEPT = 4096
+_SHIFTS = range(7, 70, 7)
+_SMALL_BYTES = 4096
+"""Below this a copy costs less than a buffer handed on."""
+
+
+def write(batch: LogprobBatch, limits: Limits) -> bytes:
+    """Return a checked batch's bytes, or a ContractError if they would be more than the limit."""
+    header = to_wire(batch.header)
+    pieces: list[Any] = [_prefix(HEADER_KEY, len(header)), header]
+    size = len(pieces[0]) + len(header)
+    for name, key in _TO_WRITE:
+        values = getattr(batch, name)
+        length = values.nbytes
+        if length:
+            prefix = _prefix(key, length)
+            pieces.append(prefix)
+            pieces.append(values.tobytes() if length < _SMALL_BYTES else values)
+            size += len(prefix) + length
+    if size > limits.max_message_bytes:
+        raise ContractError("message", limits.max_message_bytes, size, rule=Rule.BYTES)
+    return b"".join(pieces)
+
+
+def read(data: bytes) -> LogprobBatch | None:
+    """Return the batch in a plain message, unchecked; None if the message is anything else.
+
+    A column too long to hold only as many elements as its bound is refused at its length, before it is read.
+    """
+    header = None
+    columns = _NO_COLUMNS.copy()
+    at, end = 0, len(data)
+    try:
+        while at < end:
+            key = data[at]
+            at += 1
+            if key >= ONE_BYTE_VARINT_END:
+                key, at = _varint(data, at - 1)
+            length, at = _varint(data, at)
+            behind = at + length
+            if behind > end:
+                return None
+            if key == HEADER_KEY:
+                if header is not None:
+                    return None
+                header = from_message(HeaderMessage.FromString(data[at:behind]))
+            else:
+                name, dtype, item_bytes, max_wire_items = _TO_READ[key]
+                items = length // item_bytes
+                if items > max_wire_items:
+                    raise ContractError(name, _MAX_ITEMS[name], items, rule=Rule.ITEMS)
+                if columns[name].size or items * item_bytes != length:
+                    return None
+                if item_bytes == 1 and not data[at:behind].isascii():
+                    return None
+                columns[name] = np.frombuffer(data, dtype, items, at)
+            at = behind
+    except (IndexError, KeyError, DecodeError):
+        return None
+    return None if header is None else LogprobBatch.of_views(header, columns)
+
+
+@lru_cache(_PREFIXES_KEPT)
+def _prefix(key: int, length: int) -> bytes:
+    """Return what stands before a field's contents: its key and its length, as varints."""
+    prefix = bytearray()
+    for value in (key, length):
+        rest = value
+        while rest >= ONE_BYTE_VARINT_END:
+            prefix.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        prefix.append(rest)
+    return bytes(prefix)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at a place and the place behind it; an IndexError where the data ends within."""
+    value = data[at]
+    if value < ONE_BYTE_VARINT_END:
+        return value, at + 1
+    value &= 0x7F
+    for shift in _SHIFTS:
+        at += 1
+        digit = data[at]
+        value |= (digit & 0x7F) << shift
+        if digit < ONE_BYTE_VARINT_END:
+            return value, at + 1
+    raise IndexError(at)

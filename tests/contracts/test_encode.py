@@ -1,0 +1,220 @@
+"""encode: what a caller passes wrongly is refused like what arrives wrongly, and nothing is half written."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokenbus_contracts import (
+    BatchHeader,
+    ContractError,
+    Limits,
+    LogprobBatch,
+    RowStatus,
+    Rule,
+    Scoring,
+    ValueKind,
+    decode,
+    encode,
+)
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
+from tokenbus_contracts.schema import COLUMNS
+
+HEADER = BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2, value_kind=ValueKind.RAW_LOGPROBS)
+TWO_ROWS: dict[str, Any] = {
+    "request_keys": [5, 6],
+    "batch_indices": [0, 1],
+    "positions": [0, 0],
+    "statuses": [RowStatus.ACTIVE] * 2,
+    "token_counts": [2, 1],
+    "draft_token_counts": [1, 0],
+    "proposal_counts": [0, 0],
+    "scorings": [Scoring.FULL] * 2,
+    "top_ks": [1, 0],
+    "token_ids": [3, 4, 0],
+    "logprobs": [-0.5, -1.5, 0.0],
+    "ranks": [1, 2, 1],
+    "alternative_token_ids": [3, 9],
+    "alternative_logprobs": [-0.5, -0.75],
+}
+
+
+def batch(**changed: Any) -> LogprobBatch:  # noqa: ANN401 - a test passes whatever a caller might
+    """Return an everyday batch, with some columns changed."""
+    return LogprobBatch(HEADER, **(TWO_ROWS | changed))
+
+
+def refusal(**changed: Any) -> ContractError:  # noqa: ANN401
+    """Return the error that building and encoding such a batch raises."""
+    with pytest.raises(ContractError) as refused:
+        encode(batch(**changed))
+    return refused.value
+
+
+def test_lists_and_arrays_encode_alike() -> None:
+    """Columns may be lists, tuples, or arrays of any integer or float type that fits, in any layout."""
+    plain = encode(batch())
+    arrays = {name: np.array(values) for name, values in TWO_ROWS.items()}
+    assert encode(LogprobBatch(HEADER, **arrays)) == plain
+    strided = {name: np.repeat(values, 2)[::2] for name, values in arrays.items()}
+    assert encode(LogprobBatch(HEADER, **strided)) == plain
+    swapped = {name: values.astype(values.dtype.newbyteorder(">")) for name, values in arrays.items()}
+    assert encode(LogprobBatch(HEADER, **swapped)) == plain
+    fitting = decode(plain).columns
+    backwards = {name: np.ascontiguousarray(values[::-1])[::-1] for name, values in fitting.items()}
+    assert encode(LogprobBatch(HEADER, **backwards)) == plain
+
+
+def test_encoded_bytes_are_the_generated_classes_bytes() -> None:
+    """The codec writes, byte for byte, what the generated classes write."""
+    data = encode(batch())
+    message = pb.LogprobBatch.FromString(data)
+    assert message.SerializeToString(deterministic=True) == data
+    assert list(message.token_ids) == TWO_ROWS["token_ids"]
+
+
+@pytest.mark.parametrize("name", [column.name for column in COLUMNS if column.dtype.kind == "u"])
+@pytest.mark.parametrize(
+    ("value", "rule"), [(-1, Rule.MIN), (2**32, Rule.MAX), (0.5, Rule.TYPE), ("7", Rule.TYPE), (None, Rule.TYPE)]
+)
+def test_integer_column_refuses_what_it_cannot_hold(name: str, value: object, rule: Rule) -> None:
+    """A value that an integer column cannot hold is refused by name; none is wrapped or rounded into another."""
+    if name == "request_keys" and value == 2**32:
+        value, rule = 2**64, Rule.TYPE  # numpy itself has no integer for it
+    error = refusal(**{name: [*TWO_ROWS.get(name, [1])[:-1], value]})
+    assert error.field.startswith(name)
+    assert error.rule == rule
+
+
+@pytest.mark.parametrize("name", ["logprobs", "alternative_logprobs"])
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (float("nan"), Rule.FINITE),
+        (float("inf"), Rule.FINITE),
+        (float("-inf"), Rule.FINITE),
+        (-1e300, Rule.FINITE),
+        (0.25, Rule.MAX),
+        ("-1", Rule.TYPE),
+        (1j, Rule.TYPE),
+    ],
+)
+def test_value_column_refuses_what_is_no_logprob(name: str, value: object, rule: Rule) -> None:
+    """NaN, infinities, what is infinite as float32, positive values and no numbers at all are refused by name."""
+    error = refusal(**{name: [*TWO_ROWS[name][:-1], value]})
+    assert error.field.startswith(name)
+    assert error.rule == rule
+
+
+@pytest.mark.parametrize("values", [[[3, 4, 0]], 3, [[1], [2, 3]], np.zeros((3, 1), np.uint32)])
+def test_column_has_one_dimension(values: object) -> None:
+    """A scalar, a matrix and ragged lists are no column."""
+    error = refusal(token_ids=values)
+    assert (error.field, error.rule) == ("token_ids", Rule.TYPE)
+
+
+@pytest.mark.parametrize("name", [column.name for column in COLUMNS])
+def test_column_of_another_length_is_refused(name: str) -> None:
+    """Any column that is an element too short or too long is refused; 566 ids need 566 logprobs (case 28)."""
+    values = list(TWO_ROWS.get(name, []))
+    longer = [*values, values[-1] if values else 1]
+    for wrong in ([*values[:-1]], longer) if values else (longer,):
+        error = refusal(**{name: wrong})
+        # A changed column of counts shows in the columns that it counts.
+        assert error.rule == Rule.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("worker_id", 7),
+        ("worker_id", None),
+        ("epoch", -1),
+        ("epoch", 2**64),
+        ("epoch", "1"),
+        ("step", 1.5),
+        ("part_count", None),
+        ("kind", "target"),
+        ("kind", "BATCH_KIND_TARGET"),
+        ("selection", "yes"),
+        ("selection", 7),
+        ("vocabulary_size", 2**32),
+        ("schema_minor", -1),
+        ("worker_id", "\udc80"),
+    ],
+)
+def test_header_value_of_another_type_is_refused(name: str, value: object) -> None:
+    """A header value that its field cannot hold is a ContractError that names it, never a TypeError."""
+    header = HEADER._replace(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ContractError) as refused:
+        encode(LogprobBatch(header, **TWO_ROWS))
+    assert refused.value.field == f"header.{name}"
+
+
+def test_header_of_another_type_is_refused() -> None:
+    """A header that is none is refused when the batch is made."""
+    with pytest.raises(ContractError, match=r"^header: a BatchHeader, got dict"):
+        LogprobBatch({"epoch": 1})  # type: ignore[arg-type]
+
+
+def test_numpy_numbers_in_the_header_are_numbers() -> None:
+    """Counters that an engine keeps in numpy are taken as they are."""
+    header = HEADER._replace(step=np.int64(1), dp_rank=np.uint8(0))  # type: ignore[arg-type]
+    assert encode(LogprobBatch(header, **TWO_ROWS)) == encode(batch())
+
+
+def test_message_over_its_bound_is_refused_before_it_is_written() -> None:
+    """A batch whose message would be too large is refused with both sizes (case 26)."""
+    size = len(encode(batch()))
+    assert len(encode(batch(), replace(Limits.default(), max_message_bytes=size))) == size
+    with pytest.raises(ContractError) as refused:
+        encode(batch(), replace(Limits.default(), max_message_bytes=size - 1))
+    assert (refused.value.field, refused.value.limit, refused.value.actual) == ("message", size - 1, size)
+
+
+def test_largest_message_of_the_schema() -> None:
+    """The schema's message bound holds to the byte: 8 MiB pass both ways, one byte more does not."""
+    limits = Limits.schema()
+    rows, tokens, top_k = 1024, 16, 60
+    alternatives = rows * tokens * top_k
+    header = HEADER._replace(step_rows=rows, worker_id="w")
+    columns: dict[str, Any] = {
+        "request_keys": np.arange(1, rows + 1),
+        "batch_indices": np.arange(rows),
+        "positions": np.zeros(rows, int),
+        "statuses": np.full(rows, RowStatus.ACTIVE),
+        "token_counts": np.full(rows, tokens),
+        "draft_token_counts": np.full(rows, tokens),
+        "proposal_counts": np.zeros(rows, int),
+        "scorings": np.full(rows, Scoring.FULL),
+        "top_ks": np.full(rows, top_k),
+        "token_ids": np.zeros(rows * tokens, int),
+        "logprobs": np.zeros(rows * tokens),
+        "ranks": np.ones(rows * tokens, int),
+        "alternative_token_ids": np.tile(np.arange(top_k), rows * tokens),
+        "alternative_logprobs": np.tile(-np.arange(top_k) / 64, rows * tokens),
+    }
+    data = encode(LogprobBatch(header, **columns), limits)
+    assert decode(data, limits).alternative_token_ids.size == alternatives
+    # Filled up with a field that a newer minor might have: any length is a valid message.
+    room = limits.max_message_bytes - len(data) - 7
+    full = data + bytes([0xA2, 0x06, *_varint(room)]) + bytes(room)
+    assert len(full) == limits.max_message_bytes
+    assert decode(full, limits).row_count == rows
+    with pytest.raises(ContractError, match=rf"^message: at most {len(full)} bytes, got {len(full) + 1}$"):
+        decode(full + b"\0", limits)
+
+
+def _varint(value: int) -> list[int]:
+    """Return a varint of five bytes, padded if need be."""
+    return [value >> 7 * place & 0x7F | (0x80 if place < 4 else 0) for place in range(5)]
+
+
+def test_errors_keep_their_parts_across_processes() -> None:
+    """An error that went through another process still has all its parts: test runners and workers send them."""
+    import pickle  # noqa: PLC0415 - what is read was written here
+
+    error = refusal(token_counts=[9, 1])
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(again), again.rule) == (str(error), Rule.MAX)

@@ -1,0 +1,88 @@
+"""Limits: read from the schema, tightened by a deployment, never widened."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from schema_tools.vectors.build import RowOf, Token, encoded, message
+from tokenbus_contracts import ContractError, Limits, Rule, decode, encode
+from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
+from tokenbus_contracts.header import BatchHeader
+from tokenbus_contracts.schema import BATCH, COLUMNS, HEADER, STATUS_RULES, fields_of
+
+NAMES = [field.name for field in fields(Limits)]
+
+
+def test_default_limits_lie_within_the_schema() -> None:
+    """A deployment's defaults are nowhere wider than the schema, and somewhere tighter."""
+    default, schema = Limits.default(), Limits.schema()
+    pairs = [(getattr(default, name), getattr(schema, name)) for name in NAMES]
+    assert all(one <= other for one, other in pairs)
+    assert any(one < other for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limit_wider_than_the_schema_is_refused(name: str) -> None:
+    """No limit may be raised above the schema's own; the error names it with the limit and the value."""
+    most = getattr(Limits.schema(), name)
+    with pytest.raises(ContractError, match=rf"limits\.{name}: at most {most}, got {most + 1}") as refused:
+        replace(Limits.schema(), **{name: most + 1})
+    assert refused.value.rule == Rule.MAX
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "8", None, True])
+def test_limit_that_is_no_count_is_refused(value: object) -> None:
+    """A limit is a whole number from zero; anything else is refused by name."""
+    with pytest.raises(ContractError, match=r"limits\.max_rows: "):
+        replace(Limits.default(), max_rows=value)  # type: ignore[arg-type]
+
+
+def test_vocabulary_tightens_the_token_ids() -> None:
+    """A known vocabulary bounds the ids; an unknown one leaves the limits alone, and none can widen them."""
+    limits = Limits.default()
+    assert limits.for_vocabulary(100).max_token_id == 99
+    assert limits.for_vocabulary(0) == limits
+    assert limits.for_vocabulary(100).for_vocabulary(200).max_token_id == 99
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "field"),
+    [
+        ("max_rows", 1, "request_keys"),
+        ("max_tokens_per_row", 2, "token_counts[1]"),
+        ("max_draft_tokens_per_row", 1, "draft_token_counts[0]"),
+        ("max_top_k", 1, "top_ks[0]"),
+        ("max_token_id", 11, "token_ids[1]"),
+        ("max_message_bytes", 100, "message"),
+    ],
+)
+def test_tightened_limit_is_enforced_both_ways(name: str, limit: int, field: str) -> None:
+    """What a deployment tightens is refused at encode and at decode alike, with the tightened limit."""
+    data = _two_rows()
+    batch = decode(data)
+    limits = replace(Limits.default(), **{name: limit})
+    for use in (lambda: encode(batch, limits), lambda: decode(data, limits)):
+        with pytest.raises(ContractError) as refused:
+            use()
+        assert (refused.value.field, refused.value.limit) == (field, limit)
+
+
+def test_header_of_the_schema_and_of_python_have_the_same_fields() -> None:
+    """BatchHeader and the enums name exactly what the schema names."""
+    assert set(BatchHeader._fields) == {field.name for field in fields_of(HEADER)}
+    for enum in (BatchKind, StepPhase, SpeculativeMethod, ValueKind, RowStatus, Scoring):
+        described = BATCH.file.enum_types_by_name[enum.__name__]
+        assert [int(value) for value in enum] == [value.number for value in described.values]
+    assert {RowStatus(number) for number in STATUS_RULES} == set(RowStatus) - {RowStatus.UNSPECIFIED}
+
+
+def test_every_column_of_the_schema_is_a_column_of_the_batch() -> None:
+    """All fields of LogprobBatch but the header are columns, in the order of their numbers."""
+    assert ["header", *(column.name for column in COLUMNS)] == [field.name for field in fields_of(BATCH)]
+
+
+def _two_rows() -> bytes:
+    alternatives = [(11, -0.25), (7, -2.5)]
+    first = RowOf([Token(11, -0.25, 1, alternatives), Token(12, -3.0, 9, alternatives)], key=1, drafts=2)
+    second = RowOf([Token(5), Token(6), Token(7)], key=2, index=1)
+    return encoded(message(first, second))

@@ -1,0 +1,1 @@
+"""Tests of the tools that guard the schema."""

@@ -1,0 +1,1 @@
+"""Tests of the services and of the command line."""

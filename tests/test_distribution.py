@@ -1,0 +1,65 @@
+"""What users install: the built wheel, and the README they read first."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_USE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import tokenbus_contracts, tokenbus_gpu_ops, tokenbus_services.cli
+assert tokenbus_contracts.__file__.startswith(sys.argv[1]), tokenbus_contracts.__file__
+batch = tokenbus_contracts.decode(open(sys.argv[2], "rb").read())
+print(batch.token_ids.tolist(), sorted(m for m in ("paddle", "torch", "cupy", "cuda", "zmq") if m in sys.modules))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel, once for this module."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    """The wheel has the three import packages, typed, with the generated code, and no generic name beside them."""
+    names = zipfile.ZipFile(wheel).namelist()
+    packages = {"tokenbus_contracts", "tokenbus_gpu_ops", "tokenbus_services"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == packages
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
+    assert "tokenbus_contracts/generated/logprob_batch_pb2.py" in names
+    assert not [name for name in names if "schema_tools" in name or "tests" in name]
+
+
+def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    """What is installed from the wheel decodes a golden message, and imports no framework and no socket library."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(tmp_path)]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    vector = ROOT / "contracts" / "vectors" / "v1" / "valid" / "one_row.binpb"
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", _USE, str(tmp_path), str(vector)], check=True, capture_output=True, text=True
+    )
+    assert run.stdout == "[42] []\n"
+
+
+def test_readme_example_runs_as_written() -> None:
+    """The README's Python example runs, and prints both rows in batch order."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
+    assert run.stdout == "11 0 [0] [-0.01]\n10 7 [11 12] [-0.25 -1.5 ]\n"
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    """Every relative link in the README and in docs/ names a file that is there."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"

@@ -1,0 +1,1 @@
+"""Files that type-check the public API by using it; mypy reads them, and pytest runs them."""
