@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE := contracts/tokenbus_contracts/native/accept.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus_services
 
 # Pins that still hold are kept; `make lock UPGRADE=1` moves them all.
@@ -23,7 +24,7 @@ help: ## Show this list
 
 setup: $(INSTALLED) ## Make .venv and install the locked tools and Tokenbus itself into it
 
-$(INSTALLED): requirements/dev.txt pyproject.toml
+$(INSTALLED): requirements/dev.txt pyproject.toml hatch_build.py $(NATIVE)
 	@command -v "$(PYTHON)" >/dev/null || \
 		{ echo "error: $(PYTHON) not found; say which Python to use with make PYTHON=..." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,0 +1,74 @@
+"""The compiled check: whether a plain message keeps the contract, in one pass over its bytes.
+
+It is optional. Where no C compiler was at hand when Tokenbus was installed, or TOKENBUS_PURE_PYTHON is set, the
+checks in `validate` do the same work with numpy, and the verdicts are the same: the tests run both. What this one
+does not accept goes to those, so that they alone decide what is refused, and for which reason.
+"""
+
+import ctypes
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader as HeaderMessage
+from tokenbus_contracts.header import from_message
+from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.native.rules import Layout, Rules, rules_for
+from tokenbus_contracts.schema import COLUMNS
+
+LIBRARY = Path(__file__).with_name("accept.so")
+
+_LIMITS_KEPT = 64
+_VIEWS = [(column.name, column.dtype, index) for index, column in enumerate(COLUMNS)]
+_NO_COLUMNS: dict[str, Any] = {column.name: column.empty for column in COLUMNS}
+
+
+def available() -> bool:
+    """Tell whether the compiled check is in use."""
+    return _accepts is not None
+
+
+def accepts(data: bytes, limits: Limits) -> bool:
+    """Tell whether a message is known to be valid; False says nothing about it."""
+    return _accepts is not None and bool(_accepts(data, len(data), _rules(limits), Layout()))
+
+
+def read(data: bytes, limits: Limits) -> LogprobBatch | None:
+    """Return the batch in a message that is known to be valid; None says nothing about it."""
+    layout = Layout()
+    if _accepts is None or not _accepts(data, len(data), _rules(limits), layout):
+        return None
+    header = HeaderMessage.FromString(data[layout.header_at : layout.header_at + layout.header_bytes])
+    columns = _NO_COLUMNS.copy()
+    offsets, counts = layout.at[:], layout.items[:]
+    for name, dtype, index in _VIEWS:
+        if counts[index]:
+            columns[name] = np.frombuffer(data, dtype, counts[index], offsets[index])
+    return LogprobBatch.of_views(from_message(header), columns)
+
+
+@lru_cache(_LIMITS_KEPT)
+def _rules(limits: Limits) -> Rules:
+    return rules_for(limits)
+
+
+def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a function with a signature
+    if os.environ.get("TOKENBUS_PURE_PYTHON") or sys.byteorder != "little" or not LIBRARY.exists():
+        return None
+    # Called with the GIL held: it takes microseconds, and giving the GIL away and back costs as much.
+    library = ctypes.PyDLL(str(LIBRARY))
+    sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
+    if sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
+        raise ImportError(f"{LIBRARY.name} was compiled from another version of accept.c: install tokenbus again")
+    function = library.tokenbus_accepts
+    function.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.POINTER(Rules), ctypes.POINTER(Layout)]
+    function.restype = ctypes.c_int32
+    return function
+
+
+_accepts = _load()

@@ -1,0 +1,288 @@
+/*
+ * Whether a message in the plain encoding keeps the contract: yes, or "ask the checks in Python".
+ *
+ * This is an optimisation of tokenbus_contracts.validate and knows no rule that is not there: what it does
+ * not accept is parsed and checked again in Python, which finds out whether it is valid after all and, if
+ * not, which field to name. Every number comes from the schema, through struct rules. One pass over the
+ * message, no allocation, and no access outside of it.
+ */
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+/* In the order of schema.COLUMNS; native/__init__.py refuses to load where that is another. */
+enum column {
+    REQUEST_KEYS, BATCH_INDICES, POSITIONS, STATUSES, TOKEN_COUNTS, DRAFT_TOKEN_COUNTS, PROPOSAL_COUNTS,
+    SCORINGS, TOP_KS, TOKEN_IDS, LOGPROBS, RANKS, ALTERNATIVE_TOKEN_IDS, ALTERNATIVE_LOGPROBS,
+    PROPOSAL_TOKEN_IDS, COLUMN_COUNT
+};
+
+enum header_type { UNKNOWN, VARINT, FIXED64, TEXT };
+enum status_flag { STATUS_VALID = 1, NEEDS_TOKENS = 2, FORBIDS_TOKENS = 4, MAY_PROPOSE = 8 };
+enum scoring_flag { SCORING_VALID = 1, SCORED = 2, MAY_HAVE_ALTERNATIVES = 4 };
+
+#define HEADER_NUMBERS 32 /* header fields have numbers below this, or are left to Python */
+#define KEY_SLOTS 4096    /* at least twice as many as a message may have rows */
+#define MOST_ROWS (KEY_SLOTS / 2)
+#define MOST_STEP_ROWS 65536
+
+struct rules {
+    uint64_t header_min[HEADER_NUMBERS], header_max[HEADER_NUMBERS]; /* of a text: its bytes */
+    int32_t header_type[HEADER_NUMBERS];
+    int32_t header_key, column_keys[COLUMN_COUNT];
+    int32_t part_index, part_count, step_rows, selection, kind, value_kind, vocabulary; /* field numbers */
+    int32_t draft_kind, no_value_kind;
+    uint32_t logit_kinds; /* a bit for each value kind that is no logprob */
+    uint32_t position_max, rank_min, rank_max, token_id_max;
+    uint32_t rows_max, token_count_max, draft_count_max, top_k_max;
+    uint8_t status_flags[256], scoring_flags[256];
+};
+
+/* Where the message has the header and each column: offset and number of elements (of the header: bytes). */
+struct layout {
+    int64_t header_at, header_bytes, at[COLUMN_COUNT], items[COLUMN_COUNT];
+};
+
+/* Columns lie in the message wherever the fields before them end. */
+typedef uint64_t u64 __attribute__((aligned(1), may_alias));
+typedef uint32_t u32 __attribute__((aligned(1), may_alias));
+typedef float f32 __attribute__((aligned(1), may_alias));
+
+static const int ITEM_BYTES[COLUMN_COUNT] = {8, 4, 4, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4};
+
+/* The loops over tokens and alternatives are compiled twice where the loader can choose between the two. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+static const uint8_t *varint(const uint8_t *at, const uint8_t *end, uint64_t *value) {
+    uint64_t result = 0;
+    for (int shift = 0; shift < 70 && at < end; shift += 7) {
+        uint8_t digit = *at++;
+        if (shift == 63 && digit > 1) return 0;
+        result |= (uint64_t)(digit & 0x7F) << shift;
+        if (digit < 0x80) {
+            *value = result;
+            return at;
+        }
+    }
+    return 0;
+}
+
+static int header_holds(const uint8_t *at, const uint8_t *end, const struct rules *rules, uint64_t *values) {
+    uint32_t seen = 0;
+    memset(values, 0, HEADER_NUMBERS * sizeof *values);
+    while (at < end) {
+        uint64_t key, value;
+        if (!(at = varint(at, end, &key)) || key >> 3 >= HEADER_NUMBERS) return 0;
+        int number = (int)(key >> 3), wire_type = (int)(key & 7);
+        if (seen & 1u << number) return 0;
+        seen |= 1u << number;
+        switch (rules->header_type[number]) {
+        case VARINT:
+            if (wire_type != 0 || !(at = varint(at, end, &value))) return 0;
+            break;
+        case FIXED64:
+            if (wire_type != 1 || end - at < 8) return 0;
+            memcpy(&value, at, 8);
+            at += 8;
+            break;
+        case TEXT:
+            if (wire_type != 2 || !(at = varint(at, end, &value)) || value > (uint64_t)(end - at)) return 0;
+            for (uint64_t i = 0; i < value; i++)
+                if (at[i] >= 0x80) return 0; /* whether it is UTF-8 is for protobuf to say */
+            at += value;
+            break;
+        default:
+            return 0;
+        }
+        values[number] = value;
+    }
+    for (int number = 0; number < HEADER_NUMBERS; number++)
+        if (rules->header_type[number] != UNKNOWN
+            && (values[number] < rules->header_min[number] || values[number] > rules->header_max[number]))
+            return 0;
+    return values[rules->part_index] < values[rules->part_count];
+}
+
+static int lay_out(const uint8_t *data, int64_t size, const struct rules *rules, struct layout *layout) {
+    const uint8_t *at = data, *end = data + size;
+    uint64_t key, length;
+    memset(layout, 0, sizeof *layout);
+    if (!(at = varint(at, end, &key)) || (int64_t)key != rules->header_key) return 0;
+    if (!(at = varint(at, end, &length)) || length > (uint64_t)(end - at)) return 0;
+    layout->header_at = at - data;
+    layout->header_bytes = (int64_t)length;
+    at += length;
+    for (int column = 0; at < end; column++) {
+        if (!(at = varint(at, end, &key))) return 0;
+        while (column < COLUMN_COUNT && (int64_t)key != rules->column_keys[column]) column++;
+        if (column == COLUMN_COUNT) return 0;
+        if (!(at = varint(at, end, &length)) || length > (uint64_t)(end - at) || length % ITEM_BYTES[column]) return 0;
+        layout->at[column] = at - data;
+        layout->items[column] = (int64_t)length / ITEM_BYTES[column];
+        at += length;
+    }
+    return 1;
+}
+
+static int keys_hold(const u64 *keys, int64_t rows) {
+    uint16_t slots[KEY_SLOTS];
+    memset(slots, 0, sizeof slots);
+    for (int64_t row = 0; row < rows; row++) {
+        uint64_t key = keys[row];
+        if (!key) return 0;
+        uint32_t slot = (uint32_t)(key * 0x9E3779B97F4A7C15u >> 52);
+        for (; slots[slot]; slot = (slot + 1) % KEY_SLOTS)
+            if (keys[slots[slot] - 1] == key) return 0;
+        slots[slot] = (uint16_t)(row + 1);
+    }
+    return 1;
+}
+
+static int indices_hold(const u32 *indices, int64_t rows, uint64_t step_rows) {
+    uint64_t taken[MOST_STEP_ROWS / 64];
+    memset(taken, 0, (step_rows + 63) / 64 * 8);
+    for (int64_t row = 0; row < rows; row++) {
+        uint32_t index = indices[row];
+        if (index >= step_rows || taken[index / 64] >> index % 64 & 1) return 0;
+        taken[index / 64] |= (uint64_t)1 << index % 64;
+    }
+    return 1;
+}
+
+WIDE static int at_most(const u32 *values, int64_t count, uint32_t most) {
+    uint32_t beyond = 0;
+    for (int64_t i = 0; i < count; i++) beyond |= values[i] > most;
+    return !beyond;
+}
+
+WIDE static int tokens_hold(const f32 *logprobs, const u32 *ranks, int64_t count, float ceiling, uint32_t first,
+                            uint32_t last) {
+    uint32_t wrong = 0;
+    for (int64_t i = 0; i < count; i++) {
+        wrong |= (!(logprobs[i] <= ceiling)) | (!(logprobs[i] >= -FLT_MAX)); /* NaN is neither */
+        wrong |= (ranks[i] < first) | (ranks[i] > last);
+    }
+    return !wrong;
+}
+
+/* One token's alternatives: in order, finite, known ids, and agreed with by the token itself. */
+static inline int alternatives_hold(const u32 *ids, const f32 *values, uint32_t count, uint32_t own_id, float own,
+                                    uint32_t rank, uint32_t most) {
+    uint32_t wrong = (ids[0] > most) | ((ids[0] == own_id) & (values[0] != own));
+    for (uint32_t i = 1; i < count; i++) {
+        float value = values[i], before = values[i - 1];
+        uint32_t id = ids[i];
+        wrong |= (!(value <= before)) | ((value == before) & (id <= ids[i - 1]));
+        wrong |= (id > most) | ((id == own_id) & (value != own));
+    }
+    if (wrong) return 0;
+    float there = values[(rank < count ? rank : count) - 1];
+    return there == own || (rank > count && there > own);
+}
+
+struct tokens {
+    const u32 *ids, *ranks, *alternative_ids;
+    const f32 *logprobs, *alternative_logprobs;
+};
+
+WIDE static int all_alternatives_hold(struct tokens next, const uint8_t *counts, const uint8_t *scorings,
+                                      const uint8_t *top_ks, int64_t rows, const struct rules *rules,
+                                      float ceiling, uint32_t most) {
+    for (int64_t row = 0; row < rows; row++) {
+        int scored = rules->scoring_flags[scorings[row]] & SCORED;
+        uint32_t top_k = top_ks[row];
+        for (int token = 0; token < counts[row]; token++) {
+            if (top_k) {
+                if (!(next.alternative_logprobs[0] <= ceiling)) return 0;
+                if (!(next.alternative_logprobs[top_k - 1] >= -FLT_MAX)) return 0;
+                if (!alternatives_hold(next.alternative_ids, next.alternative_logprobs, top_k, *next.ids,
+                                       *next.logprobs, *next.ranks, most))
+                    return 0;
+                next.alternative_ids += top_k;
+                next.alternative_logprobs += top_k;
+            }
+            next.ids++;
+            next.logprobs += scored != 0;
+            next.ranks += scored != 0;
+        }
+    }
+    return 1;
+}
+
+int32_t tokenbus_rules_bytes(void) { return sizeof(struct rules); }
+
+int32_t tokenbus_layout_bytes(void) { return sizeof(struct layout); }
+
+int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *rules, struct layout *layout) {
+    uint64_t header[HEADER_NUMBERS];
+    if (!lay_out(data, size, rules, layout)) return 0;
+    const uint8_t *header_at = data + layout->header_at;
+    if (!header_holds(header_at, header_at + layout->header_bytes, rules, header)) return 0;
+
+    int64_t rows = layout->items[REQUEST_KEYS];
+    uint64_t step_rows = header[rules->step_rows];
+    if (rows > rules->rows_max || rows > MOST_ROWS || step_rows > MOST_STEP_ROWS) return 0;
+    for (int column = BATCH_INDICES; column <= TOP_KS; column++)
+        if (layout->items[column] != rows) return 0;
+    int alone = header[rules->part_count] == 1 && !header[rules->selection];
+    if (alone ? step_rows != (uint64_t)rows : step_rows < (uint64_t)rows) return 0;
+
+    uint64_t vocabulary = header[rules->vocabulary];
+    uint32_t top_k_max = rules->top_k_max, token_id_max = rules->token_id_max, rank_max = rules->rank_max;
+    if (vocabulary) {
+        if (vocabulary < top_k_max) top_k_max = (uint32_t)vocabulary;
+        if (vocabulary - 1 < token_id_max) token_id_max = (uint32_t)vocabulary - 1;
+        if (vocabulary < rank_max) rank_max = (uint32_t)vocabulary;
+    }
+
+    const uint8_t *statuses = data + layout->at[STATUSES], *counts = data + layout->at[TOKEN_COUNTS];
+    const uint8_t *drafts = data + layout->at[DRAFT_TOKEN_COUNTS], *proposals = data + layout->at[PROPOSAL_COUNTS];
+    const uint8_t *scorings = data + layout->at[SCORINGS], *top_ks = data + layout->at[TOP_KS];
+    const int draft_batch = header[rules->kind] == (uint64_t)rules->draft_kind;
+    int64_t tokens = 0, scored = 0, alternatives = 0, proposed = 0;
+    int any_scored = 0, wrong = 0;
+    for (int64_t row = 0; row < rows; row++) {
+        int status = rules->status_flags[statuses[row]], scoring = rules->scoring_flags[scorings[row]];
+        int count = counts[row];
+        wrong |= (!(status & STATUS_VALID)) | (!(scoring & SCORING_VALID));
+        wrong |= ((status & NEEDS_TOKENS) && !count) | ((status & FORBIDS_TOKENS) && count);
+        wrong |= (proposals[row] && !(status & MAY_PROPOSE)) | (top_ks[row] && !(scoring & MAY_HAVE_ALTERNATIVES));
+        wrong |= (draft_batch && (drafts[row] | proposals[row]));
+        wrong |= (count > (int)rules->token_count_max) | (top_ks[row] > top_k_max);
+        wrong |= (drafts[row] > rules->draft_count_max) | (proposals[row] > rules->draft_count_max);
+        any_scored |= scoring & SCORED;
+        tokens += count;
+        scored += scoring & SCORED ? count : 0;
+        alternatives += count * top_ks[row];
+        proposed += proposals[row];
+    }
+    if (wrong) return 0;
+    uint64_t value_kind = header[rules->value_kind];
+    if (any_scored && value_kind == (uint64_t)rules->no_value_kind) return 0;
+    if (layout->items[TOKEN_IDS] != tokens || layout->items[PROPOSAL_TOKEN_IDS] != proposed) return 0;
+    if (layout->items[LOGPROBS] != scored || layout->items[RANKS] != scored) return 0;
+    if (layout->items[ALTERNATIVE_TOKEN_IDS] != alternatives) return 0;
+    if (layout->items[ALTERNATIVE_LOGPROBS] != alternatives) return 0;
+
+    if (!keys_hold((const u64 *)(data + layout->at[REQUEST_KEYS]), rows)) return 0;
+    if (!indices_hold((const u32 *)(data + layout->at[BATCH_INDICES]), rows, step_rows)) return 0;
+    if (!at_most((const u32 *)(data + layout->at[POSITIONS]), rows, rules->position_max)) return 0;
+    if (!at_most((const u32 *)(data + layout->at[PROPOSAL_TOKEN_IDS]), proposed, token_id_max)) return 0;
+
+    struct tokens first = {
+        (const u32 *)(data + layout->at[TOKEN_IDS]),
+        (const u32 *)(data + layout->at[RANKS]),
+        (const u32 *)(data + layout->at[ALTERNATIVE_TOKEN_IDS]),
+        (const f32 *)(data + layout->at[LOGPROBS]),
+        (const f32 *)(data + layout->at[ALTERNATIVE_LOGPROBS]),
+    };
+    float ceiling = value_kind < 32 && rules->logit_kinds >> value_kind & 1 ? FLT_MAX : 0.0f;
+    if (!at_most(first.ids, tokens, token_id_max)) return 0;
+    if (!tokens_hold(first.logprobs, first.ranks, scored, ceiling, rules->rank_min, rank_max)) return 0;
+    if (!alternatives) return 1;
+    return all_alternatives_hold(first, counts, scorings, top_ks, rows, rules, ceiling, token_id_max);
+}

@@ -1,0 +1,101 @@
+"""What the compiled check must know of the schema and of the limits: the structs of accept.c, filled from both."""
+
+import ctypes
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from tokenbus_contracts.generated.bounds_pb2 import TokenRule
+from tokenbus_contracts.generated.enums import BatchKind, Scoring, ValueKind
+from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.schema import (
+    COLUMN,
+    COLUMNS,
+    HEADER,
+    HEADER_BOUNDS,
+    HEADER_KEY,
+    STATUS_RULES,
+    WORKER_ID_BOUNDS,
+    fields_of,
+)
+
+_HEADER_NUMBERS = 32
+_COLUMNS = (
+    *("request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
+    *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
+    *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids"),
+)
+_ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind")
+_VARINT, _FIXED64, _TEXT = 1, 2, 3
+_TYPES = {FieldDescriptor.TYPE_FIXED64: _FIXED64, FieldDescriptor.TYPE_STRING: _TEXT}
+_STATUS_VALID, _NEEDS_TOKENS, _FORBIDS_TOKENS, _MAY_PROPOSE = 1, 2, 4, 8
+_TOKEN_FLAGS = {TokenRule.TOKEN_RULE_SOME: _NEEDS_TOKENS, TokenRule.TOKEN_RULE_NONE: _FORBIDS_TOKENS}
+_SCORING_VALID, _SCORED, _MAY_HAVE_ALTERNATIVES = 1, 2, 4
+_SCORING_FLAGS = {
+    Scoring.NONE: _SCORING_VALID,
+    Scoring.FULL: _SCORING_VALID | _SCORED | _MAY_HAVE_ALTERNATIVES,
+    Scoring.SHED: _SCORING_VALID | _SCORED,
+}
+
+
+class Rules(ctypes.Structure):
+    """struct rules."""
+
+    _fields_ = (
+        ("header_min", ctypes.c_uint64 * _HEADER_NUMBERS),
+        ("header_max", ctypes.c_uint64 * _HEADER_NUMBERS),
+        ("header_type", ctypes.c_int32 * _HEADER_NUMBERS),
+        ("header_key", ctypes.c_int32),
+        ("column_keys", ctypes.c_int32 * len(_COLUMNS)),
+        *((role, ctypes.c_int32) for role in _ROLES),
+        *((name, ctypes.c_int32) for name in ("vocabulary", "draft_kind", "no_value_kind")),
+        ("logit_kinds", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("position_max", "rank_min", "rank_max", "token_id_max")),
+        *((name, ctypes.c_uint32) for name in ("rows_max", "token_count_max", "draft_count_max", "top_k_max")),
+        ("status_flags", ctypes.c_uint8 * 256),
+        ("scoring_flags", ctypes.c_uint8 * 256),
+    )
+
+
+class Layout(ctypes.Structure):
+    """struct layout."""
+
+    _fields_ = (
+        ("header_at", ctypes.c_int64),
+        ("header_bytes", ctypes.c_int64),
+        ("at", ctypes.c_int64 * len(_COLUMNS)),
+        ("items", ctypes.c_int64 * len(_COLUMNS)),
+    )
+
+
+def rules_for(limits: Limits) -> Rules:
+    """Return the schema's rules under some limits."""
+    if tuple(column.name for column in COLUMNS) != _COLUMNS:
+        raise ImportError("the schema's columns are no longer those that accept.c was written for")
+    rules = Rules()
+    ranges = {bound.name: (bound.min, bound.max) for bound in HEADER_BOUNDS}
+    ranges["worker_id"] = (WORKER_ID_BOUNDS.min_bytes, WORKER_ID_BOUNDS.max_bytes)
+    for field in fields_of(HEADER):
+        rules.header_type[field.number] = _TYPES.get(field.type, _VARINT)
+        rules.header_min[field.number], rules.header_max[field.number] = ranges.get(field.name, (0, 2**64 - 1))
+    numbers = {field.name: field.number for field in fields_of(HEADER)}
+    for role in _ROLES:
+        setattr(rules, role, numbers[role])
+    rules.vocabulary = numbers["vocabulary_size"]
+    rules.header_key = HEADER_KEY
+    rules.column_keys[:] = [column.key for column in COLUMNS]
+    rules.draft_kind = BatchKind.DRAFT
+    rules.no_value_kind = ValueKind.UNSPECIFIED
+    rules.logit_kinds = 1 << ValueKind.RAW_LOGITS | 1 << ValueKind.PROCESSED_LOGITS
+    rules.position_max = COLUMN["positions"].max
+    rules.rank_min, rules.rank_max = COLUMN["ranks"].min, COLUMN["ranks"].max
+    rules.token_id_max = limits.max_token_id
+    rules.rows_max = limits.max_rows
+    rules.token_count_max = limits.max_tokens_per_row
+    rules.draft_count_max = limits.max_draft_tokens_per_row
+    rules.top_k_max = limits.max_top_k
+    for status, rule in STATUS_RULES.items():
+        flags = _STATUS_VALID | _TOKEN_FLAGS.get(rule.tokens, 0)
+        rules.status_flags[status] = flags | (_MAY_PROPOSE if rule.proposals else 0)
+    for scoring, flags in _SCORING_FLAGS.items():
+        rules.scoring_flags[scoring] = flags
+    return rules

@@ -1,0 +1,125 @@
+"""The compiled check: it accepts exactly the plain messages that are valid, and reads nothing beyond them."""
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenbus_contracts import ContractError, Limits, decode, encode, native, wire
+from tokenbus_contracts.native.rules import rules_for
+from tokenbus_contracts.validate import check_batch
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTORS = ROOT / "contracts" / "vectors" / "v1"
+MESSAGES = {path.stem: path.read_bytes() for path in sorted(VECTORS.rglob("*.binpb"))}
+SMALL = [data for data in MESSAGES.values() if len(data) < 10_000]
+
+
+def _holds_in_python(data: bytes) -> bool:
+    """Tell whether a message is plain and valid, by the checks in Python alone."""
+    try:
+        batch = wire.read(data)
+        if batch is None:
+            return False
+        check_batch(batch, Limits.default())
+    except ContractError:
+        return False
+    return True
+
+
+def _mutated(count: int) -> list[bytes]:
+    """Return golden messages with a few bytes changed, cut, or doubled."""
+    random_ = random.Random(20261121)  # noqa: S311 - it picks test data
+    found = []
+    for _ in range(count):
+        data = bytearray(random_.choice(SMALL))
+        for _ in range(random_.randint(1, 3)):
+            at = random_.randrange(len(data) + 1)
+            match random_.randrange(4):
+                case 0 if at < len(data):
+                    data[at] = random_.choice((0, 1, 2, 0x7F, 0x80, 0xFF, data[at] ^ 1 << random_.randrange(8)))
+                case 1:
+                    del data[at:]
+                case 2:
+                    data[at:at] = data[at : at + random_.randint(1, 9)]
+                case _:
+                    del data[at : at + random_.randint(1, 9)]
+        found.append(bytes(data))
+    return found
+
+
+def test_it_is_in_use() -> None:
+    """Where there is a C compiler the compiled check is installed, so that the tests below test something."""
+    if not (shutil.which("cc") or shutil.which("gcc")):
+        pytest.skip("not run: there is no C compiler, so there is no compiled check")
+    assert native.available() or os.environ.get("TOKENBUS_PURE_PYTHON")
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("name", MESSAGES)
+def test_it_agrees_on_every_vector(name: str) -> None:
+    """A golden message is accepted if it is plain and valid, and otherwise left to the checks in Python."""
+    data = MESSAGES[name]
+    # Field orders that Python still reads as plain, and what lies in the header, may be left to Python.
+    left = {"fields_in_reverse", "padded_varints", "widest_values", "newer_minor", "step_twice", "header_twice"}
+    assert native.accepts(data, Limits.default()) == (_holds_in_python(data) and name not in left)
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+def test_it_accepts_nothing_that_python_refuses() -> None:
+    """Of tens of thousands of damaged messages it accepts only what the checks in Python accept, and reads it alike."""
+    accepted = 0
+    for data in _mutated(40_000):
+        if native.accepts(data, Limits.default()):
+            accepted += 1
+            assert _holds_in_python(data), data.hex()
+            assert native.read(data, Limits.default()) == wire.read(data)
+    assert accepted > 200  # else the damage is too rough to prove anything
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+def test_it_accepts_all_that_the_codec_writes() -> None:
+    """What encode writes takes the fast way back, whatever the batch holds."""
+    for name in sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")):
+        if name != "widest_values":  # its worker id is not ASCII
+            assert native.accepts(encode(decode(MESSAGES[name])), Limits.default()), name
+
+
+def test_without_it_everything_is_the_same() -> None:
+    """With TOKENBUS_PURE_PYTHON set the compiled check is not used, and all golden messages fare the same."""
+    tests = [
+        str(ROOT / "tests" / "contracts" / name) for name in ("test_vectors.py", "test_encode.py", "test_limits.py")
+    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    environment = os.environ | {"TOKENBUS_PURE_PYTHON": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+    check = "from tokenbus_contracts import native; print(native.available())"
+    run = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+
+
+def test_it_stays_within_the_message(tmp_path: Path) -> None:
+    """Under the address and undefined-behaviour sanitizers no message, damaged or not, makes it misstep."""
+    harness = tmp_path / "harness"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("not run: there is no C compiler")
+    include = ROOT / "contracts" / "tokenbus_contracts" / "native"
+    flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    source = ROOT / "tests" / "contracts" / "accept_harness.c"
+    subprocess.run([compiler, *flags, "-I", str(include), "-o", str(harness), str(source)], check=True)
+    messages = [*MESSAGES.values(), *_mutated(20_000)]
+    feed = bytes(rules_for(Limits.default())) + b"".join(struct.pack("<I", len(data)) + data for data in messages)
+    run = subprocess.run([harness], input=feed, capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()
+    verdicts = run.stdout.decode().strip()
+    assert len(verdicts) == len(messages)
+    if native.available():
+        expected = "".join(str(int(native.accepts(data, Limits.default()))) for data in messages)
+        assert verdicts == expected
