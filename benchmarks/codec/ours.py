@@ -1,7 +1,9 @@
 """Tokenbus's own lines: the same batch delivered as views, as lists, and through a socket."""
 
+from collections import deque
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import count as counting
+from itertools import pairwise, repeat
 from time import perf_counter_ns
 from typing import Any
 
@@ -47,8 +49,8 @@ def message_of(step: Step) -> bytes:
 
 def deliver_views(batch: LogprobBatch, queues: Queues) -> None:
     """Give each request the batch and its row's place in it."""
-    for row, key in enumerate(batch.request_keys.tolist()):
-        queues[key].append((batch, row))
+    shares = zip(repeat(batch), counting())
+    deque(map(deque.append, map(queues.__getitem__, batch.request_keys.tolist()), shares), maxlen=0)
 
 
 def staged(step: Step, queues: Queues) -> tuple[int, ...]:

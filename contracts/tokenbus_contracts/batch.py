@@ -11,7 +11,9 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.generated.enums import RowStatus, Scoring
 from tokenbus_contracts.header import BatchHeader
-from tokenbus_contracts.schema import COLUMNS, Column
+from tokenbus_contracts.schema import COLUMN, COLUMNS, Column
+
+_TYPES = [(column.name, column.dtype) for column in COLUMNS]
 
 
 class Row(NamedTuple):
@@ -103,14 +105,9 @@ class LogprobBatch:
         )
         self.header = header
         self._layout: _Layout | None = None
-        for column, values in zip(COLUMNS, given, strict=True):
-            fits = (
-                type(values) is np.ndarray
-                and values.dtype is column.dtype
-                and values.ndim == 1
-                and values.flags.c_contiguous
-            )
-            setattr(self, column.name, values if fits else _fitted(column, values))
+        for (name, dtype), values in zip(_TYPES, given, strict=True):
+            fits = type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1
+            setattr(self, name, values if fits else _fitted(COLUMN[name], values))
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> Self:
@@ -263,7 +260,7 @@ def _fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
     if column.dtype.kind != "f":
         _refuse_wrapping(column, array)
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which the checks refuse
-        return np.ascontiguousarray(array, column.dtype)
+        return array.astype(column.dtype)
 
 
 def _refuse_wrapping(column: Column, array: npt.NDArray[Any]) -> None:

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader as HeaderMessage
+from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
 from tokenbus_contracts.header import from_message, to_wire
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, ONE_BYTE_VARINT_END
@@ -23,7 +23,8 @@ _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.ma
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _NO_COLUMNS: dict[str, Any] = {column.name: column.empty for column in COLUMNS}
 _PREFIXES_KEPT = 4096
-_SHIFTS = range(7, 70, 7)
+_SHIFTS = range(7, 28, 7)
+"""Of a key's or a length's bytes after the first: parsers differ in how many more they would take."""
 _SMALL_BYTES = 4096
 """Below this a copy costs less than a buffer handed on."""
 
@@ -39,7 +40,8 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = _prefix(key, length)
             pieces.append(prefix)
-            pieces.append(values.tobytes() if length < _SMALL_BYTES else values)
+            as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
+            pieces.append(values if as_it_lies else values.tobytes())
             size += len(prefix) + length
     if size > limits.max_message_bytes:
         raise ContractError("message", limits.max_message_bytes, size, rule=Rule.BYTES)
@@ -56,6 +58,7 @@ def read(data: bytes) -> LogprobBatch | None:
     at, end = 0, len(data)
     try:
         while at < end:
+            start = at
             key = data[at]
             at += 1
             if key >= ONE_BYTE_VARINT_END:
@@ -67,7 +70,8 @@ def read(data: bytes) -> LogprobBatch | None:
             if key == HEADER_KEY:
                 if header is not None:
                     return None
-                header = from_message(HeaderMessage.FromString(data[at:behind]))
+                # As a field of its message, so that what is nested in it may be as deep as it may be there.
+                header = from_message(BatchMessage.FromString(data[start:behind]).header)
             else:
                 name, dtype, item_bytes, max_wire_items = _TO_READ[key]
                 items = length // item_bytes
@@ -98,7 +102,7 @@ def _prefix(key: int, length: int) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place and the place behind it; an IndexError where the data ends within."""
+    """Return the varint at a place and the place behind it; an IndexError if it is too long or not all there."""
     value = data[at]
     if value < ONE_BYTE_VARINT_END:
         return value, at + 1

@@ -41,9 +41,10 @@ def _check(header: BatchHeader) -> None:
 def _refuse_range(values: tuple[Any, ...]) -> None:
     for index, bound in _INTEGERS:
         value = values[index]
-        if value < bound.min:
-            raise ContractError(f"header.{bound.name}", bound.min, int(value), rule=Rule.MIN)
+        field = f"header.{bound.name}"
+        if value < bound.min and (bound.min or not bound.named):
+            raise ContractError(field, bound.min, int(value), rule=Rule.MIN)
+        if bound.named and not bound.min <= value <= bound.max:
+            raise ContractError(field, "a value that the schema names", int(value), rule=Rule.NAMED)
         if value > bound.max:
-            rule = Rule.NAMED if bound.named else Rule.MAX
-            limit = "a value that the schema names" if bound.named else bound.max
-            raise ContractError(f"header.{bound.name}", limit, int(value), rule=rule)
+            raise ContractError(field, bound.max, int(value), rule=Rule.MAX)

@@ -1,0 +1,139 @@
+"""Messages with one change in a field or in their bytes; most then break the contract, and some do not."""
+
+import struct
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from tests.contracts.other_encodings import Field
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
+
+_LARGE = (127, 128, 255, 256, 2**16 - 1, 2**16, 2**31 - 2, 2**31 - 1, 2**31, 2**32 - 1)
+_WORDS = (0, 1, 2, 3, 4, 8, 9, 16, 17, 20, 21, *_LARGE)
+_ENUMS = (-(2**31), -1, *range(12), 127, 128, 2**31 - 1)
+_LARGEST = (2 - 2**-23) * 2.0**127
+_FLOATS = (0.0, -0.0, 2.0**-149, 1.0, -9999.0, -_LARGEST, _LARGEST, float("nan"), float("inf"), float("-inf"))
+_VALUES: dict[int, Sequence[Any]] = {
+    FieldDescriptor.TYPE_FIXED64: (0, 1, 2, 2**63, 2**64 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 1, 2, 2**63, 2**64 - 1),
+    FieldDescriptor.TYPE_FIXED32: _WORDS,
+    FieldDescriptor.TYPE_UINT32: _WORDS,
+    FieldDescriptor.TYPE_ENUM: _ENUMS,
+    FieldDescriptor.TYPE_FLOAT: _FLOATS,
+    FieldDescriptor.TYPE_BOOL: (False, True),
+    FieldDescriptor.TYPE_STRING: ("", "\0", "w" * 65, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 33),
+}
+# NaNs, quiet and signalling, of both signs; the infinities; the numbers next to zero; all bits.
+_PATTERNS = tuple(
+    struct.pack("<I", bits)
+    for bits in (0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7F800000, 0xFF800000, 1, 2**31 + 1, 2**32 - 1)
+)
+
+
+def mutate(rng: Random, message: pb.LogprobBatch) -> None:
+    """Change one field of a message, mostly so that it breaks a rule."""
+    columns: list[Field] = [field for field in message.DESCRIPTOR.fields if field.is_repeated]
+    number = rng.randrange(4 * len(columns))
+    if not number:
+        message.ClearField("header")
+    elif number < len(columns):
+        field: Field = rng.choice(list(message.header.DESCRIPTOR.fields))
+        setattr(message.header, field.name, rng.choice(_VALUES[field.type]))
+    else:
+        # Columns with elements have more to break.
+        field = rng.choice([field for field in columns if getattr(message, field.name)] or columns)
+        values = getattr(message, field.name)
+        changed = _changed(rng, field, list(values))
+        del values[:]
+        values.extend(changed)
+
+
+def _changed(rng: Random, field: Field, values: list[Any]) -> list[Any]:
+    """Return a column's values with one change."""
+    some = rng.choice(_VALUES[field.type])
+    if not values:
+        return [some]
+    one, other = rng.randrange(len(values)), rng.randrange(len(values))
+    match rng.choice(("set", "set", "next", "next", "swap", "copy", "insert", "delete", "clear", "reverse")):
+        case "set":
+            values[one] = some
+        case "next":
+            values[one] = _next(field, values[one], rng.choice((-1, 1)))
+        case "swap":
+            values[one], values[other] = values[other], values[one]
+        case "copy":
+            values[one] = values[other]
+        case "insert":
+            values.insert(one, rng.choice((some, values[other])))
+        case "delete":
+            del values[one]
+        case "clear":
+            values.clear()
+        case _:
+            values.reverse()
+    return values
+
+
+def _next(field: Field, value: Any, step: int) -> Any:  # noqa: ANN401 - a number of the field's type
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+        return struct.unpack("<f", struct.pack("<I", (bits + step) % 2**32))[0]
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return value + step if abs(value) < 2**31 - 1 else 0
+    return (value + step) % (2**64 if field.type == FieldDescriptor.TYPE_FIXED64 else 2**32)
+
+
+_DAMAGES = (
+    "flip",
+    "flip",
+    "flip",
+    "flip",
+    "set",
+    "float",
+    "float",
+    "insert",
+    "delete",
+    "cut",
+    "double",
+    "truncate",
+    "splice",
+)
+
+
+def damage(rng: Random, data: bytes, other: bytes) -> bytes:
+    """Return a message's bytes with one change, which knows nothing of what they mean."""
+    how = rng.choice(_DAMAGES)
+    begin = rng.randint(0, len(data))
+    match how:
+        case "flip" | "set":
+            end = begin + 1
+        case "float":
+            end = begin + 4
+        case "insert":
+            end = begin
+        case "delete":
+            end = begin + rng.randint(1, 16)
+        case "truncate" | "splice":
+            end = len(data)
+        case _:
+            end = rng.randint(begin, len(data))
+    return data[:begin] + _instead(rng, how, data[begin:end], other) + data[end:]
+
+
+def _instead(rng: Random, how: str, piece: bytes, other: bytes) -> bytes:
+    match how:
+        case "flip":
+            new = bytes(byte ^ 1 << rng.randrange(8) for byte in piece)
+        case "set":
+            new = rng.choice((b"\0", b"\1", b"\x7f", b"\x80", b"\xff"))
+        case "float":
+            new = rng.choice(_PATTERNS)
+        case "insert":
+            new = bytes(rng.randrange(256) for _ in range(rng.randint(1, 4)))
+        case "splice":
+            new = other[rng.randint(0, len(other)) :]
+        case _:
+            new = piece * 2 if how == "double" else b""
+    return new

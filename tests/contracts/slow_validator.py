@@ -1,0 +1,266 @@
+"""A second reader of the schema, plain and slow, to hold the codec against.
+
+It shares nothing with the codec but the generated classes: the bounds come from the descriptor, and the rules
+that join several fields are written here from the comments in logprob_batch.proto.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from tokenbus_contracts.generated import bounds_pb2 as schema
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
+
+Descriptor = Any
+"""The stubs know two kinds of descriptors, unrelated, and no options that a .proto declares."""
+
+_LOGITS = (pb.VALUE_KIND_RAW_LOGITS, pb.VALUE_KIND_PROCESSED_LOGITS)
+
+
+class Bounds(Enum):
+    """Which of the two bounds that the schema declares are enforced."""
+
+    SCHEMA = auto()
+    DEFAULT = auto()
+
+
+class Refusal(NamedTuple):
+    """One broken rule: the field as the codec names it, and the rule's stable name."""
+
+    field: str
+    rule: str
+
+
+def verdict(data: bytes, bounds: Bounds) -> Refusal | None:
+    """Return a rule that the message breaks, or None where it breaks none."""
+    return next(refusals(data, bounds), None)
+
+
+def refusals(data: bytes, bounds: Bounds) -> Iterator[Refusal]:
+    """Yield every rule that the message breaks, as far as the lengths leave a meaning to the later ones."""
+    size = _option(pb.LogprobBatch.DESCRIPTOR, schema.message_bounds)
+    if len(data) > (size.default_max_bytes if bounds is Bounds.DEFAULT else size.max_bytes):
+        yield Refusal("message", "bytes")
+        return
+    try:
+        message = pb.LogprobBatch.FromString(data)
+    except DecodeError:
+        yield Refusal("message", "malformed")
+        return
+    yield from _fields(message, "", bounds)
+    if message.HasField("header"):
+        yield from _header(message)
+    yield from _columns(message)
+
+
+def bounds_of(field: Descriptor) -> schema.FieldBounds:
+    """Return what the schema declares of a field."""
+    return cast(schema.FieldBounds, _option(field, schema.bounds))
+
+
+def _option(descriptor: Descriptor, extension: Descriptor) -> Any:  # noqa: ANN401 - each has its own message
+    return descriptor.GetOptions().Extensions[extension]
+
+
+# What each field declares of itself.
+
+
+def _fields(message: Message, prefix: str, bounds: Bounds) -> Iterator[Refusal]:
+    for field in message.DESCRIPTOR.fields:
+        name = prefix + field.name
+        value = getattr(message, field.name)
+        rule = bounds_of(field)
+        if field.is_repeated:
+            if len(value) > _most_items(field, bounds):
+                yield Refusal(name, "items")
+            if rule.unique:
+                yield from _unique(value, name)
+            for index, element in enumerate(value):
+                yield from _value(field, element, f"{name}[{index}]", bounds)
+        elif field.message_type is None:
+            yield from _value(field, value, name, bounds)
+        elif message.HasField(field.name):
+            yield from _fields(value, f"{name}.", bounds)
+        elif rule.required:
+            yield Refusal(name, "required")
+
+
+def _value(field: Descriptor, value: float | str, name: str, bounds: Bounds) -> Iterator[Refusal]:
+    rule = bounds_of(field)
+    if isinstance(value, str):
+        size = len(value.encode())
+        if size < rule.min_bytes:
+            yield Refusal(name, "required")
+        if rule.HasField("max_bytes") and size > rule.max_bytes:
+            yield Refusal(name, "bytes")
+        return
+    if field.name == "schema_major":
+        if not rule.min <= value <= rule.max:
+            yield Refusal(name, "version")
+        return
+    if rule.finite and not math.isfinite(value):
+        yield Refusal(name, "finite")
+    if rule.named and value not in field.enum_type.values_by_number:
+        yield Refusal(name, "named")
+    if rule.HasField("min") and value < rule.min:
+        yield Refusal(name, "min")
+    if rule.HasField("max") and value > _most(field, bounds):
+        yield Refusal(name, "max")
+
+
+def _most(field: Descriptor, bounds: Bounds) -> int:
+    rule = bounds_of(field)
+    return rule.default_max if bounds is Bounds.DEFAULT and rule.HasField("default_max") else rule.max
+
+
+def _most_items(field: Descriptor, bounds: Bounds) -> int:
+    rule = bounds_of(field)
+    if bounds is Bounds.SCHEMA:
+        return rule.max_items
+    if rule.HasField("default_max_items"):
+        return rule.default_max_items
+    fields = pb.LogprobBatch.DESCRIPTOR.fields_by_name
+    counts = {
+        schema.COLUMN_LENGTH_TOKENS: ("token_counts",),
+        schema.COLUMN_LENGTH_SCORED_TOKENS: ("token_counts",),
+        schema.COLUMN_LENGTH_ALTERNATIVES: ("token_counts", "top_ks"),
+        schema.COLUMN_LENGTH_PROPOSALS: ("proposal_counts",),
+    }[rule.length]
+    rows = _most_items(fields[counts[0]], bounds)
+    return min(rule.max_items, rows * math.prod(_most(fields[count], bounds) for count in counts))
+
+
+def _unique(values: Sequence[int], name: str) -> Iterator[Refusal]:
+    seen = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            yield Refusal(f"{name}[{index}]", "unique")
+        seen.add(value)
+
+
+# What the comments say of fields together.
+
+
+def _header(message: pb.LogprobBatch) -> Iterator[Refusal]:
+    header = message.header
+    rows = len(message.request_keys)
+    if header.part_index >= header.part_count:
+        yield Refusal("header.part_index", "max")
+    if header.part_count == 1 and not header.selection:
+        if header.step_rows != rows:
+            yield Refusal("header.step_rows", "length")
+    elif header.step_rows < rows:
+        yield Refusal("header.step_rows", "min")
+    if header.value_kind == pb.VALUE_KIND_UNSPECIFIED and any(
+        scoring != pb.SCORING_NONE for scoring in message.scorings
+    ):
+        yield Refusal("header.value_kind", "scoring")
+    yield from _above(message, ("batch_indices",), header.step_rows - 1)
+    if header.kind == pb.BATCH_KIND_DRAFT:
+        yield from _above(message, ("draft_token_counts", "proposal_counts"), 0, "kind")
+    if header.vocabulary_size:
+        ids = ("token_ids", "alternative_token_ids", "proposal_token_ids")
+        yield from _above(message, ids, header.vocabulary_size - 1)
+        yield from _above(message, ("ranks", "top_ks"), header.vocabulary_size)
+    if header.value_kind not in _LOGITS:
+        yield from _above(message, ("logprobs", "alternative_logprobs"), 0)
+
+
+def _above(message: pb.LogprobBatch, names: Sequence[str], most: int, rule: str = "max") -> Iterator[Refusal]:
+    for name in names:
+        for index, value in enumerate(getattr(message, name)):
+            if value > most:
+                yield Refusal(f"{name}[{index}]", rule)
+
+
+def _columns(message: pb.LogprobBatch) -> Iterator[Refusal]:
+    """Yield what the lengths, the rows and, where the lengths leave them one meaning, the tokens break."""
+    wrong = list(_lengths(message, schema.COLUMN_LENGTH_ROWS, len(message.request_keys)))
+    yield from wrong
+    if wrong:
+        return
+    counts = list(zip(message.token_counts, message.scorings, message.top_ks, strict=True))
+    demanded = {
+        schema.COLUMN_LENGTH_TOKENS: sum(count for count, _, _ in counts),
+        schema.COLUMN_LENGTH_SCORED_TOKENS: sum(count for count, scoring, _ in counts if scoring != pb.SCORING_NONE),
+        schema.COLUMN_LENGTH_ALTERNATIVES: sum(count * top_k for count, _, top_k in counts),
+        schema.COLUMN_LENGTH_PROPOSALS: sum(message.proposal_counts),
+    }
+    for length, demand in demanded.items():
+        wrong.extend(_lengths(message, length, demand))
+    yield from wrong
+    yield from _rows(message)
+    if not wrong:
+        yield from _tokens(message)
+
+
+def _lengths(message: pb.LogprobBatch, length: int, demanded: int) -> Iterator[Refusal]:
+    for field in message.DESCRIPTOR.fields:
+        if bounds_of(field).length == length and len(getattr(message, field.name)) != demanded:
+            yield Refusal(field.name, "length")
+
+
+def _rows(message: pb.LogprobBatch) -> Iterator[Refusal]:
+    statuses = pb.RowStatus.DESCRIPTOR.values_by_number
+    for row, status in enumerate(message.statuses):
+        if status in statuses and status != pb.ROW_STATUS_UNSPECIFIED:
+            rule = _option(statuses[status], schema.status_rule)
+            count = message.token_counts[row]
+            if (rule.tokens == schema.TOKEN_RULE_NONE and count) or (
+                rule.tokens == schema.TOKEN_RULE_SOME and not count
+            ):
+                yield Refusal(f"token_counts[{row}]", "status")
+            if message.proposal_counts[row] and not rule.proposals:
+                yield Refusal(f"proposal_counts[{row}]", "status")
+        if message.top_ks[row] and message.scorings[row] != pb.SCORING_FULL:
+            yield Refusal(f"top_ks[{row}]", "scoring")
+
+
+class _Token(NamedTuple):
+    """One token, its place among the scored ones, and its alternatives from the first one's place on."""
+
+    id: int
+    place: int
+    first: int
+    ids: Sequence[int]
+    values: Sequence[float]
+
+
+def _tokens(message: pb.LogprobBatch) -> Iterator[Refusal]:
+    ids, values = message.alternative_token_ids, message.alternative_logprobs
+    place = first = scored = 0
+    for count, scoring, top_k in zip(message.token_counts, message.scorings, message.top_ks, strict=True):
+        for _ in range(count):
+            last = first + top_k
+            token = _Token(message.token_ids[place], scored, first, ids[first:last], values[first:last])
+            yield from _order(token)
+            if scoring != pb.SCORING_NONE:
+                yield from _agreement(token, message.logprobs[scored], message.ranks[scored])
+                scored += 1
+            place += 1
+            first = last
+
+
+def _order(token: _Token) -> Iterator[Refusal]:
+    ranked = zip(token.values, token.ids, strict=True)
+    for place, ((value, token_id), (after, after_id)) in enumerate(pairwise(ranked), token.first + 1):
+        if after > value:
+            yield Refusal(f"alternative_logprobs[{place}]", "order")
+        if after == value and after_id <= token_id:
+            yield Refusal(f"alternative_token_ids[{place}]", "order")
+
+
+def _agreement(token: _Token, own: float, rank: int) -> Iterator[Refusal]:
+    for place, (token_id, value) in enumerate(zip(token.ids, token.values, strict=True), token.first):
+        if token_id == token.id and value != own:
+            yield Refusal(f"alternative_logprobs[{place}]", "agreement")
+    top_k = len(token.ids)
+    if not top_k or not rank:
+        return
+    fits = token.values[rank - 1] == own if rank <= top_k else token.values[-1] >= own
+    if not fits:
+        yield Refusal(f"ranks[{token.place}]", "agreement")
