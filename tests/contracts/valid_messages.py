@@ -16,7 +16,7 @@ class Sizes(NamedTuple):
 
     rows: int = 4
     tokens: int = 3
-    top_k: int = 4
+    top_k: int = 9
 
 
 _ID_END = 2**31 - 1

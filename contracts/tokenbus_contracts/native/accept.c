@@ -174,33 +174,38 @@ static int tokens_hold(const f32 *logprobs, const u32 *ranks, int64_t count, flo
     return !wrong;
 }
 
+/* What was found wrong so far, by lane, and the bits of all ids: gathered without a branch and looked at once. */
+struct findings {
+    i32x4 wrong, ids;
+};
+
 /*
- * Not zero if one token's alternatives are out of order, not finite, of unknown ids, or disagreed with by the
- * token itself. It goes over all of them without a branch: on valid messages a branch would only be mispredicted.
+ * Looks at the alternatives of one token: in order, finite, of known ids, and agreed with by the token itself.
+ * Valid ids are below 2^31, so they are compared as signed, which takes fewer instructions; the sign bit of any
+ * other one is left in the findings.
  */
-static inline int alternatives_wrong(const u32 *ids, const f32 *values, uint32_t count, uint32_t own_id, float own,
-                                     uint32_t rank, uint32_t most, float ceiling) {
+static inline int alternatives_wrong(const u32 *ids, const f32 *values, int32_t count, int32_t own_id, float own,
+                                     uint32_t rank, int32_t most, float ceiling, struct findings *findings) {
     int wrong = (!(values[0] <= ceiling)) | (!(values[count - 1] >= -FLT_MAX));
-    wrong |= (ids[0] > most) | ((ids[0] == own_id) & (values[0] != own));
-    uint32_t i = 1;
+    wrong |= (ids[0] > (uint32_t)most) | (((int32_t)ids[0] == own_id) & (values[0] != own));
+    int32_t i = 1;
     if (count > LANES) {
-        i32x4 any = {0};
-        for (uint32_t next = 1; i < count; i = next += LANES) {
+        for (int32_t next = 1; i < count; i = next += LANES) {
             if (i > count - LANES) i = count - LANES; /* the last four again, rather than fewer */
             f32x4 value = *(const f32x4 *)(values + i), before = *(const f32x4 *)(values + i - 1);
-            u32x4 id = *(const u32x4 *)(ids + i), id_before = *(const u32x4 *)(ids + i - 1);
-            any |= ~(value <= before) | ((value == before) & (i32x4)(id <= id_before));
-            any |= (i32x4)(id > most) | ((i32x4)(id == own_id) & (value != own));
+            i32x4 id = (i32x4)*(const u32x4 *)(ids + i), id_before = (i32x4)*(const u32x4 *)(ids + i - 1);
+            findings->wrong |= ~(value <= before) | ((value == before) & (id <= id_before));
+            findings->wrong |= (id > most) | ((id == own_id) & (value != own));
+            findings->ids |= id;
         }
-        wrong |= any[0] | any[1] | any[2] | any[3];
     }
     for (; i < count; i++) {
         float value = values[i], before = values[i - 1];
         wrong |= (!(value <= before)) | ((value == before) & (ids[i] <= ids[i - 1]));
-        wrong |= (ids[i] > most) | ((ids[i] == own_id) & (value != own));
+        wrong |= (ids[i] > (uint32_t)most) | (((int32_t)ids[i] == own_id) & (value != own));
     }
-    float there = values[(rank < count ? rank : count) - 1];
-    return wrong | !((there == own) | ((rank > count) & (there > own)));
+    float there = values[(rank < (uint32_t)count ? rank : (uint32_t)count) - 1];
+    return wrong | !((there == own) | ((rank > (uint32_t)count) & (there > own)));
 }
 
 struct tokens {
@@ -211,13 +216,15 @@ struct tokens {
 static int all_alternatives_hold(struct tokens next, const uint8_t *counts, const uint8_t *scorings,
                                  const uint8_t *top_ks, int64_t rows, const struct rules *rules, float ceiling,
                                  uint32_t most) {
-    int wrong = 0;
+    struct findings findings = {{0}, {0}};
+    int wrong = most > INT32_MAX;
     for (int64_t row = 0; row < rows; row++) {
         int scored = (rules->scoring_flags[scorings[row]] & SCORED) != 0;
-        uint32_t count = counts[row], top_k = top_ks[row];
-        for (uint32_t token = 0; top_k && token < count; token++) {
-            wrong |= alternatives_wrong(next.alternative_ids, next.alternative_logprobs, top_k, next.ids[token],
-                                        next.logprobs[token], next.ranks[token], most, ceiling);
+        int32_t count = counts[row], top_k = top_ks[row];
+        for (int32_t token = 0; top_k && token < count; token++) {
+            wrong |= alternatives_wrong(next.alternative_ids, next.alternative_logprobs, top_k,
+                                        (int32_t)next.ids[token], next.logprobs[token], next.ranks[token],
+                                        (int32_t)most, ceiling, &findings);
             next.alternative_ids += top_k;
             next.alternative_logprobs += top_k;
         }
@@ -225,6 +232,7 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
         next.logprobs += scored ? count : 0;
         next.ranks += scored ? count : 0;
     }
+    for (int lane = 0; lane < LANES; lane++) wrong |= findings.wrong[lane] | (findings.ids[lane] < 0);
     return !wrong;
 }
 

@@ -56,15 +56,8 @@ class Rules(ctypes.Structure):
     )
 
 
-class Layout(ctypes.Structure):
-    """struct layout."""
-
-    _fields_ = (
-        ("header_at", ctypes.c_int64),
-        ("header_bytes", ctypes.c_int64),
-        ("at", ctypes.c_int64 * len(_COLUMNS)),
-        ("items", ctypes.c_int64 * len(_COLUMNS)),
-    )
+Layout = ctypes.c_int64 * (2 + 2 * len(_COLUMNS))
+"""struct layout: the header's offset and bytes, each column's offset, each column's number of elements."""
 
 
 def rules_for(limits: Limits) -> Rules:
