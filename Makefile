@@ -54,7 +54,7 @@ check: setup ## Lint, format, types, docstrings, and the schema against its gene
 	@echo "==> mypy"
 	@$(BIN)/mypy --no-error-summary
 	@echo "==> interrogate"
-	@$(BIN)/interrogate --quiet $(PACKAGES) tests
+	@$(BIN)/interrogate --quiet $(PACKAGES) tests || { $(BIN)/interrogate -v $(PACKAGES) tests; exit 1; }
 	@echo "==> schema"
 	@$(BIN)/python -m schema_tools check
 
