@@ -39,6 +39,13 @@ Measured on: {cpu}.
 - Peers take turns, so that a change in the machine's pace meets all of them. The tables' figures are of a turn's later
   steps; its first step, in the caches that another peer left, is in a table of its own. An engine's step lies in
   between: much else ran since the last one, but not ten other codecs.
+- The vLLM lines need vLLM, whose engine needs a GPU but whose serialisation does not. An environment for them:
+
+      python3.11 -m venv vllm && vllm/bin/pip install torch==2.13.0 && vllm/bin/pip install --no-deps vllm==0.33.0
+      vllm/bin/pip install msgspec numpy protobuf pyzmq structlog matplotlib cloudpickle pydantic regex cachetools \\
+          psutil py-cpuinfo pillow transformers cbor2 blake3 setproctitle requests aiohttp oss-harmony openai \\
+          pybase64 uvloop prometheus_client
+      PYTHONPATH=contracts:. vllm/bin/python -m benchmarks.codec
 """
 
 

@@ -11,7 +11,7 @@ from benchmarks.codec.machine import Placement, on_cores
 from benchmarks.codec.ours import Lists, ThroughZeroMQ, Views
 from benchmarks.codec.peer import NotRunError, Peer
 from benchmarks.codec.sockets import Pipe
-from benchmarks.codec.vllm import Installed, MsgspecShape
+from benchmarks.codec.vllm import Installed, InstalledToItsEnd, MsgspecShape
 
 PEERS: tuple[type[Peer], ...] = (
     Views,
@@ -20,6 +20,7 @@ PEERS: tuple[type[Peer], ...] = (
     SysVStruct,
     Pickle,
     Installed,
+    InstalledToItsEnd,
     MsgspecShape,
     GeneratedClasses,
     RawZeroMQ,

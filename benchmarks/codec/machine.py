@@ -5,9 +5,14 @@ import platform
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple, Self
+
+from tokenbus_contracts import native
+
+_OPTIONAL = ("vllm", "torch")
+LIBRARIES = ("numpy", "protobuf", "msgspec", "pyzmq", *_OPTIONAL)
 
 
 class Placement(NamedTuple):
@@ -53,8 +58,18 @@ def description(placement: Placement) -> dict[str, str]:
         "pinned": "no: not possible here" if placement.core is None else f"core {placement.core}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "protobuf", "msgspec", "pyzmq")},
+        **dict(_versions()),
+        "compiled check": "in use" if native.available() else "not installed",
     }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in LIBRARIES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            if name not in _OPTIONAL:
+                raise
 
 
 def _cpu_name() -> str:

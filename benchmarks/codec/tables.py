@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Callable, Iterator
 
+from benchmarks.codec.machine import LIBRARIES
 from benchmarks.codec.record import OURS, Record, headline
 
 _WIDTH = 112
@@ -43,7 +44,8 @@ def _machine(record: Record, paint: Paint) -> Iterator[str]:
     machine = record["machine"]
     yield paint.title("From a step's arrays to every request's queue: one process, one core")
     yield f"{machine['cpu']}; {machine['cores']} cores, pinned: {machine['pinned']}; {machine['system']}"
-    yield ", ".join(f"{name} {machine[name]}" for name in ("python", "numpy", "protobuf", "msgspec", "pyzmq"))
+    versions = [f"{name} {machine[name]}" for name in ("python", *LIBRARIES) if name in machine]
+    yield ", ".join([*versions, f"compiled check {machine['compiled check']}"])
     settings = record["settings"]
     turns = sorted({result["turns"] for result in record["results"]})
     text = (

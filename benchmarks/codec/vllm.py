@@ -1,6 +1,7 @@
 """vLLM's way out: msgpack of one struct a request, with arrays for its logprobs.
 
-Two lines: the same shape written here on msgspec, and vLLM's own classes where vLLM is installed.
+Three lines: the same shape written here on msgspec, and vLLM's own classes, without and with what they go
+through to reach its API, where vLLM is installed.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -101,12 +102,9 @@ class Installed(_PerRequest):
     def __init__(self) -> None:
         """Import vLLM, or raise NotRunError."""
         super().__init__()
-        try:
-            self._engine = import_module("vllm.v1.engine")
-            self._lists = import_module("vllm.v1.outputs").LogprobsLists
-            serial = import_module("vllm.v1.serial_utils")
-        except ImportError as error:
-            raise NotRunError(f"not run: vLLM is not installed ({error})") from None
+        self._engine = _vllm("v1.engine")
+        self._lists = _vllm("v1.outputs").LogprobsLists
+        serial = _vllm("v1.serial_utils")
         self._encoder = serial.MsgpackEncoder()
         self._decoder = serial.MsgpackDecoder(self._engine.EngineCoreOutputs)
 
@@ -115,3 +113,74 @@ class Installed(_PerRequest):
         outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
         frames = self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs))
         return self._handed_out(frames, self._decoder.decode(frames).outputs, queues)
+
+
+class InstalledToItsEnd(Installed):
+    """vLLM's own classes, up to the logprobs that its clients get."""
+
+    name = "vllm_processed"
+    label = "vLLM + LogprobsProcessor"
+    short = "vLLM+LP"
+    includes = (
+        "as vLLM, and then each request's output through vLLM's LogprobsProcessor, without a tokenizer: a dict of "
+        "Logprob objects for each token, which is what vLLM's own API reads"
+    )
+
+    def __init__(self) -> None:
+        """Import vLLM, or raise NotRunError."""
+        super().__init__()
+        self._processor = _vllm("v1.engine.logprobs").LogprobsProcessor
+        self._processors: dict[Hashable, Any] = {}
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Make each request's processor too: it lives as long as its request."""
+        super().prepare(steps)
+        self._processors = {
+            request_id: self._processor(
+                tokenizer=None,
+                logprobs=[],
+                prompt_logprobs=None,
+                cumulative_logprob=0.0,
+                num_logprobs=step.rectangle_ids.shape[1] - 1,
+                num_prompt_logprobs=None,
+            )
+            for step in steps
+            for request_id in step.request_ids
+        }
+
+    def carry(self, step: Step, queues: Queues) -> int:
+        """Slice, encode, decode, process, deliver."""
+        outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
+        frames = self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs))
+        for output in self._decoder.decode(frames).outputs:
+            processor = self._processors[output.request_id]
+            processor.logprobs = []
+            processor.update_from_output(output)
+            queues[output.request_id].append((output.new_token_ids, processor.logprobs))
+        return sum(memoryview(frame).nbytes for frame in frames)
+
+    def plain(self, delivered: Any, top_k: int) -> Share:  # noqa: ANN401 - each peer delivers its own kind
+        """Read a request's dicts: the sampled token is the first entry, and each knows its rank."""
+        token_ids, positions = delivered
+        alternatives = [
+            sorted(((entry.rank, token_id, entry.logprob) for token_id, entry in position.items()))[:top_k]
+            for position in positions
+        ]
+        own = [position[token_id] for token_id, position in zip(token_ids, positions, strict=True)]
+        return Share(
+            token_ids,
+            [entry.logprob for entry in own],
+            [entry.rank for entry in own],
+            [[token_id for _, token_id, _ in entries] for entries in alternatives],
+            [[logprob for _, _, logprob in entries] for entries in alternatives],
+        )
+
+
+def _vllm(module: str) -> Any:  # noqa: ANN401 - a module that may not be there
+    try:
+        return import_module(f"vllm.{module}")
+    except ModuleNotFoundError as error:
+        missing = "vLLM is not installed" if error.name == "vllm" else f"vLLM misses {error.name}"
+        raise NotRunError(f"not run: {missing}") from None
+    except ImportError as error:
+        raise NotRunError(f"not run: vLLM cannot be imported: {error}") from None

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +19,11 @@ from benchmarks.codec.ours import STAGES, Views, message_of
 from benchmarks.codec.peer import Queues
 from benchmarks.codec.plot import plot
 from benchmarks.codec.tables import Paint, render
-from benchmarks.codec.vllm import Installed
+from benchmarks.codec.vllm import Installed, InstalledToItsEnd
 from benchmarks.codec.workload import Case, Step, cases, make_steps, truth
 
 # What only some machines can run; anything else that is absent is a failure.
-MAY_BE_ABSENT = {"fastdeploy_sysv", "vllm", "zeromq_other_core"}
+MAY_BE_ABSENT = {"fastdeploy_sysv", "vllm", "vllm_processed", "zeromq_other_core"}
 SIZES = [*cases(quick=True), Case(1, 1, 0), Case(16, 1, None), Case(99, 3, 20), Case(512, 3, 5)]
 
 
@@ -73,9 +73,25 @@ def test_installed_vllm_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, kind: type[vllm_shape.EngineCoreOutputs] = vllm_shape.EngineCoreOutputs) -> None:
             super().__init__(kind)
 
+    class Processor:
+        """What its name says in vLLM: dicts of token id to logprob and rank, the sampled token first."""
+
+        def __init__(self, *, logprobs: list[Any], num_logprobs: int, **_: object) -> None:
+            self.logprobs = logprobs
+            self._top_k = num_logprobs
+
+        def update_from_output(self, output: vllm_shape.EngineCoreOutput) -> None:
+            """Append a dict for each token."""
+            assert output.new_logprobs is not None
+            for ids, values, rank in zip(*output.new_logprobs[:3], strict=True):
+                ranks = [int(rank), *range(1, self._top_k + 1)]
+                entries = zip(ids.tolist(), values.tolist(), ranks, strict=True)
+                self.logprobs.append({i: SimpleNamespace(logprob=v, rank=r) for i, v, r in entries})
+
     stubs: dict[str, dict[str, Any]] = {
         "vllm": {},
         "vllm.v1": {},
+        "vllm.v1.engine.logprobs": {"LogprobsProcessor": Processor},
         "vllm.v1.engine": {name: getattr(vllm_shape, name) for name in ("EngineCoreOutput", "EngineCoreOutputs")},
         "vllm.v1.outputs": {"LogprobsLists": vllm_shape.LogprobsLists},
         "vllm.v1.serial_utils": {"MsgpackEncoder": Codec, "MsgpackDecoder": Codec},
@@ -85,9 +101,9 @@ def test_installed_vllm_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         module.__dict__.update(members)
         monkeypatch.setitem(sys.modules, name, module)
     steps = make_steps(Case(16, 3, 20), 1, seed=7)
-    peer = Installed()
-    peer.prepare(steps)
-    assert peer.deliver(steps[0]) == truth(steps[0])
+    for peer in (Installed(), InstalledToItsEnd()):
+        peer.prepare(steps)
+        assert peer.deliver(steps[0]) == truth(steps[0])
 
 
 def test_an_array_of_256_bytes_travels_beside_the_message() -> None:
