@@ -1,5 +1,6 @@
 """What users install: the built wheel, and the README they read first."""
 
+import json
 import re
 import subprocess
 import sys
@@ -63,3 +64,20 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_readme_shows_the_measured_figures() -> None:
+    """The README's comparison is what the benchmark last wrote into docs/."""
+    record = json.loads((ROOT / "docs" / "benchmarks" / "codec.json").read_text())
+    measured = {
+        result["top_k"]: result["peers"]
+        for result in record["results"]
+        if (result["rows"], result["tokens_per_row"]) == (256, 3) and result["top_k"] != "mixed"
+    }
+    readme = (ROOT / "README.md").read_text()
+    peers = ("fastdeploy_sysv", "fastdeploy_pickle", "vllm", "vllm_processed", "protobuf")
+    for peer in peers:
+        cells = " | ".join(f"{measured[k][peer]['times_ours']:.1f}x" for k in ("0", "5", "20"))
+        assert f"| {cells} |" in readme, peer
+    ours = [measured[k]["ours"]["median_us"] for k in ("0", "20")]
+    assert f"{ours[0]:.0f} to {ours[1]:.0f} microseconds" in readme

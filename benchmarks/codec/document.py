@@ -30,6 +30,9 @@ Measured on: {cpu}.
 - The goals compare views: Tokenbus hands each request the batch and a row number, and whoever needs lists makes them.
   FastDeploy's lines end in lists, so compare them with "Tokenbus, as lists" where the reader wants lists; vLLM's end in
   a list of ids and views of the rest.
+- A third of Tokenbus's time at k = 0 is spent on handing 256 requests their share, one look-up and one append each, and
+  less than a third on the bytes and their checks. So much Python is the floor of any design that delivers request by
+  request: 1/60 of vLLM's time, and three times ZeroMQ's on one core, both lie at or below it.
 - Only FastDeploy's struct has its transport in its time: the queue is a part of that mechanism. "Tokenbus + ZeroMQ" is
   the line to compare it with where the bytes must move; pickle and msgpack would pay for a socket too.
 - Every peer is given less to do than in its engine: metrics, logging, detokenizing and scheduling are left out, and its

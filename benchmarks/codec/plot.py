@@ -67,4 +67,4 @@ def _by_rows(axes: "Axes", record: Record) -> None:
     axes.set_ylabel("times Tokenbus's")
     axes.set_title(f"The same over rows, at {_TOKENS} tokens and k = {_TOP_K}")
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", fontsize="small")
