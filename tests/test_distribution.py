@@ -75,7 +75,7 @@ def test_readme_shows_the_measured_figures() -> None:
         if (result["rows"], result["tokens_per_row"]) == (256, 3) and result["top_k"] != "mixed"
     }
     readme = (ROOT / "README.md").read_text()
-    peers = ("fastdeploy_sysv", "fastdeploy_pickle", "vllm", "vllm_processed", "protobuf")
+    peers = ("fastdeploy_sysv", "fastdeploy_pickle", "vllm", "vllm_processed", "ours_lists", "protobuf")
     for peer in peers:
         cells = " | ".join(f"{measured[k][peer]['times_ours']:.1f}x" for k in ("0", "5", "20"))
         assert f"| {cells} |" in readme, peer

@@ -30,6 +30,8 @@ Measured on: {cpu}.
 - The goals compare views: Tokenbus hands each request the batch and a row number, and whoever needs lists makes them.
   FastDeploy's lines end in lists, so compare them with "Tokenbus, as lists" where the reader wants lists; vLLM's end in
   a list of ids and views of the rest.
+- "vLLM + LogprobsProcessor" ends in Python objects, so it is compared with "Tokenbus, as lists" too. Its dicts are
+  vLLM's default; the option flat_logprobs fills lists in their place, which takes less time and is not measured here.
 - A third of Tokenbus's time at k = 0 is spent on handing 256 requests their share, one look-up and one append each, and
   less than a third on the bytes and their checks. So much Python is the floor of any design that delivers request by
   request: 1/60 of vLLM's time, and three times ZeroMQ's on one core, both lie at or below it.

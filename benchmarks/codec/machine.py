@@ -5,14 +5,14 @@ import platform
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from tokenbus_contracts import native
 
-_OPTIONAL = ("vllm", "torch")
-LIBRARIES = ("numpy", "protobuf", "msgspec", "pyzmq", *_OPTIONAL)
+_OF_VLLM = ("vllm", "torch")
+LIBRARIES = ("numpy", "protobuf", "msgspec", "pyzmq", *_OF_VLLM)
 
 
 class Placement(NamedTuple):
@@ -50,26 +50,23 @@ def on_cores(cores: AbstractSet[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def description(placement: Placement) -> dict[str, str]:
-    """Return what a reader needs to know to judge the figures."""
+def description(placement: Placement, *, vllm: bool) -> dict[str, str]:
+    """Return what a reader needs to know to judge the figures; vLLM is named only where it took part."""
     return {
         "cpu": _cpu_name(),
         "cores": str(os.cpu_count()),
         "pinned": "no: not possible here" if placement.core is None else f"core {placement.core}",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        **dict(_versions()),
+        **dict(_versions(vllm=vllm)),
         "compiled check": "in use" if native.available() else "not installed",
     }
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+def _versions(*, vllm: bool) -> Iterator[tuple[str, str]]:
     for name in LIBRARIES:
-        try:
+        if vllm or name not in _OF_VLLM:
             yield name, version(name)
-        except PackageNotFoundError:
-            if name not in _OPTIONAL:
-                raise
 
 
 def _cpu_name() -> str:

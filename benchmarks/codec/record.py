@@ -11,6 +11,7 @@ from benchmarks.codec.workload import MIXED, Case, cases
 Record = dict[str, Any]
 
 OURS = "ours"
+_OURS_LISTS = "ours_lists"
 _SYSV, _VLLM, _VLLM_SHAPE, _VLLM_PROCESSED = "fastdeploy_sysv", "vllm", "vllm_shape", "vllm_processed"
 _ZEROMQ, _ZEROMQ_ELSEWHERE = "zeromq", "zeromq_other_core"
 _SYSV_GOAL, _VLLM_GOAL, _ZEROMQ_GOAL, _BYTES_GOAL = 16, 60, 3, 20
@@ -32,7 +33,7 @@ def run(*, quick: bool, turns: int, seed: int, progress: Callable[[str], None]) 
                 stages.append({"top_k": case.top_k_name, "us": measure_stages(case, turns, seed)})
     return {
         "benchmark": "codec",
-        "machine": description(placement),
+        "machine": description(placement, vllm=_VLLM not in absent),
         "settings": {
             "quick": quick,
             "seed": seed,
@@ -55,7 +56,7 @@ def run(*, quick: bool, turns: int, seed: int, progress: Callable[[str], None]) 
         ],
         "results": results,
         "stages": stages,
-        "goals": [goal for result in results if _is_headline(result) for goal in _goals(result)],
+        "goals": [goal for result in results if _is_headline(result) for goal in goals_of(result)],
     }
 
 
@@ -87,7 +88,7 @@ def _result(case: Case, timings: dict[str, Timing], turns: int) -> Record:
     }
 
 
-def _goals(result: Record) -> list[Record]:
+def goals_of(result: Record) -> list[Record]:
     """Return the goals of one k; a mixed step has none."""
     if result["top_k"] == "mixed":
         return []
@@ -97,6 +98,7 @@ def _goals(result: Record) -> list[Record]:
         _at_least("SysV struct / Tokenbus", _times(result, _SYSV), _SYSV_GOAL),
         _at_least(f"{'vLLM' if vllm == _VLLM else 'vLLM shape'} / Tokenbus", _times(result, vllm), _VLLM_GOAL),
         _at_least("vLLM + processor / Tokenbus", _times(result, _VLLM_PROCESSED), None),
+        _at_least("vLLM + processor / as lists", _times(result, _VLLM_PROCESSED, _OURS_LISTS), None),
         _at_most("Tokenbus / ZeroMQ", _inverse(_times(result, _ZEROMQ)), _ZEROMQ_GOAL),
         _at_most("Tokenbus / ZeroMQ, two cores", _inverse(_times(result, _ZEROMQ_ELSEWHERE)), None),
     ]
@@ -105,8 +107,9 @@ def _goals(result: Record) -> list[Record]:
     return [{"top_k": result["top_k"], **goal} for goal in goals]
 
 
-def _times(result: Record, name: str) -> float | None:
-    return result["peers"][name]["times_ours"] if name in result["peers"] else None
+def _times(result: Record, name: str, of: str = OURS) -> float | None:
+    peers = result["peers"]
+    return round(peers[name]["median_us"] / peers[of]["median_us"], 3) if name in peers else None
 
 
 def _inverse(value: float | None) -> float | None:

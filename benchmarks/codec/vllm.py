@@ -110,9 +110,13 @@ class Installed(_PerRequest):
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Slice, encode, decode, deliver."""
+        frames, outputs = self._carried(step)
+        return self._handed_out(frames, outputs, queues)
+
+    def _carried(self, step: Step) -> tuple[Sequence[Any], Iterable[Any]]:
         outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
         frames = self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs))
-        return self._handed_out(frames, self._decoder.decode(frames).outputs, queues)
+        return frames, self._decoder.decode(frames).outputs
 
 
 class InstalledToItsEnd(Installed):
@@ -122,8 +126,9 @@ class InstalledToItsEnd(Installed):
     label = "vLLM + LogprobsProcessor"
     short = "vLLM+LP"
     includes = (
-        "as vLLM, and then each request's output through vLLM's LogprobsProcessor, without a tokenizer: a dict of "
-        "Logprob objects for each token, which is what vLLM's own API reads"
+        "as vLLM, and then each request's output through vLLM's own LogprobsProcessor, whose list starts anew with "
+        "each step: a dict of as many Logprob objects a token as the request wants, vLLM's default (its flat_logprobs "
+        "is off), which is what its API reads; no tokenizer, so no text, and no RequestOutput around it"
     )
 
     def __init__(self) -> None:
@@ -141,18 +146,17 @@ class InstalledToItsEnd(Installed):
                 logprobs=[],
                 prompt_logprobs=None,
                 cumulative_logprob=0.0,
-                num_logprobs=step.rectangle_ids.shape[1] - 1,
+                num_logprobs=top_k,  # in a mixed step the rectangle is wider, and the rest of it is not read
                 num_prompt_logprobs=None,
             )
             for step in steps
-            for request_id in step.request_ids
+            for request_id, top_k in zip(step.request_ids, step.top_ks, strict=True)
         }
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Slice, encode, decode, process, deliver."""
-        outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
-        frames = self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs))
-        for output in self._decoder.decode(frames).outputs:
+        frames, outputs = self._carried(step)
+        for output in outputs:
             processor = self._processors[output.request_id]
             processor.logprobs = []
             processor.update_from_output(output)
@@ -180,7 +184,7 @@ def _vllm(module: str) -> Any:  # noqa: ANN401 - a module that may not be there
     try:
         return import_module(f"vllm.{module}")
     except ModuleNotFoundError as error:
-        missing = "vLLM is not installed" if error.name == "vllm" else f"vLLM misses {error.name}"
+        missing = "vLLM is not installed" if error.name == "vllm" else f"vLLM misses {error.name or error}"
         raise NotRunError(f"not run: {missing}") from None
     except ImportError as error:
         raise NotRunError(f"not run: vLLM cannot be imported: {error}") from None

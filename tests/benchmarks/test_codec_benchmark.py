@@ -3,9 +3,7 @@
 import gc
 import json
 import os
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +16,8 @@ from benchmarks.codec.machine import Placement
 from benchmarks.codec.ours import STAGES, Views, message_of
 from benchmarks.codec.peer import Queues
 from benchmarks.codec.plot import plot
+from benchmarks.codec.record import goals_of
 from benchmarks.codec.tables import Paint, render
-from benchmarks.codec.vllm import Installed, InstalledToItsEnd
 from benchmarks.codec.workload import Case, Step, cases, make_steps, truth
 
 # What only some machines can run; anything else that is absent is a failure.
@@ -64,46 +62,22 @@ def test_a_peer_that_does_not_run_says_why() -> None:
         assert all(reason.startswith("not run: ") for reason in absent.values())
 
 
-def test_installed_vllm_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where vLLM can be imported, its own encoder, decoder and structs carry the step."""
-
-    class Codec(vllm_shape.ArrayCodec):
-        """Encoder and decoder in one, made without an argument as vLLM's encoder is."""
-
-        def __init__(self, kind: type[vllm_shape.EngineCoreOutputs] = vllm_shape.EngineCoreOutputs) -> None:
-            super().__init__(kind)
-
-    class Processor:
-        """What its name says in vLLM: dicts of token id to logprob and rank, the sampled token first."""
-
-        def __init__(self, *, logprobs: list[Any], num_logprobs: int, **_: object) -> None:
-            self.logprobs = logprobs
-            self._top_k = num_logprobs
-
-        def update_from_output(self, output: vllm_shape.EngineCoreOutput) -> None:
-            """Append a dict for each token."""
-            assert output.new_logprobs is not None
-            for ids, values, rank in zip(*output.new_logprobs[:3], strict=True):
-                ranks = [int(rank), *range(1, self._top_k + 1)]
-                entries = zip(ids.tolist(), values.tolist(), ranks, strict=True)
-                self.logprobs.append({i: SimpleNamespace(logprob=v, rank=r) for i, v, r in entries})
-
-    stubs: dict[str, dict[str, Any]] = {
-        "vllm": {},
-        "vllm.v1": {},
-        "vllm.v1.engine.logprobs": {"LogprobsProcessor": Processor},
-        "vllm.v1.engine": {name: getattr(vllm_shape, name) for name in ("EngineCoreOutput", "EngineCoreOutputs")},
-        "vllm.v1.outputs": {"LogprobsLists": vllm_shape.LogprobsLists},
-        "vllm.v1.serial_utils": {"MsgpackEncoder": Codec, "MsgpackDecoder": Codec},
-    }
-    for name, members in stubs.items():
-        module = ModuleType(name)
-        module.__dict__.update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-    steps = make_steps(Case(16, 3, 20), 1, seed=7)
-    for peer in (Installed(), InstalledToItsEnd()):
-        peer.prepare(steps)
-        assert peer.deliver(steps[0]) == truth(steps[0])
+def test_goals_compare_with_vllm_itself_where_it_ran(record: dict[str, Any]) -> None:
+    """The goal's line says whether vLLM or its shape is meant; the processed line has ratios, but no goal."""
+    result = json.loads(json.dumps(record["results"][0]))
+    for name in ("vllm", "vllm_processed"):
+        result["peers"].pop(name, None)
+    shape = {goal["goal"]: goal for goal in goals_of(result)}
+    assert shape["vLLM shape / Tokenbus"]["measured"] == result["peers"]["vllm_shape"]["times_ours"]
+    assert shape["vLLM + processor / as lists"]["measured"] is None
+    for name, microseconds in (("ours", 10), ("ours_lists", 20), ("vllm", 700), ("vllm_processed", 800)):
+        result["peers"][name] = {**result["peers"]["ours"], "median_us": microseconds}
+    real = {goal["goal"]: goal for goal in goals_of(result)}
+    assert (real["vLLM / Tokenbus"]["measured"], real["vLLM / Tokenbus"]["met"]) == (70, True)
+    assert "vLLM shape / Tokenbus" not in real
+    for other, measured in (("Tokenbus", 80), ("as lists", 40)):
+        goal = real[f"vLLM + processor / {other}"]
+        assert (goal["measured"], goal["met"]) == (measured, None)
 
 
 def test_an_array_of_256_bytes_travels_beside_the_message() -> None:

@@ -70,6 +70,7 @@ class Report:
     bombs: dict[str, str] = field(default_factory=dict)
     baseline_bytes: int = 0
     failure: str = ""
+    failed_at: str = ""
     saved_as: str = ""
 
 
@@ -177,9 +178,10 @@ def run(report: Report) -> Report:
         report.failure = f"the process that decodes ended with exit code {child.exitcode}"
     child.join()
     if report.failure:
-        data = BOMBS[-1 - at.value].make() if at.value < 0 else Maker(report.seed).message(at.value)[0]
-        name = f"bomb-{-1 - at.value}" if at.value < 0 else str(at.value)
-        path = Path(tempfile.gettempdir()) / f"tokenbus-fuzz-{report.seed}-{name}.binpb"
+        index = at.value
+        data = BOMBS[-1 - index].make() if index < 0 else Maker(report.seed).message(index)[0]
+        report.failed_at = f"bomb-{-1 - index}" if index < 0 else str(index)
+        path = Path(tempfile.gettempdir()) / f"tokenbus-fuzz-{report.seed}-{report.failed_at}.binpb"
         path.write_bytes(data)
         report.saved_as = str(path)
     return report
@@ -218,7 +220,8 @@ def main() -> int:
     report = run(Report(options.seed, options.first, options.messages))
     sys.stdout.write((json.dumps(asdict(report)) if options.json else _text(report)) + "\n")
     if report.failure:
-        sys.stderr.write(f"{report.failure}\nseed {report.seed}, message saved as {report.saved_as}\n")
+        where = f"seed {report.seed}, index {report.failed_at}, message saved as {report.saved_as}"
+        sys.stderr.write(f"{report.failure}\n{where}\n")
     return 1 if report.failure else 0
 
 

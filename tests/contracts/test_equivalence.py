@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contracts.one_break import BREAKS, changed
+from tests.contracts.one_break import BREAKS, changed, four_rows
 from tests.contracts.other_encodings import record, varint
 from tests.contracts.plain_rows import PlainRow, batch_of, plain_rows, values_of
 from tests.contracts.slow_validator import Bounds, Refusal, refusals, verdict
@@ -271,6 +271,24 @@ def test_both_stop_at_the_same_padding(part: str, size: int) -> None:
         length = varint(len(contents), size if (name, what) == (whose, "length") else 0)
         data = key + length + contents + data
     assert_same_verdict(data)
+
+
+@pytest.mark.parametrize("extra", [1, 3])
+@pytest.mark.parametrize("name", [field.name for field in pb.LogprobBatch.DESCRIPTOR.fields[1:]])
+def test_both_refuse_part_of_an_element(name: str, extra: int) -> None:
+    """A column that ends within an element, or behind a varint's beginning, is no column at all."""
+    message = four_rows()
+    pieces = []
+    for field in message.DESCRIPTOR.fields:
+        values = getattr(message, field.name)
+        piece = pb.LogprobBatch(**{field.name: values}).SerializeToString()
+        if field.name == name:
+            contents = piece[len(record(field.number, 2, b"")) :]
+            piece = record(field.number, 2, contents + b"\x80" * extra)
+        pieces.append(piece)
+    data = b"".join(pieces)
+    assert_same_verdict(data)
+    assert refusal_of(data, Bounds.SCHEMA) is not None
 
 
 @pytest.mark.parametrize("depth", range(95, 105))
