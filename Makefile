@@ -1,6 +1,7 @@
 # Setup needs Python and pip alone: the locks carry hashes, so pip installs what uv once resolved.
 
 PYTHON ?= python3
+MESSAGES ?= 2000000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -75,9 +76,9 @@ baseline: setup ## Release the schema: what later changes may not break
 	@echo "==> baseline"
 	@$(BIN)/python -m schema_tools baseline
 
-fuzz: setup ## Feed the decoder two million damaged messages
+fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 	@echo "==> fuzz"
-	@$(BIN)/python -m tests.contracts.fuzz --messages 2000000
+	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
 
 soak: fuzz ## Run the long campaigns
 
@@ -99,5 +100,6 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"
+	@rm -f $(NATIVE:.c=.so)
 	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +

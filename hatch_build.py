@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def _compile(source: Path, library: Path) -> str:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return "there is no C compiler"
-    command = [*compiler.split(), *FLAGS, "-o", str(library), str(source)]
+    version = f"-DSOURCE_CRC32={zlib.crc32(source.read_bytes())}u"
+    command = [*compiler.split(), *FLAGS, version, "-o", str(library), str(source)]
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - what CC names
     except OSError as error:

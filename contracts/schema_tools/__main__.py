@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from schema_tools.check import faults
+from schema_tools.check import faults, release_faults
 from schema_tools.compiled import SchemaError, write_baseline
 from schema_tools.generate import write_generated
 from schema_tools.paths import Tree
@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("generate", help="write the Python code that is generated from proto/")
     commands.add_parser("check", help="say what is stale, badly formed, or breaks what was released")
     commands.add_parser("vectors", help="write the golden messages")
-    commands.add_parser("baseline", help="release the schema: later changes may not break it")
+    commands.add_parser("baseline", help="release the schema: it must not break what was released")
     command = parser.parse_args(arguments).command
     tree = Tree()
     try:
@@ -33,6 +33,12 @@ def _run(command: str, tree: Tree) -> int:
         print("\n".join(found) or "the schema holds, and so does all that is made from it")
         return 1 if found else 0
     if command == "baseline":
+        if broken := [f"{check}: {fault}" for check, fault in release_faults(tree)]:
+            print("\n".join(broken))
+            print(
+                f"error: {tree.baseline.relative_to(tree.root)} stays: a released schema can only grow", file=sys.stderr
+            )
+            return 1
         write_baseline(tree)
         print(f"wrote {tree.baseline.relative_to(tree.root)}")
         return 0

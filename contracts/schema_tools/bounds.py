@@ -3,9 +3,15 @@
 import math
 from collections.abc import Iterator
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+)
+from google.protobuf.message import Message
 
-from schema_tools.compiled import baseline, compiled
+from schema_tools.compiled import baseline, compiled, messages_in
 from schema_tools.paths import Tree
 from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
 
@@ -60,53 +66,66 @@ _PRODUCTS = [
 def bound_faults(tree: Tree) -> Iterator[str]:
     """Yield a line for each bound that is missing, contradicts another, or differs from the released one."""
     files = compiled(tree)
-    now = dict(_bounds(files))
+    now = dict(_declared(files))
     for file in files:
-        for message in file.message_type:
-            yield from _missing(message)
-        for enum in file.enum_type:
+        for name, _, message in messages_in(file):
+            yield from _missing(name, message)
+        for enum in _enums(file):
             numbers = [value.number for value in enum.value]
             if numbers != list(range(len(numbers))):
                 yield f"{enum.name}: its numbers leave holes, and ranges of them are checked: {numbers}"
-    yield from _contradictions(now)
-    for name, value in _bounds(baseline(tree)):
-        if name in now and now[name] != value:
-            yield f"{name}: {value} was released, {now[name]} is in the schema; a bound holds for a whole major"
-        elif name not in now:
-            yield f"{name}: {value} was released, and the schema has no such bound"
+    yield from _contradictions(
+        {f"{name}.{bound}": value for name, bounds in now.items() for bound, value in bounds.items()}
+    )
+    for name, released in _declared(baseline(tree)):
+        # What is gone altogether is buf's to find.
+        yield from _changed(name, released, now.get(name, released))
 
 
-def _bounds(files: list[FileDescriptorProto]) -> Iterator[tuple[str, int]]:
-    """Yield every bound in the schema: Message.field.bound and its value."""
+def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
+    """Compare both ways: a bound that is new on a released field refuses what its writers may send."""
+    for bound in sorted(released.keys() | now.keys()):
+        was, value = released.get(bound), now.get(bound)
+        if was is None:
+            yield f"{name}.{bound}: {value} is in the schema, and {name} was released without such a bound"
+        elif value is None:
+            yield f"{name}.{bound}: {was} was released, and the schema has no such bound"
+        elif was != value:
+            yield f"{name}.{bound}: {was} was released, {value} is in the schema; a bound holds for a whole major"
+
+
+def _declared(files: list[FileDescriptorProto]) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield every message, field and enum value of the schema, and the bounds it has, also if it has none."""
     for file in files:
-        for message in file.message_type:
-            whole = message_bounds_in(message.options)
-            yield from ((f"{message.name}.{option.name}", value) for option, value in whole.ListFields())
-            for field in message.field:
-                bounds = bounds_in(field.options)
-                yield from (
-                    (f"{message.name}.{field.name}.{option.name}", int(value)) for option, value in bounds.ListFields()
-                )
-        for enum in file.enum_type:
-            for constant in enum.value:
-                rule = status_rule_in(constant.options)
-                yield from ((f"{constant.name}.{option.name}", int(what)) for option, what in rule.ListFields())
+        for name, _, message in messages_in(file):
+            yield name, _set_in(message_bounds_in(message.options))
+            yield from ((f"{name}.{field.name}", _set_in(bounds_in(field.options))) for field in message.field)
+        for enum in _enums(file):
+            yield from ((constant.name, _set_in(status_rule_in(constant.options))) for constant in enum.value)
 
 
-def _missing(message: DescriptorProto) -> Iterator[str]:
+def _set_in(bounds: Message) -> dict[str, int]:
+    return {bound.name: int(value) for bound, value in bounds.ListFields()}
+
+
+def _enums(file: FileDescriptorProto) -> list[EnumDescriptorProto]:
+    return [*file.enum_type, *(enum for _, _, message in messages_in(file) for enum in message.enum_type)]
+
+
+def _missing(name: str, message: DescriptorProto) -> Iterator[str]:
     for field in message.field:
         bounds = bounds_in(field.options)
         if field.label == _REPEATED and not bounds.max_items:
-            yield f"{message.name}.{field.name}: repeated without max_items"
+            yield f"{name}.{field.name}: repeated without max_items"
         if field.type in _LENGTH_NEEDED and not bounds.max_bytes:
-            yield f"{message.name}.{field.name}: text or bytes without max_bytes"
+            yield f"{name}.{field.name}: text or bytes without max_bytes"
         if bounds.HasField("default_max") and bounds.default_max > bounds.max:
-            yield f"{message.name}.{field.name}: default_max {bounds.default_max} above max {bounds.max}"
+            yield f"{name}.{field.name}: default_max {bounds.default_max} above max {bounds.max}"
         if bounds.default_max_items > bounds.max_items:
-            yield f"{message.name}.{field.name}: default_max_items above max_items {bounds.max_items}"
+            yield f"{name}.{field.name}: default_max_items above max_items {bounds.max_items}"
         counted = bounds.length and field.type == FieldDescriptorProto.TYPE_UINT32
         if counted and not (bounds.HasField("max") and bounds.max <= _ONE_BYTE):
-            yield f"{message.name}.{field.name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
+            yield f"{name}.{field.name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
 
 
 def _contradictions(now: dict[str, int]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import DESCRIPTOR, FileDescriptorProto, FileDescriptorSet
 
 from schema_tools.bounds import bound_faults
+from schema_tools.comments import comment_faults
 from schema_tools.compiled import SchemaError, baseline
 from schema_tools.generate import stale_files
 from schema_tools.paths import Tree
@@ -20,9 +21,19 @@ _NAMES_SHOWN = 5
 
 def faults(tree: Tree) -> Iterator[tuple[str, str]]:
     """Yield each fault: the check that found it, and a line that says what to do or to undo."""
-    for name, check in _CHECKS.items():
+    yield from _faults(tree, list(_CHECKS))
+
+
+def release_faults(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield each fault that keeps the schema from taking the released one's place; the first breaks nothing."""
+    if tree.baseline.exists():
+        yield from _faults(tree, ["breaking", "bounds"])
+
+
+def _faults(tree: Tree, names: list[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
         try:
-            yield from ((name, fault) for fault in check(tree))
+            yield from ((name, fault) for fault in _CHECKS[name](tree))
         except SchemaError as error:
             yield name, str(error)
 
@@ -76,5 +87,6 @@ _CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
     "format": _format,
     "breaking": _breaking,
     "bounds": bound_faults,
+    "comments": comment_faults,
     "vectors": _vectors,
 }

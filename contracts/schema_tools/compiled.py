@@ -3,11 +3,15 @@
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 from schema_tools.paths import Tree
+
+# Where a descriptor's source comments are filed: the path of field numbers from the file's descriptor.
+_FILE_MESSAGE, _NESTED_MESSAGE = 4, 3
 
 
 class SchemaError(Exception):
@@ -36,6 +40,27 @@ def compiled(tree: Tree, *, comments: bool = False) -> list[FileDescriptorProto]
         image = Path(folder, "image.binpb")
         protoc(tree, f"--descriptor_set_out={image}", *(["--include_source_info"] if comments else []))
         return list(FileDescriptorSet.FromString(image.read_bytes()).file)
+
+
+def comments_in(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
+    """Return the comment above each thing in a file, in one line, by the thing's path."""
+    return {
+        tuple(location.path): " ".join(location.leading_comments.split()) for location in file.source_code_info.location
+    }
+
+
+def messages_in(file: FileDescriptorProto) -> Iterator[tuple[str, tuple[int, ...], DescriptorProto]]:
+    """Yield each message's name, its path among the comments, and itself; nested ones too, as Outer.Inner."""
+    waiting: list[tuple[str, tuple[int, ...], DescriptorProto]] = [
+        (message.name, (_FILE_MESSAGE, place), message) for place, message in enumerate(file.message_type)
+    ]
+    while waiting:
+        name, path, message = waiting.pop(0)
+        yield name, path, message
+        waiting += [
+            (f"{name}.{inner.name}", (*path, _NESTED_MESSAGE, place), inner)
+            for place, inner in enumerate(message.nested_type)
+        ]
 
 
 def baseline(tree: Tree) -> list[FileDescriptorProto]:

@@ -1,16 +1,17 @@
 """Python code from the schema: protoc's classes and type stubs, and enums as Python's own."""
 
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
-from schema_tools.compiled import compiled, protoc
+from schema_tools.compiled import comments_in, compiled, protoc
 from schema_tools.paths import Tree
 
 BANNER = "# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.\n"
 
 _PACKAGE = "tokenbus_contracts.generated"
-# Where a descriptor's source comments are filed: the path of field numbers from the file's descriptor.
+# Where a file's enums and their values are filed among its comments: their numbers in the descriptor.
 _ENUM_PATH, _VALUE_PATH = 5, 2
 
 
@@ -26,24 +27,35 @@ def write_generated(tree: Tree) -> list[str]:
     """Write the generated files, remove what no longer belongs there, and return the names that changed."""
     files = generated_files(tree)
     tree.generated.mkdir(parents=True, exist_ok=True)
-    changed = []
-    for path in tree.generated.glob("*.py*"):
-        if path.name not in files:
-            path.unlink()
-            changed.append(path.name)
-    for name, text in files.items():
+    changed = _stale(tree, files)
+    for name in changed:
         path = tree.generated / name
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-            changed.append(name)
-    return sorted(changed)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        if name in files:
+            path.write_bytes(files[name].encode())
+    return changed
 
 
 def stale_files(tree: Tree) -> list[str]:
-    """Return the names of generated files that differ from what the schema gives now."""
-    files = generated_files(tree)
-    present = {path.name: path.read_text() for path in tree.generated.glob("*.py*")}
-    return sorted(name for name in files.keys() | present.keys() if files.get(name) != present.get(name))
+    """Return the names of what the schema does not give now, or gives otherwise, in the generated folder."""
+    return _stale(tree, generated_files(tree))
+
+
+def _stale(tree: Tree, files: dict[str, str]) -> list[str]:
+    # The folder is flat and wholly ours: a file of another kind or a folder in it would be shipped unchecked.
+    entries = tree.generated.iterdir() if tree.generated.is_dir() else ()
+    present = {
+        path.name: path.read_bytes() if path.is_file() else None for path in entries if path.name != "__pycache__"
+    }
+    wanted = {name: text.encode() for name, text in files.items()}
+    return sorted(
+        name
+        for name in wanted.keys() | present.keys()
+        if name not in present or name not in wanted or wanted[name] != present[name]
+    )
 
 
 def _classes(tree: Tree) -> dict[str, str]:
@@ -60,10 +72,7 @@ def _relocate(text: str) -> str:
 def _enums(tree: Tree) -> str:
     """Return IntEnums, with the schema's comments, of the data contract: those are what users handle."""
     contract = next(file for file in compiled(tree, comments=True) if file.name.endswith("logprob_batch.proto"))
-    comments = {
-        tuple(location.path): " ".join(location.leading_comments.split())
-        for location in contract.source_code_info.location
-    }
+    comments = comments_in(contract)
     lines = [BANNER + '"""The data contract\'s enums."""\n', "from enum import IntEnum"]
     for index, enum in enumerate(contract.enum_type):
         lines.append(f'\n\nclass {enum.name}(IntEnum):\n    """{comments[_ENUM_PATH, index]}"""\n')

@@ -6,14 +6,16 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts.columns import Index, elements_of, starts_of
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.fitting import fitted, kind_of
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.generated.enums import RowStatus, Scoring
 from tokenbus_contracts.header import BatchHeader
-from tokenbus_contracts.schema import COLUMN, COLUMNS, Column
+from tokenbus_contracts.layout import Index, Layout
+from tokenbus_contracts.schema import COLUMN, COLUMNS
 
 _TYPES = [(column.name, column.dtype) for column in COLUMNS]
+_set = object.__setattr__  # a batch's own is for others, and refuses
 
 
 class Row(NamedTuple):
@@ -46,6 +48,7 @@ class LogprobBatch:
 
     __slots__ = ("_layout", "header", *(column.name for column in COLUMNS))
 
+    _layout: Layout | None
     header: BatchHeader
     request_keys: npt.NDArray[np.uint64]
     batch_indices: npt.NDArray[np.uint32]
@@ -103,21 +106,29 @@ class LogprobBatch:
             alternative_logprobs,
             proposal_token_ids,
         )
-        self.header = header
-        self._layout: _Layout | None = None
+        _set(self, "header", header)
+        _set(self, "_layout", None)
         for (name, dtype), values in zip(_TYPES, given, strict=True):
             fits = type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1
-            setattr(self, name, values if fits else _fitted(COLUMN[name], values))
+            _set(self, name, values if fits else fitted(COLUMN[name], values))
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> Self:
         """Make a batch of all its columns, each an array of its column's own type."""
         batch = cls.__new__(cls)
-        batch.header = header
-        batch._layout = None  # noqa: SLF001 - it is one of this class
+        _set(batch, "header", header)
+        _set(batch, "_layout", None)
         for name, values in columns.items():
-            setattr(batch, name, values)
+            _set(batch, name, values)
         return batch
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: what has been checked once must not become something else."""
+        raise AttributeError(f"a batch is not changed once it is made; make another one with another {name}")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse, as above."""
+        raise AttributeError(f"a batch is not changed once it is made; it keeps its {name}")
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -151,18 +162,11 @@ class LogprobBatch:
 
     def has_consistent_lengths(self) -> bool:
         """Tell whether every column is as long as the counts demand: if not, nobody can say which row is which."""
-        by_row = (self.columns[column.name] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS)
-        if any(values.size != self.row_count for values in by_row):
+        try:
+            self._laid_out()
+        except ContractError:
             return False
-        layout = self._laid_out()
-        demanded: dict[int, int] = {
-            ColumnLength.COLUMN_LENGTH_ROWS: self.row_count,
-            ColumnLength.COLUMN_LENGTH_TOKENS: int(layout.tokens[-1]),
-            ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: int(layout.scored[-1]),
-            ColumnLength.COLUMN_LENGTH_ALTERNATIVES: int(layout.alternatives[-1]),
-            ColumnLength.COLUMN_LENGTH_PROPOSALS: int(layout.proposals[-1]),
-        }
-        return all(self.columns[column.name].size == demanded[column.length] for column in COLUMNS)
+        return True
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows in the order of the columns."""
@@ -170,11 +174,12 @@ class LogprobBatch:
 
     def row(self, index: int) -> Row:
         """Return one row, by its place in the columns."""
+        if not 0 <= index < self.row_count:
+            raise IndexError(f"row {index} of a batch of {self.row_count}")
         layout = self._laid_out()
-        tokens = slice(*layout.tokens[index : index + 2])
-        scored = slice(*layout.scored[index : index + 2])
-        alternatives = slice(*layout.alternatives[index : index + 2])
-        shape = (-1, self.top_ks[index]) if self.top_ks[index] else (int(self.token_counts[index]), 0)
+        scored = layout.span(ColumnLength.COLUMN_LENGTH_SCORED_TOKENS, index)
+        alternatives = layout.span(ColumnLength.COLUMN_LENGTH_ALTERNATIVES, index)
+        table = (-1, self.top_ks[index]) if self.top_ks[index] else (int(self.token_counts[index]), 0)
         return Row(
             int(self.request_keys[index]),
             int(self.batch_indices[index]),
@@ -182,12 +187,12 @@ class LogprobBatch:
             RowStatus(self.statuses[index]),
             int(self.draft_token_counts[index]),
             Scoring(self.scorings[index]),
-            self.token_ids[tokens],
+            self.token_ids[layout.span(ColumnLength.COLUMN_LENGTH_TOKENS, index)],
             self.logprobs[scored],
             self.ranks[scored],
-            self.alternative_token_ids[alternatives].reshape(shape),
-            self.alternative_logprobs[alternatives].reshape(shape),
-            self.proposal_token_ids[slice(*layout.proposals[index : index + 2])],
+            self.alternative_token_ids[alternatives].reshape(table),
+            self.alternative_logprobs[alternatives].reshape(table),
+            self.proposal_token_ids[layout.span(ColumnLength.COLUMN_LENGTH_PROPOSALS, index)],
         )
 
     def in_batch_order(self) -> Self:
@@ -199,75 +204,25 @@ class LogprobBatch:
 
     def select(self, rows: npt.ArrayLike) -> Self:
         """Return some of the rows, by their places in the columns, as a batch that says it is a selection."""
-        return self._gathered(np.asarray(rows, np.intp), self.header._replace(selection=True))
+        places = np.asarray(rows)
+        if not places.size:
+            places = np.zeros(0, np.intp)
+        if places.dtype.kind not in "iu" or places.ndim != 1:
+            raise ContractError("rows", "places in the columns", kind_of(places), rule=Rule.TYPE)
+        if places.size and not 0 <= int(places.min()) <= int(places.max()) < self.row_count:
+            beyond = int(places.min()) if int(places.min()) < 0 else int(places.max())
+            raise ContractError("rows", f"places from 0 to {self.row_count - 1}", beyond, rule=Rule.MAX)
+        if np.unique(places).size != places.size:
+            raise ContractError("rows", "each place once", "one of them twice", rule=Rule.UNIQUE)
+        return self._gathered(places.astype(np.intp), self.header._replace(selection=True))
 
     def _gathered(self, rows: Index, header: BatchHeader) -> Self:
         """Return a batch of these rows in this order: the only code that moves columns, and it moves them all."""
-        layout = self._laid_out()
-        elements: dict[int, Index] = {
-            ColumnLength.COLUMN_LENGTH_ROWS: rows,
-            ColumnLength.COLUMN_LENGTH_TOKENS: _of(rows, layout.tokens),
-            ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: _of(rows, layout.scored),
-            ColumnLength.COLUMN_LENGTH_ALTERNATIVES: _of(rows, layout.alternatives),
-            ColumnLength.COLUMN_LENGTH_PROPOSALS: _of(rows, layout.proposals),
-        }
+        elements = self._laid_out().elements(rows)
         moved = {column.name: getattr(self, column.name)[elements[column.length]] for column in COLUMNS}
         return self.of_views(header, moved)
 
-    def _laid_out(self) -> "_Layout":
+    def _laid_out(self) -> Layout:
         if self._layout is None:
-            self._layout = _Layout.of(self)
-        return self._layout
-
-
-class _Layout(NamedTuple):
-    """Where each row's elements begin in the ragged columns; one more entry says where the last ends."""
-
-    tokens: Index
-    scored: Index
-    alternatives: Index
-    proposals: Index
-
-    @classmethod
-    def of(cls, batch: LogprobBatch) -> "_Layout":
-        """Return the layout that the batch's counts demand."""
-        counts = batch.token_counts.astype(np.intp)
-        return cls(
-            starts_of(counts),
-            starts_of(counts * (batch.scorings != Scoring.NONE)),
-            starts_of(counts * batch.top_ks),
-            starts_of(batch.proposal_counts),
-        )
-
-
-def _of(rows: Index, starts: Index) -> Index:
-    return elements_of(rows, np.diff(starts), starts)
-
-
-def _fitted(column: Column, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return values as the column's type, or a ContractError where they are not such values."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:
-        raise ContractError(column.name, "one value for each element", str(error), rule=Rule.TYPE) from None
-    if array.ndim != 1:
-        raise ContractError(column.name, "one dimension", f"shape {array.shape}", rule=Rule.TYPE)
-    if not array.size:
-        return column.empty
-    wanted = "fiu" if column.dtype.kind == "f" else "iu"
-    if array.dtype.kind not in wanted:
-        raise ContractError(column.name, f"values of {column.dtype.name}", array.dtype.name, rule=Rule.TYPE)
-    if column.dtype.kind != "f":
-        _refuse_wrapping(column, array)
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, which the checks refuse
-        return array.astype(column.dtype)
-
-
-def _refuse_wrapping(column: Column, array: npt.NDArray[Any]) -> None:
-    """Refuse integers that a narrower type would turn into other ones."""
-    lowest, highest = int(array.min()), int(array.max())
-    highest_held = (1 << 8 * column.item_bytes) - 1
-    if lowest < 0:
-        raise ContractError(f"{column.name}[{int(array.argmin())}]", column.min, lowest, rule=Rule.MIN)
-    if highest > highest_held:
-        raise ContractError(f"{column.name}[{int(array.argmax())}]", column.max, highest, rule=Rule.MAX)
+            _set(self, "_layout", Layout(self))
+        return self._layout  # type: ignore[return-value]

@@ -12,10 +12,16 @@ _DEFAULT = Limits.default()
 
 def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
     """Return the batch as one protobuf message, or raise the ContractError of the first rule that it breaks."""
+    if not isinstance(batch, LogprobBatch):
+        raise ContractError("batch", "a LogprobBatch", type(batch).__name__, rule=Rule.TYPE)
     check_header(batch.header)  # before protobuf turns values of other types into its own
     data = wire.write(batch, limits)
     if not native.accepts(data, limits):
-        check_batch(batch, limits)
+        # What was written is what counts: an engine may have used its arrays again in the meantime.
+        written = wire.read(data)
+        check_batch(batch if written is None else written, limits)
+        if written is None:
+            raise ContractError("batch", "arrays that stay as they are", "ones that changed", rule=Rule.TYPE)
     return data
 
 
@@ -41,7 +47,13 @@ def parse(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> Lo
 
 def _within(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
     """Return the message as bytes that cannot change; its size is looked at before anything else."""
-    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    if type(data) is bytes:
+        size = len(data)
+    else:
+        try:
+            size = memoryview(data).nbytes
+        except (TypeError, ValueError):
+            raise ContractError("message", "bytes", type(data).__name__, rule=Rule.TYPE) from None
     if size > limits.max_message_bytes:
         raise ContractError("message", limits.max_message_bytes, size, rule=Rule.BYTES)
     return bytes(data)

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+_LONGEST_VALUE = 200
+
 
 class Rule(StrEnum):
     """Which kind of bound was broken; stable names, the same in the golden vectors and in metrics."""
@@ -59,7 +61,7 @@ class ContractError(ValueError):
 
     def __str__(self) -> str:
         """Return one line with the field, the limit and the value."""
-        return f"{self.field}: {self._limit_phrase()}, got {self.actual}"
+        return f"{self.field}: {self._limit_phrase()}, got {_one_line(self.actual)}"
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the rule, which is no positional argument: test runners send errors across processes."""
@@ -77,6 +79,16 @@ class ContractError(ValueError):
                 return f"at most {self.limit} bytes"
             case _:
                 return str(self.limit)
+
+
+def _one_line(value: object) -> str:
+    """Return a value as one short line, whatever it is: it may have come from anywhere."""
+    try:
+        text = str(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of too many digits to print"
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: _LONGEST_VALUE + 1])
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
 
 
 def _rebuild(field: str, limit: object, actual: object, rule: Rule) -> ContractError:

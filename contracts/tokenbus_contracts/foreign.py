@@ -12,6 +12,7 @@ from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as Batch
 from tokenbus_contracts.header import from_message
 from tokenbus_contracts.malformed import explain
 from tokenbus_contracts.schema import COLUMNS, ONE_BYTE_VARINT_END, Column
+from tokenbus_contracts.validate.rows import unnamed
 
 
 def read(data: bytes) -> LogprobBatch:
@@ -44,7 +45,6 @@ def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - 
     if count and (wide.max() >= ONE_BYTE_VARINT_END or wide.min() < 0):
         element = int(((wide >= ONE_BYTE_VARINT_END) | (wide < 0)).argmax())
         if column.named:
-            limit: object = "a value that the schema names, and not zero"
-            raise ContractError(f"{column.name}[{element}]", limit, int(wide[element]), rule=Rule.NAMED)
+            raise unnamed(column, element, int(wide[element]))
         raise ContractError(f"{column.name}[{element}]", column.max, int(wide[element]), rule=Rule.MAX)
     return wide.astype(column.dtype)

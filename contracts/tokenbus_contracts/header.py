@@ -83,7 +83,7 @@ def misfit(header: BatchHeader) -> ContractError:
         wanted = _TYPES.get(name, "a whole number")
         try:
             fits = _fits(name, value)
-        except (TypeError, UnicodeEncodeError):
+        except (TypeError, ValueError):
             fits = False
         if not fits:
             return ContractError(f"header.{name}", wanted, repr(value), rule=Rule.TYPE)

@@ -1,6 +1,6 @@
 """The bounds that a deployment enforces: the schema's own, or tighter."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Self
 
@@ -43,12 +43,6 @@ class Limits:
     def default(cls) -> Self:
         """Return the schema's defaults for a deployment."""
         return cls(**{name: default for name, (default, _) in _schema_bounds().items()})
-
-    def for_vocabulary(self, vocabulary_size: int) -> Self:
-        """Return the same limits with token ids below a vocabulary's size; zero: the size is not known."""
-        if not vocabulary_size:
-            return self
-        return replace(self, max_token_id=min(self.max_token_id, vocabulary_size - 1))
 
 
 @cache

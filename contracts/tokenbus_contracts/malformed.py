@@ -1,10 +1,17 @@
 """Why some bytes are no message at all: for people, after the generated classes refused them."""
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_contracts.schema import BATCH
+from tokenbus_contracts.schema import BATCH, COLUMN, HEADER
 
 _VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
+_ITEM_SIZES = {
+    FieldDescriptor.TYPE_FIXED64: 8,
+    FieldDescriptor.TYPE_FIXED32: 4,
+    FieldDescriptor.TYPE_FLOAT: 4,
+}
 _VARINT_MAX_BYTES = 10
 _MOST_FIELDS = 4096
 """How many fields are looked at: enough for any message that was damaged, too few to be kept busy with."""
@@ -20,45 +27,75 @@ class _BrokenError(Exception):
 
 def explain(data: bytes) -> ContractError:
     """Return the error that names the first place where a message's own fields do not add up."""
-    at = 0
-    groups: list[str] = []
     try:
-        for _ in range(_MOST_FIELDS):
-            if at == len(data):
-                break
-            at = _skip(data, at, groups)
+        _Walk().over(data, BATCH, "")
     except _BrokenError as broken:
         return broken.error
-    if groups and at == len(data):
-        limit, actual = "a group that ends", "the end of the message within it"
-        return ContractError(groups[-1], limit, actual, rule=Rule.MALFORMED)
-    # The outermost fields add up, as far as they were looked at: what the parser met lies within one of them.
+    # As far as it was looked at, all adds up: what the parser met lies deeper, or further on.
     return ContractError("message", "fields that parse", "one with damaged contents", rule=Rule.MALFORMED)
 
 
-def _skip(data: bytes, at: int, groups: list[str]) -> int:
-    """Return the place behind the field, or the group's beginning or end, at a place."""
-    key, behind = _read_varint(data, at, f"message[{at}]")
-    number, wire_type = key >> 3, key & 7
-    known = BATCH.fields_by_number.get(number)
-    name = known.name if known else f"field {number}"
-    if not number:
-        raise _BrokenError(f"message[{at}]", "a field number from 1", "0")
-    if wire_type == _VARINT:
-        return _read_varint(data, behind, name)[1]
-    if wire_type in _FIXED_SIZES:
-        return _within(data, behind, _FIXED_SIZES[wire_type], name)
-    if wire_type == _LENGTH:
-        length, behind = _read_varint(data, behind, name)
-        return _within(data, behind, length, name)
-    if wire_type == _START_GROUP:
-        groups.append(name)
-    elif wire_type == _END_GROUP:
-        if not groups or groups.pop() != name:
-            raise _BrokenError(name, "a group that began", "the end of one that did not")
-    else:
-        raise _BrokenError(name, "a wire type from 0 to 5", str(wire_type))
-    return behind
+class _Walk:
+    """A walk over a message and its header, which ends where something is broken or after enough fields."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_FIELDS
+
+    def over(self, data: bytes, message: Descriptor, prefix: str) -> None:
+        """Look at a message's fields one by one."""
+        at = 0
+        groups: list[str] = []
+        while at < len(data):
+            if not self._left:
+                return
+            self._left -= 1
+            at = self._skip(data, at, message, prefix, groups)
+        if groups:
+            raise _BrokenError(groups[-1], "a group that ends", "the end of the message within it")
+
+    def _skip(self, data: bytes, at: int, message: Descriptor, prefix: str, groups: list[str]) -> int:
+        """Return the place behind the field, or the group's beginning or end, at a place."""
+        here = f"{prefix.rstrip('.') or 'message'}[{at}]"
+        key, behind = _read_varint(data, at, here)
+        number, wire_type = key >> 3, key & 7
+        known = message.fields_by_number.get(number)
+        name = prefix + (known.name if known else f"field {number}")
+        if not number:
+            raise _BrokenError(here, "a field number from 1", "0")
+        if wire_type == _VARINT:
+            return _read_varint(data, behind, name)[1]
+        if wire_type in _FIXED_SIZES:
+            return _within(data, behind, _FIXED_SIZES[wire_type], name)
+        if wire_type == _LENGTH:
+            length, start = _read_varint(data, behind, name)
+            behind = _within(data, start, length, name)
+            if known and not groups:
+                self._look_into(known, data[start:behind], name)
+        elif wire_type == _START_GROUP:
+            groups.append(name)
+        elif wire_type == _END_GROUP:
+            if not groups or groups.pop() != name:
+                raise _BrokenError(name, "a group that began", "the end of one that did not")
+        else:
+            raise _BrokenError(name, "a wire type from 0 to 5", str(wire_type))
+        return behind
+
+    def _look_into(self, field: FieldDescriptor, contents: bytes, name: str) -> None:
+        """Find out what is wrong with a known field's contents, if anything is."""
+        if field.message_type is HEADER:
+            self.over(contents, HEADER, f"{name}.")
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            try:
+                contents.decode()
+            except UnicodeDecodeError as error:
+                raise _BrokenError(
+                    name, "text in UTF-8", f"{contents[error.start]:#04x} at its byte {error.start}"
+                ) from None
+        elif field.type in _ITEM_SIZES and len(contents) % _ITEM_SIZES[field.type]:
+            limit = f"elements of {_ITEM_SIZES[field.type]} bytes"
+            raise _BrokenError(name, limit, f"{len(contents)} bytes")
+        elif name in COLUMN and COLUMN[name].is_bytes and contents and contents[-1] >= 1 << 7:
+            raise _BrokenError(name, "whole varints", "the end of the column within one")
 
 
 def _within(data: bytes, at: int, length: int, name: str) -> int:

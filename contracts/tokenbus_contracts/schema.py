@@ -11,8 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import EnumValueOptions, FieldOptions, MessageOptions
+from google.protobuf.internal import api_implementation
 
 from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
+
+if api_implementation.Type() != "upb":
+    # The one in pure Python reads some encodings otherwise, and takes seconds over some messages.
+    raise ImportError(
+        f"tokenbus needs protobuf's compiled implementation, upb; this process uses {api_implementation.Type()!r} "
+        "(is PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION set?)"
+    )
 
 MAJOR = 1
 MINOR = 0

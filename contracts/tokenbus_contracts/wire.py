@@ -30,7 +30,7 @@ _SMALL_BYTES = 4096
 
 
 def write(batch: LogprobBatch, limits: Limits) -> bytes:
-    """Return a checked batch's bytes, or a ContractError if they would be more than the limit."""
+    """Return a batch's bytes, unchecked, or a ContractError if they would be more than the limit."""
     header = to_wire(batch.header)
     pieces: list[Any] = [_prefix(HEADER_KEY, len(header)), header]
     size = len(pieces[0]) + len(header)
@@ -39,10 +39,11 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         length = values.nbytes
         if length:
             prefix = _prefix(key, length)
-            pieces.append(prefix)
-            as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
-            pieces.append(values if as_it_lies else values.tobytes())
             size += len(prefix) + length
+            # Nothing is copied from the column on that would not fit; the sizes of the others still count.
+            if size <= limits.max_message_bytes:
+                as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
+                pieces += (prefix, values if as_it_lies else values.tobytes())
     if size > limits.max_message_bytes:
         raise ContractError("message", limits.max_message_bytes, size, rule=Rule.BYTES)
     return b"".join(pieces)
@@ -65,7 +66,7 @@ def read(data: bytes) -> LogprobBatch | None:
                 key, at = _varint(data, at - 1)
             length, at = _varint(data, at)
             behind = at + length
-            if behind > end:
+            if behind > end or not length:
                 return None
             if key == HEADER_KEY:
                 if header is not None:

@@ -53,6 +53,7 @@ BOMBS = (
     Bomb("0.9M keys, unpacked", "items", lambda: _filled(record(2, 1, bytes(8)))),
     Bomb("two columns of values in one", "items", lambda: _HEADER + record(15, 2, bytes(_MOST // 2 - 64)) * 2),
     Bomb("1.7M values, unpacked", "length", lambda: _filled(record(15, 5, bytes(4)))),
+    Bomb("4M columns of nothing", "accepted", lambda: _filled(record(6, 2, b""))),
     Bomb("4M unknown fields", "accepted", lambda: _filled(record(2, 0, b"\0"))),
     Bomb("4M unknown groups", "accepted", lambda: _filled(b"\x1b\x1c")),
     Bomb("4M headers", "accepted", lambda: _filled(record(1, 2, b""))),

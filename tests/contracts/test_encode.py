@@ -81,7 +81,7 @@ def test_encoded_bytes_are_the_generated_classes_bytes() -> None:
 def test_integer_column_refuses_what_it_cannot_hold(name: str, value: object, rule: Rule) -> None:
     """A value that an integer column cannot hold is refused by name; none is wrapped or rounded into another."""
     if name == "request_keys" and value == 2**32:
-        value, rule = 2**64, Rule.TYPE  # numpy itself has no integer for it
+        value = 2**64
     error = refusal(**{name: [*TWO_ROWS.get(name, [1])[:-1], value]})
     assert error.field.startswith(name)
     assert error.rule == rule

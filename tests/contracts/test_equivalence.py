@@ -61,11 +61,8 @@ def assert_same_verdict(data: bytes) -> None:
 
 
 def _is_same_reason(refused: Refusal, found: set[Refusal]) -> bool:
-    if found == {Refusal("message", "malformed")}:
-        # decode says which field is damaged, unless it refused a column by its length before it came that far.
-        return refused.rule in ("malformed", "items")
-    # Zero is below a column's least value, and to decode no name.
-    return refused.rule == "named" and refused._replace(rule="min") in found
+    # decode says which field is damaged, unless it refused a column by its length before it came that far.
+    return found == {Refusal("message", "malformed")} and refused.rule in ("malformed", "items")
 
 
 @settings(max_examples=500)
@@ -75,6 +72,9 @@ def test_what_keeps_the_contract_is_accepted_by_both(message: pb.LogprobBatch) -
     data = canonical(message)
     assert verdict(data, Bounds.SCHEMA) is None
     assert_same_verdict(data)
+    if native.available() and message.header.worker_id.isascii():
+        # Python would set it right if the compiled check did not take it, and nobody would see that it is slow.
+        assert native.accepts(data, Limits.schema())
 
 
 @settings(max_examples=600)

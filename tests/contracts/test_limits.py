@@ -37,14 +37,6 @@ def test_limit_that_is_no_count_is_refused(value: object) -> None:
         replace(Limits.default(), max_rows=value)  # type: ignore[arg-type]
 
 
-def test_vocabulary_tightens_the_token_ids() -> None:
-    """A known vocabulary bounds the ids; an unknown one leaves the limits alone, and none can widen them."""
-    limits = Limits.default()
-    assert limits.for_vocabulary(100).max_token_id == 99
-    assert limits.for_vocabulary(0) == limits
-    assert limits.for_vocabulary(100).for_vocabulary(200).max_token_id == 99
-
-
 @pytest.mark.parametrize(
     ("name", "limit", "field"),
     [

@@ -123,3 +123,37 @@ def test_it_stays_within_the_message(tmp_path: Path) -> None:
     if native.available():
         expected = "".join(str(int(native.accepts(data, Limits.default()))) for data in messages)
         assert verdicts == expected
+
+
+def test_library_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
+    """A damaged library, and one compiled from another source, are named in a warning, and Python does the work."""
+    copy = tmp_path / "tokenbus_contracts"
+    shutil.copytree(ROOT / "contracts" / "tokenbus_contracts", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    library, source = copy / "native" / "accept.so", copy / "native" / "accept.c"
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from tokenbus_contracts import native, decode\n"
+        f"print(native.available(), decode(open({str(VECTORS / 'valid' / 'one_row.binpb')!r}, 'rb').read()).token_ids)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENBUS_PURE_PYTHON"}
+
+    def used() -> tuple[str, str]:
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        return run.stdout, run.stderr
+
+    whole = library.read_bytes() if library.exists() else None
+    library.write_bytes(b"no library")
+    out, err = used()
+    assert out == "False [42]\n"
+    assert "RuntimeWarning: messages are checked in Python, which is slower" in err
+    if whole is None:
+        return
+    library.unlink()  # a mapped library is not written over
+    library.write_bytes(whole)
+    assert used() == ("True [42]\n", "")
+    source.write_text(source.read_text() + "\n")
+    out, err = used()
+    assert out == "False [42]\n"
+    assert "accept.so was compiled from another version of accept.c" in err

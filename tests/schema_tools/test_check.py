@@ -11,6 +11,9 @@ import pytest
 from schema_tools.paths import REPOSITORY
 
 CONTRACT = "proto/tokenbus/v1/logprob_batch.proto"
+STREAM = "proto/tokenbus/v1/stream.proto"
+BASELINE = "contracts/baseline/v1.binpb"
+GENERATED = "contracts/tokenbus_contracts/generated"
 
 
 class Copy:
@@ -63,12 +66,12 @@ def test_untouched_tree_has_no_fault(copy: Copy) -> None:
 
 def test_breaking_change_is_found(copy: Copy) -> None:
     """A field that gets another number breaks what was released, also when all else follows the change."""
-    copy.replace(CONTRACT, "positions = 4", "positions = 24")
+    copy.replace(STREAM, "uint32 tp_rank = 10", "uint32 tp_rank = 30")
     copy.run("generate")
     copy.run("vectors")
     (fault,) = copy.faults()
     assert fault.startswith("breaking: ")
-    assert 'Previously present field "4" with name "positions"' in fault
+    assert 'Previously present field "10" with name "tp_rank"' in fault
 
 
 def test_deleted_file_is_found(copy: Copy) -> None:
@@ -82,7 +85,7 @@ def test_added_field_breaks_nothing(copy: Copy) -> None:
     last = "uint64 last_sequence = 3;"
     new = "// How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 4;"
     copy.replace(
-        "proto/tokenbus/v1/stream.proto",
+        STREAM,
         last + "\n}\n\n// Its sender leaves",
         f"{last}\n  {new}\n}}\n\n// Its sender leaves",
     )
@@ -107,6 +110,39 @@ def test_edited_generated_code_is_found(copy: Copy) -> None:
     assert "enums.py" in fault
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "sub/module.py", "sub/deeper/data.bin", "py.typed"])
+def test_what_does_not_belong_among_generated_code_is_found(copy: Copy, name: str) -> None:
+    """A file of any kind and a folder that nobody generates are found, and generating removes them."""
+    path = copy.root / GENERATED / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\xff")
+    top = name.split("/", maxsplit=1)[0]
+    assert copy.faults() == [f"generated: not what the schema gives now: {top}; run `make proto`"]
+    assert copy.run("generate") == (0, f"{top}\n")
+    assert copy.faults() == []
+
+
+def test_empty_folder_and_folder_in_a_files_place_are_found(copy: Copy) -> None:
+    """A folder is stale also where it is empty, or has the name of a file that is generated."""
+    (copy.root / GENERATED / "empty").mkdir()
+    (copy.root / GENERATED / "enums.pyi").mkdir()
+    (fault,) = copy.faults()
+    assert "empty, enums.pyi;" in fault
+    stubs = copy.root / GENERATED / "stream_pb2.pyi"
+    stubs.unlink()
+    stubs.mkdir()
+    assert copy.run("generate") == (0, "empty\nenums.pyi\nstream_pb2.pyi\n")
+    assert copy.faults() == []
+
+
+def test_pythons_cache_among_generated_code_is_ignored(copy: Copy) -> None:
+    """What Python itself leaves in the folder is not stale."""
+    cache = copy.root / GENERATED / "__pycache__"
+    cache.mkdir()
+    (cache / "enums.cpython-311.pyc").write_bytes(b"\0")
+    assert copy.faults() == []
+
+
 def test_bound_changed_in_one_place_is_found(copy: Copy) -> None:
     """One bound that is stated for several fields cannot be changed for one of them."""
     copy.replace(CONTRACT, "max: 127\n    default_max: 20", "max: 100\n    default_max: 20")
@@ -128,9 +164,75 @@ def test_bound_changed_everywhere_but_in_the_baseline_is_found(copy: Copy) -> No
     assert any(fault.startswith(released) for fault in faults)
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "fault"),
+    [
+        (
+            STREAM,
+            "uint32 schema_minor = 2;",
+            "uint32 schema_minor = 2 [(bounds) = {max: 9}];",
+            "Hello.schema_minor.max: 9 is in the schema, and Hello.schema_minor was released without",
+        ),
+        (
+            CONTRACT,
+            "repeated fixed32 positions = 4 [(bounds) = {",
+            "repeated fixed32 positions = 4 [(bounds) = {\n    unique: true",
+            "LogprobBatch.positions.unique: 1 is in the schema, and LogprobBatch.positions was released without",
+        ),
+        (
+            CONTRACT,
+            "ROW_STATUS_IDLE = 2 [(status_rule) = {tokens: TOKEN_RULE_NONE}];",
+            "ROW_STATUS_IDLE = 2 [(status_rule) = {tokens: TOKEN_RULE_NONE proposals: true}];",
+            "ROW_STATUS_IDLE.proposals: 1 is in the schema, and ROW_STATUS_IDLE was released without",
+        ),
+        (
+            STREAM,
+            "message Refusal {",
+            "message Refusal {\n  option (message_bounds) = {max_bytes: 2048};",
+            "Refusal.max_bytes: 2048 is in the schema, and Refusal was released without",
+        ),
+        (
+            STREAM,
+            "uint32 max_top_k = 5 [(bounds) = {max: 127}];",
+            "uint32 max_top_k = 5;",
+            "StreamLimits.max_top_k.max: 127 was released, and the schema has no such bound",
+        ),
+        (
+            CONTRACT,
+            "ROW_STATUS_IDLE = 2 [(status_rule) = {tokens: TOKEN_RULE_NONE}];",
+            "ROW_STATUS_IDLE = 2;",
+            "ROW_STATUS_IDLE.tokens: 1 was released, and the schema has no such bound",
+        ),
+    ],
+)
+def test_bound_gained_or_lost_since_the_release_is_found(copy: Copy, file: str, old: str, new: str, fault: str) -> None:
+    """What was released has the bounds it was released with, neither more nor fewer."""
+    copy.replace(file, old, new)
+    assert any(line.startswith(f"bounds: {fault}") for line in copy.faults())
+
+
+def test_new_field_may_have_bounds(copy: Copy) -> None:
+    """A field that was not released yet may come with any bound."""
+    new = "// How busy the sender is, in requests. Zero: idle. Invalid above the bound.\n"
+    copy.replace(
+        STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n  {new}  uint32 load = 4 [(bounds) = {{max: 9}}];\n"
+    )
+    copy.run("generate")
+    assert copy.faults() == []
+
+
+def test_nested_message_is_checked_as_any_other(copy: Copy) -> None:
+    """A message inside a message is no place where bounds and comments may be left out."""
+    nested = "  // Inner.\n  message Inner {\n    // Text.\n    string text = 1;\n  }\n"
+    copy.replace(STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{nested}")
+    faults = copy.faults()
+    assert "bounds: Heartbeat.Inner.text: text or bytes without max_bytes" in faults
+    assert any(fault.startswith("comments: Heartbeat.Inner.text: ") for fault in faults)
+
+
 def test_missing_bound_is_found(copy: Copy) -> None:
     """A repeated field without a bound is refused: nothing in the schema is unbounded."""
-    copy.replace("proto/tokenbus/v1/stream.proto", "    max_items: 65536\n", "")
+    copy.replace(STREAM, "    max_items: 65536\n", "")
     assert any("Gap.request_keys: repeated without max_items" in fault for fault in copy.faults())
 
 
@@ -138,6 +240,38 @@ def test_field_without_comment_is_found(copy: Copy) -> None:
     """A field that nobody explained does not pass the linter."""
     copy.replace(CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 20;")
     assert any(fault.startswith("lint: ") and "comment" in fault for fault in copy.faults())
+
+
+@pytest.mark.parametrize(
+    ("kind", "comment", "missing"),
+    [
+        ("uint32", "New. Zero: none. Invalid above ten.", 'its unit or "No unit"'),
+        ("uint32", "New, in order. Zero: none. Never invalid.", 'its unit or "No unit"'),
+        ("uint32", "New, in rows. Zero: none.", 'what is "invalid"'),
+        ("uint32", "New, in rows. None is invalid.", "what zero means"),
+        ("fixed64", "New. No unit; empty: none. Never invalid.", "what zero means"),
+        ("GapReason", "New. No unit. Never invalid.", "what zero means"),
+        ("optional uint32", "New, in rows. Absent: none. Never invalid.", "what zero means"),
+        ("optional uint32", "New, in rows. Zero: none. Never invalid.", "what absent means"),
+        ("Credit", "New. No unit; must be present, or is invalid.", "what absent means"),
+        ("bool", "New. True: yes. No unit; never invalid.", "what false means"),
+        ("bytes", "New, in bytes. Zero is invalid.", "what empty means"),
+        ("repeated fixed32", "New. No unit; never invalid.", "what zero or none or empty means"),
+        ("uint32", "New.", 'its unit or "No unit", what zero means, what is "invalid"'),
+    ],
+)
+def test_comment_that_leaves_something_out_is_found(copy: Copy, kind: str, comment: str, missing: str) -> None:
+    """A comment must say the unit, what the type's way to hold nothing means, and what is invalid."""
+    copy.replace(STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n  // {comment}\n  {kind} new = 9;\n")
+    assert f"comments: Heartbeat.new: its comment does not say {missing}" in copy.faults()
+
+
+def test_comment_of_an_option_is_checked(copy: Copy) -> None:
+    """The options that the schema adds to protobuf's own are fields too."""
+    copy.replace(
+        "proto/tokenbus/v1/bounds.proto", "// What a field may hold. No unit; absent:", "// What a field may hold:"
+    )
+    assert 'comments: bounds: its comment does not say its unit or "No unit", what absent means' in copy.faults()
 
 
 def test_unformatted_schema_is_found(copy: Copy) -> None:
@@ -159,8 +293,53 @@ def test_edited_and_added_vectors_are_found(copy: Copy) -> None:
 
 def test_missing_baseline_is_found(copy: Copy) -> None:
     """Without the released schema there is nothing to compare with, and that is said."""
-    (copy.root / "contracts/baseline/v1.binpb").unlink()
+    (copy.root / BASELINE).unlink()
     assert any("contracts/baseline/v1.binpb is missing" in fault for fault in copy.faults())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("uint32 tp_rank = 10", "uint32 tp_rank = 30", "breaking: "),
+        (
+            "uint32 schema_minor = 2;",
+            "uint32 schema_minor = 2 [(bounds) = {max: 9}];",
+            "bounds: Hello.schema_minor",
+        ),
+    ],
+)
+def test_baseline_is_not_overwritten_by_what_breaks_it(copy: Copy, old: str, new: str, fault: str) -> None:
+    """A schema that breaks the released one is not released in its place, and what it breaks is named."""
+    copy.replace(STREAM, old, new)
+    copy.run("generate")
+    released = (copy.root / BASELINE).read_bytes()
+    status, printed = copy.run("baseline")
+    assert status == 1
+    assert any(line.startswith(fault) for line in printed.splitlines())
+    assert "a released schema can only grow" in printed
+    assert (copy.root / BASELINE).read_bytes() == released
+
+
+def test_baseline_grows(copy: Copy) -> None:
+    """A schema that only grew becomes the released one, and from then on its new field is kept too."""
+    new = "  // How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 4;\n"
+    copy.replace(STREAM, "message Heartbeat {\n", "message Heartbeat {\n" + new)
+    copy.run("generate")
+    assert copy.run("baseline") == (0, f"wrote {BASELINE}\n")
+    assert copy.faults() == []
+    copy.replace(STREAM, new, "")
+    copy.run("generate")
+    assert any(fault.startswith("breaking: ") and '"load"' in fault for fault in copy.faults())
+    assert copy.run("baseline")[0] == 1
+
+
+def test_first_baseline_may_be_made(copy: Copy) -> None:
+    """Where nothing was released, the schema as it is becomes the first release, also after an edit."""
+    (copy.root / BASELINE).unlink()
+    copy.replace(CONTRACT, "schema_minor = 2;", "schema_minor = 22;")
+    copy.run("generate")
+    assert copy.run("baseline") == (0, f"wrote {BASELINE}\n")
+    assert not any(fault.startswith(("breaking: ", "bounds: ")) for fault in copy.faults())
 
 
 def test_schema_that_does_not_compile_is_one_error(copy: Copy) -> None:

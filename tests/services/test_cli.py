@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -9,19 +10,44 @@ from typing import Any
 
 import pytest
 
-from tokenbus_contracts import Limits
+from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 
 VECTORS = Path(__file__).resolve().parents[2] / "contracts" / "vectors" / "v1"
 GOOD = str(VECTORS / "valid" / "mixed_scoring.binpb")
 BAD = str(VECTORS / "invalid" / "nan_logprob.binpb")
+COMMAND = Path(sys.executable).parent / "tokenbus"
 
 
-def tokenbus(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+def tokenbus(
+    *arguments: str | bytes, stdin: bytes = b"", cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
     """Run the installed command."""
-    command = Path(sys.executable).parent / "tokenbus"
     return subprocess.run(
-        [command, *arguments], input=stdin, env=os.environ | environment, capture_output=True, check=False
+        [COMMAND, *arguments],
+        input=stdin,
+        cwd=cwd,
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        check=False,
     )
+
+
+def redirected(redirection: str, *arguments: str, unbuffered: str = "") -> subprocess.CompletedProcess[bytes]:
+    """Run the installed command with a shell's redirection."""
+    command = ["bash", "-c", f'exec "$0" "$@" {redirection}', str(COMMAND), *arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(command, env=environment, capture_output=True, check=False)
+
+
+def message(worker_id: str = "worker-0", number: int = 1) -> bytes:
+    """Return a message without rows, from a worker of this name, whose 64-bit integers are all this number."""
+    header = BatchHeader(worker_id, epoch=number, sequence=number, step=number, step_rows=0, vocabulary_size=8)
+    return encode(LogprobBatch(header))
+
+
+def no_constant(literal: str) -> None:
+    """Refuse what Python's reader of JSON takes and JSON has not."""
+    raise AssertionError(literal)
 
 
 def lines(run: subprocess.CompletedProcess[bytes]) -> list[str]:
@@ -81,6 +107,24 @@ def test_json() -> None:
     assert (refused["field"], refused["rule"], refused["actual"]) == ("logprobs[1]", "finite", "nan")
 
 
+def test_json_is_strict(tmp_path: Path) -> None:
+    """With --json nothing is NaN or Infinity, whatever the messages hold, and a name without UTF-8 is escaped."""
+    (tmp_path / "\udcff").touch()
+    names = [str(path) for path in sorted(VECTORS.glob("*/*.binpb"))]
+    run = tokenbus("check", "--json", "--rows", *names, os.fsencode(tmp_path / "\udcff"))
+    files = json.loads(run.stdout, parse_constant=no_constant)["files"]
+    assert [file["file"] for file in files] == [*names, f"{tmp_path}/\\udcff"]
+
+
+def test_json_keeps_64_bits() -> None:
+    """With --json every integer of 64 bits is a string: a reader that has only doubles would round it."""
+    run = tokenbus("check", "--json", "-", stdin=message(number=2**63 + 1))
+    holds = json.loads(run.stdout)["files"][0]["holds"]
+    assert [holds[name] for name in ("epoch", "sequence", "step")] == [str(2**63 + 1)] * 3
+    rows = json.loads(tokenbus("check", "--json", "--rows", GOOD).stdout)["files"][0]["rows"]
+    assert [row["request_key"] for row in rows] == ["1", "2", "3", "4"]
+
+
 def test_limits_can_be_the_schemas() -> None:
     """What a deployment refuses by default may hold against the schema's own bounds."""
     wide = str(VECTORS / "invalid" / "too_many_tokens.binpb")
@@ -95,6 +139,93 @@ def test_standard_input() -> None:
     (line,) = lines(endless)
     assert endless.returncode == 1
     assert line == "refused  -: message: at most 2097152 bytes, got 2097153"
+
+
+def test_each_file_is_reported_when_it_is_read() -> None:
+    """A file's line does not wait for the next file, which may be a pipe that nobody writes to yet."""
+    command = [str(COMMAND), "check", GOOD, "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert select.select([process.stdout], [], [], 60)[0], "no line while standard input is open"
+            assert process.stdout.readline().startswith(b"ok ")
+        finally:
+            process.stdin.close()
+        assert process.stdout.readline().startswith(b"refused  -: ")
+
+
+def test_worker_id_is_printed_escaped() -> None:
+    """A worker's name cannot forge a line of its own, nor send a terminal a command."""
+    run = tokenbus("check", "-", stdin=message("w\nok       x\x1b[2J\r\x9b\u202e"))
+    (line,) = run.stdout.decode().split("\n")[:-1]
+    assert line.startswith(r"ok       -: w\nok       x\x1b[2J\r\x9b\u202e/1 sequence 1 ")
+
+
+def test_file_name_is_printed_escaped() -> None:
+    """Nor can a file's name, even one that is no UTF-8."""
+    run = tokenbus("check", b"a\nok\x1b[31m\xff")
+    assert run.stdout == rb"refused  a\nok\x1b[31m\udcff: no such file or directory" + b"\n"
+
+
+def test_wrong_use_is_quoted_escaped() -> None:
+    """Nor can an argument that is refused."""
+    for arguments in (["x\n\x1b[2J"], ["check", GOOD, "--x\n\x1b[2J"], ["check", "--json=\n\x1b[2J", GOOD]):
+        run = tokenbus(*arguments)
+        assert run.returncode == 2
+        assert b"\x1b" not in run.stderr
+        assert rb"\n\x1b[2J" in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [["check", GOOD], ["check", "--json", GOOD], ["demo"], ["--help"], ["--version"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("redirection", "why"),
+    [
+        (">&-", "standard output is closed"),
+        ("> /dev/full", "cannot write to standard output: no space left on device"),
+    ],
+)
+def test_output_that_cannot_be_written(redirection: str, why: str, arguments: list[str], unbuffered: str) -> None:
+    """Where standard output takes nothing, one line on standard error says why, with status 1."""
+    run = redirected(redirection, *arguments, unbuffered=unbuffered)
+    assert run.stderr.decode() == f"tokenbus: {why}\n"
+    assert run.returncode == 1
+
+
+@pytest.mark.parametrize("redirection", [">&- 2>&-", "> /dev/full 2>&-", "> /dev/full 2> /dev/full"])
+def test_nowhere_to_complain(redirection: str) -> None:
+    """Where standard error takes nothing either, status 1 is all there is."""
+    run = redirected(redirection, "check", GOOD)
+    assert (run.returncode, run.stdout, run.stderr) == (1, b"", b"")
+
+
+def test_standard_input_that_is_closed() -> None:
+    """A closed standard input is a file that cannot be read, as any other."""
+    run = redirected("<&-", "check", GOOD, "-")
+    assert lines(run)[1] == "refused  -: standard input is closed"
+    assert (run.returncode, run.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
+)
+def test_output_without_unicode(environment: dict[str, str]) -> None:
+    """Where the output holds only ASCII, other letters are escaped, and the verdict is the same."""
+    run = tokenbus("check", "-", stdin=message("arbeiter-ü"), environment=environment)
+    assert run.stdout.startswith(rb"ok       -: arbeiter-\xfc/1 ")
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+def test_names_that_begin_with_a_dash(tmp_path: Path) -> None:
+    """What follows `--` is a file, whatever it looks like; options may stand between the files before it."""
+    for name in ("-dash", "--json", "plain"):
+        (tmp_path / name).write_bytes(message())
+    run = tokenbus("check", "plain", "--rows", "plain", "--", "-dash", "plain", "--json", cwd=tmp_path)
+    assert [line.split(":")[0].split()[1] for line in lines(run)] == ["plain", "plain", "-dash", "plain", "--json"]
+    assert run.returncode == 0
+    assert lines(tokenbus("check", "--", "-dash", cwd=tmp_path))[0].startswith("ok       -dash: ")
 
 
 def test_what_is_no_message_file(tmp_path: Path) -> None:
@@ -116,7 +247,17 @@ def test_what_is_no_message_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", [["check"], ["check", "--limits", "loose", GOOD], ["chekc"], ["--frobnicate"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check"],
+        ["check", "--"],
+        ["check", "--limits", "loose", GOOD],
+        ["demo", "--", "-x"],
+        ["chekc"],
+        ["--frobnicate"],
+    ],
+)
 def test_wrong_use(arguments: list[str]) -> None:
     """A wrong use of the command line ends with status 2 and a line that names what is wrong."""
     run = tokenbus(*arguments)
@@ -135,9 +276,8 @@ def test_help(arguments: list[str]) -> None:
 
 def test_reader_that_goes_away() -> None:
     """A reader that closes the pipe early gets no traceback."""
-    command = Path(sys.executable).parent / "tokenbus"
     files = " ".join([GOOD] * 200)
-    script = f"'{command}' check --rows {files} | head -n 1"
+    script = f"'{COMMAND}' check --rows {files} | head -n 1"
     run = subprocess.run(["bash", "-c", script], capture_output=True, check=False)  # noqa: S607
     assert run.stdout.startswith(b"ok ")
     assert b"Traceback" not in run.stderr

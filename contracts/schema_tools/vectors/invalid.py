@@ -18,7 +18,7 @@ from schema_tools.vectors.build import (
 )
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
-NAMED = "a value that the schema names, and not zero"
+NAMED = "a value that the schema names"
 
 
 class Invalid(NamedTuple):
@@ -66,11 +66,14 @@ def _bytes() -> Iterator[Invalid]:
     lying = whole + varint(11 << 3 | LENGTH) + varint(2**31 - 1)
     limit, actual = "at most the 0 bytes that are left", f"a length of {2**31 - 1}"
     yield Invalid("lying_length", lying, "token_ids", "malformed", limit, actual)
-    limit, actual = "fields that parse", "one with damaged contents"
-    header = whole.replace(b"worker-0", b"\xff\xfeworker"[:8])
-    yield Invalid("worker_id_not_utf8", header, "message", "malformed", limit, actual)
+    header = whole.replace(b"worker-0", b"w\xffrker-0")
+    limit, actual = "text in UTF-8", "0xff at its byte 1"
+    yield Invalid("worker_id_not_utf8", header, "header.worker_id", "malformed", limit, actual)
     ragged = wire_field(1, LENGTH, message().header.SerializeToString()) + wire_field(11, LENGTH, b"\1\0\0")
-    yield Invalid("half_a_fixed32", ragged, "message", "malformed", limit, actual)
+    yield Invalid("half_a_fixed32", ragged, "token_ids", "malformed", "elements of 4 bytes", "3 bytes")
+    half = wire_field(1, LENGTH, message().header.SerializeToString()) + wire_field(6, LENGTH, b"\1\x81")
+    limit, actual = "whole varints", "the end of the column within one"
+    yield Invalid("half_a_count", half, "token_counts", "malformed", limit, actual)
     text = b'{"jsonrpc": "2.0", "method": "generate"}'
     limit, actual = "at most the 37 bytes that are left", "a length of 106"
     yield Invalid("another_protocol", text, "positions", "malformed", limit, actual)
@@ -98,7 +101,7 @@ def _headers() -> Iterator[Case]:
     yield "step_too_large", step([A], part_count=2, step_rows=65_537), "header.step_rows", "max", 65_536, 65_537
     for name, value in (("kind", 3), ("phase", 4), ("value_kind", 5)):
         batch = step([A], **{name: value})
-        yield f"unnamed_{name}", batch, f"header.{name}", "named", "a value that the schema names", value
+        yield f"unnamed_{name}", batch, f"header.{name}", "named", NAMED, value
     yield "negative_kind", step([A], kind=-1), "header.kind", "min", 1, -1
     yield "method_too_large", step([A], method=128), "header.method", "max", 127, 128
     yield "tp_rank_too_large", step([A], tp_rank=65_536), "header.tp_rank", "max", 65_535, 65_536
@@ -172,7 +175,8 @@ def _rows() -> Iterator[Case]:
 def _statuses() -> Iterator[Case]:
     for number in (0, 10, 127):
         batch = message(RowOf([A]), RowOf([B], key=9, index=1, status=number))
-        yield f"status_{number}", batch, "statuses[1]", "named", NAMED, number
+        rule, limit = ("named", NAMED) if number else ("min", 1)
+        yield f"status_{number}", batch, "statuses[1]", rule, limit, number
     wide = step([A])
     wide.statuses[0] = 300  # type: ignore[call-overload]
     yield "status_of_two_bytes", wide, "statuses[0]", "named", NAMED, 300
@@ -201,7 +205,8 @@ def _scorings() -> Iterator[Case]:
     for number in (0, 4):
         batch = step([A])
         batch.scorings[0] = number  # type: ignore[call-overload]
-        yield f"scoring_{number}", batch, "scorings[0]", "named", NAMED, number
+        rule, limit = ("named", NAMED) if number else ("min", 1)
+        yield f"scoring_{number}", batch, "scorings[0]", rule, limit, number
     for scoring in ("NONE", "SHED"):
         row = RowOf([PLAIN], scoring=pb.Scoring.Value(f"SCORING_{scoring}"), top_k=5)
         limit = f"0 where the row's scoring is {scoring}"

@@ -34,7 +34,7 @@ class SpeculativeMethod(IntEnum):
     UNSPECIFIED = 0
     """Not set; invalid."""
     NONE = 1
-    """No speculation: at most one token a row."""
+    """No speculation."""
     NAIVE = 2
     """The speculative path with nothing drafted."""
     NGRAM = 3

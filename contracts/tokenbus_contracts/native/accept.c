@@ -3,14 +3,15 @@
  *
  * This is an optimisation of tokenbus_contracts.validate and knows no rule that is not there: what it does
  * not accept is parsed and checked again in Python, which finds out whether it is valid after all and, if
- * not, which field to name. Every number comes from the schema, through struct rules. One pass over the
- * message, no allocation, and no access outside of it.
+ * not, which field to name. Every bound comes from the schema, through struct rules; what is written here are
+ * the columns and how wide their elements are. One pass over the message, no allocation, and no access outside
+ * of it.
  */
 #include <float.h>
 #include <stdint.h>
 #include <string.h>
 
-/* In the order of schema.COLUMNS; native/__init__.py refuses to load where that is another. */
+/* In the order of schema.COLUMNS; where that is another, the library is not used. */
 enum column {
     REQUEST_KEYS, BATCH_INDICES, POSITIONS, STATUSES, TOKEN_COUNTS, DRAFT_TOKEN_COUNTS, PROPOSAL_COUNTS,
     SCORINGS, TOP_KS, TOKEN_IDS, LOGPROBS, RANKS, ALTERNATIVE_TOKEN_IDS, ALTERNATIVE_LOGPROBS,
@@ -235,6 +236,12 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
     for (int lane = 0; lane < LANES; lane++) wrong |= findings.wrong[lane] | (findings.ids[lane] < 0);
     return !wrong;
 }
+
+/* The source that this was compiled from, so that a stale library is noticed. */
+#ifndef SOURCE_CRC32
+#define SOURCE_CRC32 0
+#endif
+const uint32_t tokenbus_source_crc32 = SOURCE_CRC32;
 
 int32_t tokenbus_rules_bytes(void) { return sizeof(struct rules); }
 

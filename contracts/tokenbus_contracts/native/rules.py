@@ -24,6 +24,8 @@ _COLUMNS = (
     *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
     *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids"),
 )
+FITS_THE_SCHEMA = tuple(column.name for column in COLUMNS) == _COLUMNS
+"""Whether the schema's columns are still those that accept.c was written for."""
 _ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind")
 _VARINT, _FIXED64, _TEXT = 1, 2, 3
 _TYPES = {FieldDescriptor.TYPE_FIXED64: _FIXED64, FieldDescriptor.TYPE_STRING: _TEXT}
@@ -62,8 +64,6 @@ Layout = ctypes.c_int64 * (2 + 2 * len(_COLUMNS))
 
 def rules_for(limits: Limits) -> Rules:
     """Return the schema's rules under some limits."""
-    if tuple(column.name for column in COLUMNS) != _COLUMNS:
-        raise ImportError("the schema's columns are no longer those that accept.c was written for")
     rules = Rules()
     ranges = {bound.name: (bound.min, bound.max) for bound in HEADER_BOUNDS}
     ranges["worker_id"] = (WORKER_ID_BOUNDS.min_bytes, WORKER_ID_BOUNDS.max_bytes)

@@ -4,9 +4,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.columns import Index
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import Scoring
+from tokenbus_contracts.layout import Index
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.validate.shape import Shape
 from tokenbus_contracts.validate.tokens import ceiling, check_ids, highest_token_id, refuse_value

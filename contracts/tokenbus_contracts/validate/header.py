@@ -15,7 +15,9 @@ def check_header(header: BatchHeader) -> None:
     """Refuse another major version, values out of bounds or of another type, and a part that its step does not have."""
     try:
         _check(header)
-    except (TypeError, AttributeError, UnicodeEncodeError):
+    except (TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ContractError):
+            raise
         raise misfit(header) from None
 
 

@@ -8,7 +8,7 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength, TokenRule
 from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import COLUMN, COLUMNS, STATUS_RULES
+from tokenbus_contracts.schema import COLUMN, COLUMNS, STATUS_RULES, Column
 from tokenbus_contracts.validate.shape import Shape
 
 _ROW_COLUMNS = [column.name for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
@@ -160,8 +160,15 @@ def _refuse_above(name: str, values: npt.NDArray[np.unsignedinteger], most: int)
 
 def _refuse_unnamed(name: str, values: npt.NDArray[np.uint8], named: bytes) -> None:
     element = int((~np.isin(values, np.frombuffer(named, np.uint8))).argmax())
-    limit = "a value that the schema names, and not zero"
-    raise ContractError(f"{name}[{element}]", limit, int(values[element]), rule=Rule.NAMED)
+    raise unnamed(COLUMN[name], element, int(values[element]))
+
+
+def unnamed(column: Column, element: int, value: int) -> ContractError:
+    """Return the error for an enum's value that is below the column's least, or that the schema does not name."""
+    field = f"{column.name}[{element}]"
+    if value < column.min:
+        return ContractError(field, column.min, value, rule=Rule.MIN)
+    return ContractError(field, "a value that the schema names", value, rule=Rule.NAMED)
 
 
 def _refuse_repeated(name: str, values: npt.NDArray[np.unsignedinteger]) -> None:

@@ -2,9 +2,15 @@
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import TextIO
+
+from tokenbus_services.cli.arguments import Parser
+from tokenbus_services.cli.terminal import printable
 
 _COMMANDS = {
     "check": "say whether message files hold, and if not, why",
@@ -14,29 +20,62 @@ _INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; a wrong use of the command line ends with status 2."""
+    """Run one subcommand and return its exit status; a wrong use of the command line is status 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command, *rest = given or ["--help"]
-    if command not in _COMMANDS:
-        _parser().parse_args([command])  # help, the version, or an error: each of them ends here
-    # Only the module that is asked for is imported, so that no command waits for another's libraries.
-    module = importlib.import_module(f"tokenbus_services.cli.{command}")
-    parser = argparse.ArgumentParser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
-    module.declare(parser)
-    options = parser.parse_intermixed_args(rest)
+    if sys.stdout is None:  # as after `>&-`
+        _complain("standard output is closed")
+        return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without é still gets the line
     try:
-        return int(module.run(options))
+        status = _status(given or ["--help"])
+        sys.stdout.flush()  # here, where a failure can still be told
     except BrokenPipeError:
         # The reader went away, as `| head` does; what was asked for cannot be said to have held.
-        sys.stderr.close()
+        _give_up(sys.stdout)
+        return 1
+    except OSError as error:
+        _give_up(sys.stdout)
+        _complain(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
+    return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _status(given: list[str]) -> int:
+    command, *rest = given
+    try:
+        if command not in _COMMANDS:
+            _parser().parse_args([command])  # help, the version, or an error: each of them ends here
+        # Only the module that is asked for is imported, so that no command waits for another's libraries.
+        module = importlib.import_module(f"tokenbus_services.cli.{command}")
+        parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.declare(parser)
+        return int(module.run(parser.options(rest)))
+    except SystemExit as end:  # argparse's; what it printed is not flushed yet
+        return int(end.code or 0)
+
+
+def _complain(what: str) -> None:
+    if sys.stderr is None:  # with None, print would choose standard output
+        return
+    try:
+        print(f"tokenbus: {printable(what)}", file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere; else Python tries to write it once more as it ends, and complains."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _parser() -> Parser:
     width = max(map(len, _COMMANDS))
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tokenbus",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="The token bus: every token an LLM engine emits, with its logprobs, bounded and in order.\n\n"

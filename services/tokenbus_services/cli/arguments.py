@@ -1,0 +1,34 @@
+"""The command line's parser: argparse, with options between names and with errors of one line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tokenbus_services.cli.terminal import printable
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser for a command whose positional arguments, if it has any, are `files`."""
+
+    def options(self, given: Sequence[str]) -> argparse.Namespace:
+        """Return the options; they may stand between the files, and all that follows `--` is a file."""
+        cut = given.index("--") if "--" in given else len(given)
+        names = given[cut + 1 :]
+        # Python 3.11 forgets the `--` before it looks for files, and would take -name for an option again.
+        stand_ins = [f"./{name}" if name.startswith("-") else name for name in names]
+        options = self.parse_intermixed_args([*given[:cut], *stand_ins])
+        if names:
+            options.files[-len(names) :] = names
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and a line that says what is wrong; it may quote anything that was typed."""
+        super().error(printable(message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:  # noqa: ANN401 - whatever can be written to
+        """Print help and the version; argparse's own hides that standard output takes nothing."""
+        if message and file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)

@@ -1,0 +1,150 @@
+"""LogprobBatch by itself: rows that stay whole, places that exist, and a value that does not change."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.contracts.test_encode import HEADER, TWO_ROWS, batch
+from tokenbus_contracts import ContractError, LogprobBatch, Rule, decode, encode
+
+
+@pytest.mark.parametrize("name", ["header", "token_ids", "_layout", "anything"])
+def test_batch_does_not_change(name: str) -> None:
+    """Neither header nor columns can be put or taken away once the batch is made."""
+    made = batch()
+    with pytest.raises(AttributeError, match="a batch is not changed once it is made"):
+        setattr(made, name, None)
+    with pytest.raises(AttributeError, match="a batch is not changed once it is made"):
+        delattr(made, name)
+    assert encode(made) == encode(batch())
+
+
+def test_array_that_changes_while_it_is_encoded_is_checked_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine does to its arrays meanwhile never gives bytes that decode would refuse."""
+    from tokenbus_contracts import native, wire  # noqa: PLC0415
+
+    ids = np.array([3, 4, 0], np.uint32)
+    made = batch(token_ids=ids)
+    write = wire.write
+
+    def late(*arguments: Any) -> bytes:  # noqa: ANN401
+        ids[0] = 2**32 - 1
+        data = write(*arguments)
+        ids[0] = 3
+        return data
+
+    monkeypatch.setattr(wire, "write", late)
+    for check in (native._accepts, None):
+        monkeypatch.setattr(native, "_accepts", check)
+        with pytest.raises(ContractError, match=r"^token_ids\[0\]: at most 2147483646, got 4294967295$"):
+            encode(made)
+
+
+@pytest.mark.parametrize("index", [-1, 2, 3])
+def test_row_that_is_not_there(index: int) -> None:
+    """A row that the batch does not have is an IndexError that says how many it has."""
+    with pytest.raises(IndexError, match=f"row {index} of a batch of 2"):
+        batch().row(index)
+
+
+@pytest.mark.parametrize("rows", [[True, False], [0.9], [[0]], "0", [-1], [0, 2], [1, 1]])
+def test_selection_of_what_are_no_places(rows: Any) -> None:  # noqa: ANN401
+    """A mask, fractions, a matrix, text, places beyond the batch and places named twice are refused."""
+    with pytest.raises(ContractError, match=r"^rows: "):
+        batch().select(rows)
+
+
+def test_selection_of_nothing_is_an_empty_batch() -> None:
+    """No row at all is a selection too, and a valid one."""
+    empty = batch().select([])
+    assert decode(encode(empty)) == empty
+    assert (empty.row_count, empty.header.selection, empty.header.step_rows) == (0, True, 2)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "logprobs", "top_ks", "alternative_logprobs", "positions"])
+def test_rows_of_inconsistent_columns_are_refused(name: str) -> None:
+    """Where a column is longer than the counts say, no row is given out and none is moved: nothing is dropped."""
+    wrong = batch(**{name: [*TWO_ROWS[name], TWO_ROWS[name][-1]], "batch_indices": [1, 0]})
+    assert not wrong.has_consistent_lengths()
+    for use in (lambda: wrong.row(0), wrong.in_batch_order, lambda: wrong.select([0]), lambda: list(wrong.rows())):
+        with pytest.raises(ContractError) as refused:
+            use()
+        assert refused.value.rule == Rule.LENGTH
+
+
+def test_keys_on_both_sides_of_the_sign_bit() -> None:
+    """A plain list of 64-bit keys is taken as it is, also where numpy alone would make floats of it."""
+    keys = [2**63, 1]
+    assert batch(request_keys=keys).request_keys.tolist() == keys
+    assert batch(request_keys=[2**64 - 1, 0]).request_keys.tolist() == [2**64 - 1, 0]
+
+
+def test_masked_array_is_refused() -> None:
+    """What a mask hides is not sent."""
+    masked = np.ma.MaskedArray([-0.5, -1.5, 0.0], [False, True, False])
+    with pytest.raises(ContractError, match=r"^logprobs: a value for every element, got a masked array$"):
+        batch(logprobs=masked)
+
+
+def test_twenty_bytes_a_token() -> None:
+    """At 3 tokens a row and no alternatives a message takes at most 20 bytes a token, row columns included."""
+    rows, tokens = 256, 3
+    columns: dict[str, Any] = {
+        "request_keys": np.arange(1, rows + 1) << 40,
+        "batch_indices": np.arange(rows),
+        "positions": np.full(rows, 100_000),
+        "statuses": np.ones(rows, int),
+        "token_counts": np.full(rows, tokens),
+        "draft_token_counts": np.full(rows, tokens),
+        "proposal_counts": np.zeros(rows, int),
+        "scorings": np.full(rows, 2),
+        "top_ks": np.zeros(rows, int),
+        "token_ids": np.full(rows * tokens, 151_935),
+        "logprobs": np.full(rows * tokens, -0.5),
+        "ranks": np.full(rows * tokens, 151_936),
+    }
+    header = HEADER._replace(
+        step_rows=rows, worker_id="worker-17", epoch=2**62, sequence=2**40, step=2**40, produced_at_ns=2**62
+    )
+    assert len(encode(LogprobBatch(header, **columns))) <= 20 * rows * tokens
+
+
+@pytest.mark.parametrize("what", [None, {}, b"", "batch", 7])
+def test_encode_of_what_is_no_batch(what: Any) -> None:  # noqa: ANN401
+    """Anything but a batch is refused like a wrong column."""
+    with pytest.raises(ContractError, match=r"^batch: a LogprobBatch, got "):
+        encode(what)
+
+
+def _released() -> memoryview:
+    view = memoryview(b"gone")
+    view.release()
+    return view
+
+
+@pytest.mark.parametrize("what", [None, 5, "text", [1, 2], _released()])
+def test_decode_of_what_are_no_bytes(what: Any) -> None:  # noqa: ANN401
+    """Anything but bytes is refused, not raised about."""
+    with pytest.raises(ContractError, match=r"^message: bytes, got "):
+        decode(what)
+
+
+def test_size_of_a_buffer_is_its_bytes() -> None:
+    """A buffer of wide elements, or of several dimensions, is measured in bytes before it is copied."""
+    for wide in (np.zeros(2**18 + 1, "u8"), np.zeros((1, 2**21 + 8), "u1")):
+        with pytest.raises(ContractError, match=r"^message: at most 2097152 bytes, got 2097160$"):
+            decode(wide.data)
+    data = encode(batch())
+    spread = np.repeat(np.frombuffer(data, "u1"), 2)[::2]
+    assert decode(spread.data) == batch()
+
+
+def test_error_is_one_short_line_whatever_came() -> None:
+    """Neither a number of thousands of digits nor text with line breaks spoils the error's line."""
+    for value in (10**5000, "x\ny\x1b[31m", "y" * 10_000):
+        with pytest.raises(ContractError) as refused:
+            encode(LogprobBatch(HEADER._replace(epoch=value), **TWO_ROWS))  # type: ignore[arg-type]
+        line = str(refused.value)
+        assert line.isprintable()
+        assert len(line) < 400

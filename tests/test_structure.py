@@ -1,0 +1,72 @@
+"""The project's own rules about itself: who imports whom, and what the locks and CI hold."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {
+    "tokenbus_contracts": ROOT / "contracts" / "tokenbus_contracts",
+    "tokenbus_gpu_ops": ROOT / "gpu_ops" / "tokenbus_gpu_ops",
+    "tokenbus_services": ROOT / "services" / "tokenbus_services",
+}
+ORDER = list(PACKAGES)
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the top-level names that a module imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_imports_point_one_way(package: str) -> None:
+    """Services may import gpu_ops and contracts, gpu_ops may import contracts, and contracts neither."""
+    later = set(ORDER[ORDER.index(package) + 1 :]) | {"schema_tools", "tests", "benchmarks"}
+    for path in PACKAGES[package].rglob("*.py"):
+        assert not _imported(path) & later, path
+
+
+def test_contracts_need_numpy_and_protobuf_alone() -> None:
+    """The contract's package imports nothing that is not Python's own but numpy and protobuf."""
+    found = set().union(*(_imported(path) for path in PACKAGES["tokenbus_contracts"].rglob("*.py")))
+    assert found - sys.stdlib_module_names == {"numpy", "google", "tokenbus_contracts"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.stem)
+def test_locks_have_hashes_and_no_addresses(path: Path) -> None:
+    """Every locked requirement is one version with hashes, and no line names where it comes from."""
+    text = path.read_text()
+    requirements = [block for block in re.split(r"\n(?=\S)", text) if not block.startswith("#")]
+    assert requirements
+    for block in requirements:
+        assert re.match(r"[\w.\-\[\],]+==\S+", block), block
+        assert "--hash=sha256:" in block, block
+    assert "://" not in text
+    assert "--index" not in text
+
+
+def test_ci_runs_the_tests() -> None:
+    """CI's script is what a developer runs."""
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "make test" in script
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_other_protobuf_implementation_is_refused_by_name() -> None:
+    """Protobuf's pure Python implementation reads some encodings otherwise, and is refused when it is imported."""
+    environment = os.environ | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    command = [sys.executable, "-c", "import tokenbus_contracts"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "ImportError: tokenbus needs protobuf's compiled implementation, upb" in run.stderr
