@@ -32,9 +32,9 @@ Measured on: {cpu}.
   a list of ids and views of the rest.
 - "vLLM + LogprobsProcessor" ends in Python objects, so it is compared with "Tokenbus, as lists" too. Its dicts are
   vLLM's default; the option flat_logprobs fills lists in their place, which takes less time and is not measured here.
-- A third of Tokenbus's time at k = 0 is spent on handing 256 requests their share, one look-up and one append each, and
-  less than a third on the bytes and their checks. So much Python is the floor of any design that delivers request by
-  request: 1/60 of vLLM's time, and three times ZeroMQ's on one core, both lie at or below it.
+- Handing 256 requests their share takes a look-up and an append for each, and making the batch looks at every column;
+  the table of stages has both. That much Python is in any design that delivers request by request, and at k = 0 those
+  two stages alone take most of 1/60 of vLLM's time, and of three times ZeroMQ's on one core.
 - Only FastDeploy's struct has its transport in its time: the queue is a part of that mechanism. "Tokenbus + ZeroMQ" is
   the line to compare it with where the bytes must move; pickle and msgpack would pay for a socket too.
 - Every peer is given less to do than in its engine: metrics, logging, detokenizing and scheduling are left out, and its

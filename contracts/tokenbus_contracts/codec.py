@@ -34,14 +34,17 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> L
     data = _within(data, limits)
     batch = native.read(data, limits)
     if batch is None:
-        batch = wire.read(data) or foreign.read(data)
+        batch = _read(data)
         check_batch(batch, limits)
     return batch
 
 
 def parse(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> LogprobBatch:
     """Return the batch in a message without checking it: for tools that look into what `decode` refuses."""
-    data = _within(data, limits)
+    return _read(_within(data, limits))
+
+
+def _read(data: bytes) -> LogprobBatch:
     return wire.read(data) or foreign.read(data)
 
 

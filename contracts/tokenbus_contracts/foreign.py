@@ -32,7 +32,7 @@ def from_generated(message: BatchMessage) -> LogprobBatch:
     if not message.HasField("header"):
         raise ContractError("header", "a header", "none", rule=Rule.REQUIRED)
     columns = {column.name: _column(column, getattr(message, column.name)) for column in COLUMNS}
-    return LogprobBatch(from_message(message.header), **columns)
+    return LogprobBatch.of_views(from_message(message.header), columns)
 
 
 def _column(column: Column, values: Any) -> npt.NDArray[Any]:  # noqa: ANN401 - protobuf has no type for all of them

@@ -154,6 +154,9 @@ COLUMNS: tuple[Column, ...] = tuple(
 
 COLUMN: dict[str, Column] = {column.name: column for column in COLUMNS}
 
+NO_COLUMNS: dict[str, npt.NDArray[Any]] = {column.name: column.empty for column in COLUMNS}
+"""Every column, without elements: what a reader begins with."""
+
 HEADER_KEY = next(_packed_key(field) for field in fields_of(BATCH) if field.name == "header")
 
 HEADER_BOUNDS: tuple[Bound, ...] = tuple(

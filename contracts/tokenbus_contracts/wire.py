@@ -15,13 +15,12 @@ from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
 from tokenbus_contracts.header import from_message, to_wire
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, ONE_BYTE_VARINT_END
+from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, NO_COLUMNS, ONE_BYTE_VARINT_END
 
 # What the loops below need of each column, laid out flat: they run for every message.
 _TO_WRITE = [(column.name, column.key) for column in COLUMNS]
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
-_NO_COLUMNS: dict[str, Any] = {column.name: column.empty for column in COLUMNS}
 _PREFIXES_KEPT = 4096
 _SHIFTS = range(7, 28, 7)
 """Of a key's or a length's bytes after the first: parsers differ in how many more they would take."""
@@ -55,7 +54,7 @@ def read(data: bytes) -> LogprobBatch | None:
     A column too long to hold only as many elements as its bound is refused at its length, before it is read.
     """
     header = None
-    columns = _NO_COLUMNS.copy()
+    columns = NO_COLUMNS.copy()
     at, end = 0, len(data)
     try:
         while at < end:

@@ -21,14 +21,13 @@ from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader as Header
 from tokenbus_contracts.header import from_message
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, Layout, Rules, rules_for
-from tokenbus_contracts.schema import COLUMNS
+from tokenbus_contracts.schema import COLUMNS, NO_COLUMNS
 
 LIBRARY = Path(__file__).with_name("accept.so")
 SOURCE = Path(__file__).with_name("accept.c")
 
 _LIMITS_KEPT = 64
 _VIEWS = [(column.name, column.dtype) for column in COLUMNS]
-_NO_COLUMNS: dict[str, Any] = {column.name: column.empty for column in COLUMNS}
 
 
 def available() -> bool:
@@ -48,7 +47,7 @@ def read(data: bytes, limits: Limits) -> LogprobBatch | None:
         return None
     header_at, header_bytes, *places = layout[:]  # a slice: one by one they cost ten times as much
     header = HeaderMessage.FromString(data[header_at : header_at + header_bytes])
-    columns = _NO_COLUMNS.copy()
+    columns = NO_COLUMNS.copy()
     for (name, dtype), offset, count in zip(_VIEWS, places, places[len(_VIEWS) :], strict=False):
         if count:
             columns[name] = np.frombuffer(data, dtype, count, offset)
