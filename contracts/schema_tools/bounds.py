@@ -45,7 +45,10 @@ _SAME = [
     ["LogprobBatch.max_bytes", "StreamLimits.max_message_bytes.max", "Item.payload_bytes.max"],
     ["LogprobBatch.token_ids.max_items", "LogprobBatch.logprobs.max_items", "LogprobBatch.ranks.max_items"],
     ["LogprobBatch.alternative_token_ids.max_items", "LogprobBatch.alternative_logprobs.max_items"],
-    ["BatchHeader.worker_id.max_bytes", "Hello.worker_id.max_bytes", "Admitted.worker_id.max_bytes"],
+    [
+        *("BatchHeader.worker_id.max_bytes", "Hello.worker_id.max_bytes", "Admitted.worker_id.max_bytes"),
+        "Watch.worker_id.max_bytes",
+    ],
 ]
 
 # Bounds that follow from others, as products.

@@ -32,6 +32,7 @@ class BatchHeader(NamedTuple):
     vocabulary_size: int = 0
     weight_version: int = 0
     produced_at_ns: int = 0
+    draft_follows: bool = False
     schema_major: int = MAJOR
     schema_minor: int = MINOR
 
@@ -65,6 +66,7 @@ def from_message(message: HeaderMessage) -> BatchHeader:
         message.vocabulary_size,
         message.weight_version,
         message.produced_at_ns,
+        message.draft_follows,
         message.schema_major,
         message.schema_minor,
     )
@@ -90,12 +92,13 @@ def misfit(header: BatchHeader) -> ContractError:
     return ContractError("header", "values that fit their fields", repr(header), rule=Rule.TYPE)
 
 
-_TYPES = {"worker_id": "text that UTF-8 can hold", "selection": "True or False"}
+_FLAGS = ("selection", "draft_follows")
+_TYPES = {"worker_id": "text that UTF-8 can hold"} | dict.fromkeys(_FLAGS, "True or False")
 
 
 def _fits(name: str, value: Any) -> bool:  # noqa: ANN401 - anything may have been passed
     if name == "worker_id":
         return isinstance(value, str) and value.encode() is not None
-    if name == "selection":
+    if name in _FLAGS:
         return isinstance(value, bool)
     return 0 <= index(value) < 1 << 64

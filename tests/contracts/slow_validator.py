@@ -161,6 +161,8 @@ def _header(message: pb.LogprobBatch) -> Iterator[Refusal]:
         yield Refusal("header.value_kind", "scoring")
     yield from _above(message, ("batch_indices",), header.step_rows - 1)
     if header.kind == pb.BATCH_KIND_DRAFT:
+        if header.draft_follows:
+            yield Refusal("header.draft_follows", "kind")
         yield from _above(message, ("draft_token_counts", "proposal_counts"), 0, "kind")
     if header.vocabulary_size:
         ids = ("token_ids", "alternative_token_ids", "proposal_token_ids")

@@ -139,6 +139,7 @@ def test_column_of_another_length_is_refused(name: str) -> None:
         ("kind", "BATCH_KIND_TARGET"),
         ("selection", "yes"),
         ("selection", 7),
+        ("draft_follows", 1),
         ("vocabulary_size", 2**32),
         ("schema_minor", -1),
         ("worker_id", "\udc80"),

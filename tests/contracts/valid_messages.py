@@ -101,6 +101,7 @@ def _header(rng: Random, rows: int, sizes: Sizes) -> pb.BatchHeader:
     part_count = rng.choice((1, 1, 2, 64))
     selection = rng.random() < 0.25
     whole = part_count == 1 and not selection
+    kind = rng.choice((pb.BATCH_KIND_TARGET, pb.BATCH_KIND_TARGET, pb.BATCH_KIND_DRAFT))
     return pb.BatchHeader(
         schema_major=1,
         schema_minor=rng.choice((0, 1, 2**32 - 1)),
@@ -112,7 +113,7 @@ def _header(rng: Random, rows: int, sizes: Sizes) -> pb.BatchHeader:
         part_count=part_count,
         step_rows=rows if whole else rng.choice((rows, rows + 1, rows + 200, 2**16)),
         selection=selection,
-        kind=rng.choice((pb.BATCH_KIND_TARGET, pb.BATCH_KIND_TARGET, pb.BATCH_KIND_DRAFT)),
+        kind=kind,
         phase=rng.choice(_PHASES),
         method=rng.choice(_METHODS),
         value_kind=rng.choice(_VALUE_KINDS),
@@ -121,6 +122,7 @@ def _header(rng: Random, rows: int, sizes: Sizes) -> pb.BatchHeader:
         vocabulary_size=rng.choice((0, max(sizes.top_k, 1), 1000, _RANK_MAX)),
         weight_version=rng.choice((0, 2**64 - 1)),
         produced_at_ns=rng.choice((0, 1_700_000_000_000_000_000)),
+        draft_follows=kind == pb.BATCH_KIND_TARGET and rng.random() < 0.5,
     )
 
 

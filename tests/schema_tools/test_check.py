@@ -76,8 +76,8 @@ def test_breaking_change_is_found(copy: Copy) -> None:
 
 def test_deleted_file_is_found(copy: Copy) -> None:
     """A file of the schema that is deleted breaks what was released."""
-    (copy.root / "proto/tokenbus/v1/stream.proto").unlink()
-    assert any(fault.startswith("breaking: ") and "stream.proto" in fault for fault in copy.faults())
+    (copy.root / "proto/tokenbus/v1/client.proto").unlink()
+    assert any(fault.startswith("breaking: ") and "client.proto" in fault for fault in copy.faults())
 
 
 def test_added_field_breaks_nothing(copy: Copy) -> None:
@@ -96,7 +96,7 @@ def test_added_field_breaks_nothing(copy: Copy) -> None:
 def test_stale_generated_code_is_found(copy: Copy) -> None:
     """A schema that changed without its generated code is found, and the file is named."""
     copy.replace(
-        CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  // New. Never invalid.\n  bool new = 20;"
+        CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  // New. Never invalid.\n  bool new = 21;"
     )
     faults = copy.faults()
     assert any(fault.startswith("generated: ") and "logprob_batch_pb2.py" in fault for fault in faults)
@@ -238,7 +238,7 @@ def test_missing_bound_is_found(copy: Copy) -> None:
 
 def test_field_without_comment_is_found(copy: Copy) -> None:
     """A field that nobody explained does not pass the linter."""
-    copy.replace(CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 20;")
+    copy.replace(CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 21;")
     assert any(fault.startswith("lint: ") and "comment" in fault for fault in copy.faults())
 
 

@@ -103,6 +103,8 @@ def _headers() -> Iterator[Case]:
         batch = step([A], **{name: value})
         yield f"unnamed_{name}", batch, f"header.{name}", "named", NAMED, value
     yield "negative_kind", step([A], kind=-1), "header.kind", "min", 1, -1
+    draft = step([A], kind=pb.BATCH_KIND_DRAFT, draft_follows=True)
+    yield "draft_of_a_draft", draft, "header.draft_follows", "kind", "False in a draft batch", True
     yield "method_too_large", step([A], method=128), "header.method", "max", 127, 128
     yield "tp_rank_too_large", step([A], tp_rank=65_536), "header.tp_rank", "max", 65_535, 65_536
     yield "dp_rank_too_large", step([A], dp_rank=65_536), "header.dp_rank", "max", 65_535, 65_536

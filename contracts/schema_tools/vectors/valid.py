@@ -107,6 +107,8 @@ def _headers() -> Iterator[tuple[str, str, pb.LogprobBatch]]:
     yield "last_part", "the last part of it", message(*rows, part_count=2, part_index=1, step_rows=4, sequence=42)
     rows = [RowOf([A], key=2, index=300), RowOf([B], key=1, index=17)]
     yield "selection", "one client's rows of a step of 400", message(*rows, selection=True, step_rows=400)
+    rows = [RowOf([A], key=1, index=0)]
+    yield "draft_follows", "a target batch whose draft batch is still to come", message(*rows, draft_follows=True)
     rows = [RowOf([A], key=3, index=2), RowOf([B], key=1, index=0), RowOf([A, A], key=2, index=1)]
     yield "permuted", "rows in another order than in the original batch", message(*rows)
     widest = message(

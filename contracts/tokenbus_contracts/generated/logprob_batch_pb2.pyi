@@ -132,7 +132,7 @@ class LogprobBatch(_message.Message):
     def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., request_keys: _Optional[_Iterable[int]] = ..., batch_indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_token_counts: _Optional[_Iterable[int]] = ..., proposal_counts: _Optional[_Iterable[int]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, str]]] = ..., top_ks: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., alternative_token_ids: _Optional[_Iterable[int]] = ..., alternative_logprobs: _Optional[_Iterable[float]] = ..., proposal_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "epoch", "sequence", "step", "part_index", "part_count", "step_rows", "selection", "kind", "phase", "method", "value_kind", "tp_rank", "dp_rank", "vocabulary_size", "weight_version", "produced_at_ns")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "epoch", "sequence", "step", "part_index", "part_count", "step_rows", "selection", "kind", "phase", "method", "value_kind", "tp_rank", "dp_rank", "vocabulary_size", "weight_version", "produced_at_ns", "draft_follows")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class BatchHeader(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCED_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     worker_id: str
@@ -171,4 +172,5 @@ class BatchHeader(_message.Message):
     vocabulary_size: int
     weight_version: int
     produced_at_ns: int
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ..., step_rows: _Optional[int] = ..., selection: bool = ..., kind: _Optional[_Union[BatchKind, str]] = ..., phase: _Optional[_Union[StepPhase, str]] = ..., method: _Optional[_Union[SpeculativeMethod, str]] = ..., value_kind: _Optional[_Union[ValueKind, str]] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., weight_version: _Optional[int] = ..., produced_at_ns: _Optional[int] = ...) -> None: ...
+    draft_follows: bool
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., step: _Optional[int] = ..., part_index: _Optional[int] = ..., part_count: _Optional[int] = ..., step_rows: _Optional[int] = ..., selection: bool = ..., kind: _Optional[_Union[BatchKind, str]] = ..., phase: _Optional[_Union[StepPhase, str]] = ..., method: _Optional[_Union[SpeculativeMethod, str]] = ..., value_kind: _Optional[_Union[ValueKind, str]] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., weight_version: _Optional[int] = ..., produced_at_ns: _Optional[int] = ..., draft_follows: bool = ...) -> None: ...

@@ -42,32 +42,6 @@ ERROR_CODE_DEADLINE: ErrorCode
 ERROR_CODE_SLOW_CLIENT: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 
-class ClientFrame(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "generate", "abort", "resume", "credit")
-    SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
-    SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
-    GENERATE_FIELD_NUMBER: _ClassVar[int]
-    ABORT_FIELD_NUMBER: _ClassVar[int]
-    RESUME_FIELD_NUMBER: _ClassVar[int]
-    CREDIT_FIELD_NUMBER: _ClassVar[int]
-    schema_major: int
-    schema_minor: int
-    generate: Generate
-    abort: Abort
-    resume: Resume
-    credit: OutputCredit
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., credit: _Optional[_Union[OutputCredit, _Mapping]] = ...) -> None: ...
-
-class ServerFrame(_message.Message):
-    __slots__ = ("admitted", "outputs", "error")
-    ADMITTED_FIELD_NUMBER: _ClassVar[int]
-    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    admitted: Admitted
-    outputs: Outputs
-    error: RequestError
-    def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
-
 class Generate(_message.Message):
     __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -126,22 +100,6 @@ class Abort(_message.Message):
     request_key: int
     def __init__(self, request_key: _Optional[int] = ...) -> None: ...
 
-class Resume(_message.Message):
-    __slots__ = ("request_key", "next_position")
-    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
-    NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
-    request_key: int
-    next_position: int
-    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ...) -> None: ...
-
-class OutputCredit(_message.Message):
-    __slots__ = ("frames", "bytes")
-    FRAMES_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    frames: int
-    bytes: int
-    def __init__(self, frames: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
-
 class Admitted(_message.Message):
     __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -153,12 +111,6 @@ class Admitted(_message.Message):
     epoch: int
     prompt_tokens: int
     def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
-
-class Outputs(_message.Message):
-    __slots__ = ("has_draft",)
-    HAS_DRAFT_FIELD_NUMBER: _ClassVar[int]
-    has_draft: bool
-    def __init__(self, has_draft: bool = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("request_key", "code", "message", "emitted_tokens", "retry_after_ms")

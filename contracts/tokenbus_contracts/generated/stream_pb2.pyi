@@ -33,6 +33,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_TOO_MANY_WORKERS: _ClassVar[RefusalReason]
     REFUSAL_REASON_PROTOCOL: _ClassVar[RefusalReason]
     REFUSAL_REASON_NOT_AUTHORIZED: _ClassVar[RefusalReason]
+    REFUSAL_REASON_HELLO_FIRST: _ClassVar[RefusalReason]
 
 class GapReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -62,6 +63,7 @@ REFUSAL_REASON_EPOCH_OUTDATED: RefusalReason
 REFUSAL_REASON_TOO_MANY_WORKERS: RefusalReason
 REFUSAL_REASON_PROTOCOL: RefusalReason
 REFUSAL_REASON_NOT_AUTHORIZED: RefusalReason
+REFUSAL_REASON_HELLO_FIRST: RefusalReason
 GAP_REASON_UNSPECIFIED: GapReason
 GAP_REASON_RETENTION: GapReason
 GAP_REASON_REFUSED: GapReason

@@ -31,7 +31,7 @@ struct rules {
     uint64_t header_min[HEADER_NUMBERS], header_max[HEADER_NUMBERS]; /* of a text: its bytes */
     int32_t header_type[HEADER_NUMBERS];
     int32_t header_key, column_keys[COLUMN_COUNT];
-    int32_t part_index, part_count, step_rows, selection, kind, value_kind, vocabulary; /* field numbers */
+    int32_t part_index, part_count, step_rows, selection, kind, value_kind, draft_follows, vocabulary; /* numbers */
     int32_t draft_kind, no_value_kind;
     uint32_t logit_kinds; /* a bit for each value kind that is no logprob */
     uint32_t position_max, rank_min, rank_max, token_id_max;
@@ -290,7 +290,7 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
         alternatives += count * top_ks[row];
         proposed += proposals[row];
     }
-    if (wrong) return 0;
+    if (wrong || (draft_batch && header[rules->draft_follows])) return 0;
     uint64_t value_kind = header[rules->value_kind];
     if (any_scored && value_kind == (uint64_t)rules->no_value_kind) return 0;
     if (layout->items[TOKEN_IDS] != tokens || layout->items[PROPOSAL_TOKEN_IDS] != proposed) return 0;

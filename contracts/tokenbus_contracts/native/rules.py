@@ -26,7 +26,7 @@ _COLUMNS = (
 )
 FITS_THE_SCHEMA = tuple(column.name for column in COLUMNS) == _COLUMNS
 """Whether the schema's columns are still those that accept.c was written for."""
-_ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind")
+_ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind", "draft_follows")
 _VARINT, _FIXED64, _TEXT = 1, 2, 3
 _TYPES = {FieldDescriptor.TYPE_FIXED64: _FIXED64, FieldDescriptor.TYPE_STRING: _TEXT}
 _STATUS_VALID, _NEEDS_TOKENS, _FORBIDS_TOKENS, _MAY_PROPOSE = 1, 2, 4, 8

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.generated.enums import BatchKind
 from tokenbus_contracts.header import BatchHeader, misfit
 from tokenbus_contracts.schema import HEADER_BOUNDS, MAJOR, WORKER_ID_BOUNDS
 
@@ -34,8 +35,10 @@ def _check(header: BatchHeader) -> None:
         raise ContractError("header.worker_id", _WORKER_ID_MAX_BYTES, length, rule=Rule.BYTES)
     if length < _WORKER_ID_MIN_BYTES:
         raise ContractError("header.worker_id", "a name", "an empty string", rule=Rule.REQUIRED)
-    if type(header.selection) is not bool:
-        raise TypeError(header.selection)
+    if type(header.selection) is not bool or type(header.draft_follows) is not bool:
+        raise TypeError(header.selection, header.draft_follows)
+    if header.draft_follows and header.kind != BatchKind.TARGET:
+        raise ContractError("header.draft_follows", "False in a draft batch", header.draft_follows, rule=Rule.KIND)
     if header.part_index >= header.part_count:
         raise ContractError("header.part_index", header.part_count - 1, header.part_index, rule=Rule.MAX)
 

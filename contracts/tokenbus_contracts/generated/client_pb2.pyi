@@ -1,0 +1,118 @@
+# Generated from proto/tokenbus/v1 by `make proto`. Do not edit: CI refuses a stale or edited copy.
+from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
+from tokenbus_contracts.generated import request_pb2 as _request_pb2
+from tokenbus_contracts.generated import stream_pb2 as _stream_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientFrame(_message.Message):
+    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: ClientHello
+    generate: _request_pb2.Generate
+    abort: _request_pb2.Abort
+    resume: Resume
+    confirm: Confirm
+    watch: Watch
+    heartbeat: _stream_pb2.Heartbeat
+    goodbye: _stream_pb2.Goodbye
+    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
+
+class ServerFrame(_message.Message):
+    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    WATCHED_STREAM_FIELD_NUMBER: _ClassVar[int]
+    WATCHED_ITEM_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    welcome: ClientWelcome
+    refusal: _stream_pb2.Refusal
+    admitted: _request_pb2.Admitted
+    outputs: Outputs
+    error: _request_pb2.RequestError
+    watched_stream: WatchedStream
+    watched_item: _stream_pb2.Item
+    heartbeat: _stream_pb2.Heartbeat
+    goodbye: _stream_pb2.Goodbye
+    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
+
+class ClientHello(_message.Message):
+    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "secret")
+    SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    schema_major: int
+    schema_minor: int
+    name: str
+    window_frames: int
+    window_bytes: int
+    secret: bytes
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class ClientWelcome(_message.Message):
+    __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms")
+    PROCESSOR_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    processor_id: str
+    schema_minor: int
+    heartbeat_interval_ms: int
+    heartbeat_timeout_ms: int
+    def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("request_key", "next_position", "include_draft_logprobs")
+    REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_key: int
+    next_position: int
+    include_draft_logprobs: bool
+    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ...) -> None: ...
+
+class Confirm(_message.Message):
+    __slots__ = ("through_number",)
+    THROUGH_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    through_number: int
+    def __init__(self, through_number: _Optional[int] = ...) -> None: ...
+
+class Watch(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class Outputs(_message.Message):
+    __slots__ = ("has_draft",)
+    HAS_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    has_draft: bool
+    def __init__(self, has_draft: bool = ...) -> None: ...
+
+class WatchedStream(_message.Message):
+    __slots__ = ("epoch", "hello")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    hello: _stream_pb2.Hello
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[_stream_pb2.Hello, _Mapping]] = ...) -> None: ...
