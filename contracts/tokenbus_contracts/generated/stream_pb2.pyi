@@ -180,12 +180,12 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Credit(_message.Message):
-    __slots__ = ("items", "bytes")
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("through_sequence", "bytes")
+    THROUGH_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    items: int
+    through_sequence: int
     bytes: int
-    def __init__(self, items: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, through_sequence: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("sequence", "payload_kind", "payload_bytes", "payload_crc32")
