@@ -1,6 +1,6 @@
 """LogprobBatch: one step's tokens as columns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -216,11 +216,37 @@ class LogprobBatch:
             raise ContractError("rows", "each place once", "one of them twice", rule=Rule.UNIQUE)
         return self._gathered(places.astype(np.intp), self.header._replace(selection=True))
 
+    def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Self:
+        """Return the batch with each row's tokens from one place to before another alone, everything of them together.
+
+        The positions move with the first token that is left. Statuses stay as they are, so an active row must
+        keep a token to be valid.
+        """
+        first, last = np.asarray(begins, np.intp), np.asarray(ends, np.intp)
+        if first.shape != (self.row_count,) or last.shape != first.shape:
+            raise ContractError("begins", f"{self.row_count} places, one for each row", first.size, rule=Rule.LENGTH)
+        if not bool(((first >= 0) & (first <= last) & (last <= self.token_counts)).all()):
+            raise ContractError("begins", "places within each row's tokens, begins before ends", "others", rule=Rule.MAX)
+        kept = self._taken(self._laid_out().elements_between(first, last), self.header)
+        _set(kept, "positions", self.positions + first.astype(np.uint32))
+        _set(kept, "token_counts", (last - first).astype(np.uint8))
+        return kept
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the parts of one step as one batch, whose header is the last part's, in original batch order."""
+        header = parts[-1].header._replace(part_index=0, part_count=1)
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in _TYPES}
+        return cls.of_views(header, columns).in_batch_order()
+
     def _gathered(self, rows: Index, header: BatchHeader) -> Self:
-        """Return a batch of these rows in this order: the only code that moves columns, and it moves them all."""
-        elements = self._laid_out().elements(rows)
-        moved = {column.name: getattr(self, column.name)[elements[column.length]] for column in COLUMNS}
-        return self.of_views(header, moved)
+        """Return a batch of these rows in this order."""
+        return self._taken(self._laid_out().elements(rows), header)
+
+    def _taken(self, elements: dict[int, Index], header: BatchHeader) -> Self:
+        """Return a batch of these elements: the only code that moves columns, and it moves them all."""
+        taken = {column.name: getattr(self, column.name)[elements[column.length]] for column in COLUMNS}
+        return self.of_views(header, taken)
 
     def _laid_out(self) -> Layout:
         if self._layout is None:

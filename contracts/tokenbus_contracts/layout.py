@@ -25,18 +25,22 @@ _PROPOSALS = ColumnLength.COLUMN_LENGTH_PROPOSALS
 class Layout:
     """Where each row's elements begin in each kind of column; a ContractError if a column is not as long as counted."""
 
-    __slots__ = ("_starts",)
+    __slots__ = ("_per_token", "_starts")
 
     def __init__(self, batch: "LogprobBatch") -> None:
         """Count, and compare with what is there."""
         rows = batch.row_count
         _check_lengths(batch, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)
+        # How many elements a token has in each kind of column, row by row.
+        self._per_token: dict[int, Index] = {
+            _TOKENS: np.ones(rows, np.intp),
+            _SCORED_TOKENS: (batch.scorings != Scoring.NONE).astype(np.intp),
+            _ALTERNATIVES: batch.top_ks.astype(np.intp),
+        }
         self._starts: dict[int, Index] = {
             _ROWS: np.arange(rows + 1, dtype=np.intp),
-            _TOKENS: _starts_of(counts),
-            _SCORED_TOKENS: _starts_of(counts * (batch.scorings != Scoring.NONE)),
-            _ALTERNATIVES: _starts_of(counts * batch.top_ks),
+            **{length: _starts_of(counts * each) for length, each in self._per_token.items()},
             _PROPOSALS: _starts_of(batch.proposal_counts),
         }
         _check_lengths(batch, {length: int(starts[-1]) for length, starts in self._starts.items()})
@@ -48,7 +52,16 @@ class Layout:
 
     def elements(self, rows: Index) -> dict[int, Index]:
         """Return where the elements of some rows are, in the order in which the rows are named, by kind of length."""
-        return {length: _elements_of(rows, starts) for length, starts in self._starts.items()}
+        return {
+            length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self._starts.items()
+        }
+
+    def elements_between(self, begins: Index, ends: Index) -> dict[int, Index]:
+        """Return where the elements of each row's tokens from one place to another are, by kind of length."""
+        found = {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self._starts.items()}
+        for length, each in self._per_token.items():
+            found[length] = _ranges(self._starts[length][:-1] + begins * each, (ends - begins) * each)
+        return found
 
 
 def _check_lengths(batch: "LogprobBatch", wanted: dict[int, int]) -> None:
@@ -65,8 +78,6 @@ def _starts_of(counts: npt.NDArray[np.unsignedinteger | np.signedinteger]) -> In
     return starts
 
 
-def _elements_of(rows: Index, starts: Index) -> Index:
-    begins = starts[rows]
-    lengths = starts[rows + 1] - begins
+def _ranges(begins: Index, lengths: Index) -> Index:
     # Each row's run is a range of its own: shift one long range by where each row begins in both.
     return np.arange(lengths.sum(), dtype=np.intp) + np.repeat(begins - _starts_of(lengths)[:-1], lengths)

@@ -148,3 +148,10 @@ def test_error_is_one_short_line_whatever_came() -> None:
         line = str(refused.value)
         assert line.isprintable()
         assert len(line) < 400
+
+
+@pytest.mark.parametrize(("begins", "ends"), [([0], [0]), ([1, 1], [0, 1]), ([-1, 0], [1, 1]), ([0, 0], [2, 2])])
+def test_tokens_between_places_that_are_not_there(begins: list[int], ends: list[int]) -> None:
+    """Places that miss a row, run backwards or lie beyond a row's tokens are refused."""
+    with pytest.raises(ContractError, match=r"^begins: "):
+        batch().between(begins, ends)

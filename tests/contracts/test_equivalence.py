@@ -301,3 +301,41 @@ def test_both_stop_at_the_same_depth(within: str, depth: int) -> None:
     message.ClearField("header")
     inner, outer = (groups, b"") if within == "header" else (b"", groups)
     assert_same_verdict(record(1, 2, header + inner) + canonical(message) + outer)
+
+
+@settings(max_examples=300)
+@given(valid_messages, st.randoms(use_true_random=False))
+def test_between_cuts_every_column_of_a_token_together(message: pb.LogprobBatch, rng: Random) -> None:
+    """Of each row the tokens that were asked for are left, with their logprobs, ranks and alternatives (case 13)."""
+    begins = [rng.randrange(max(count, 1)) for count in message.token_counts]
+    ends = [
+        rng.randint(min(begin + 1, count), count) for begin, count in zip(begins, message.token_counts, strict=True)
+    ]
+    places = list(zip(begins, ends, strict=True))
+    batch = decode(canonical(message), Limits.schema())
+    cut = batch.between(begins, ends)
+    expected = []
+    for row, (begin, end) in zip(plain_rows(message), places, strict=True):
+        scored = slice(begin, end) if row.logprobs else slice(0)
+        expected.append(
+            row._replace(
+                position=row.position + begin,
+                token_ids=row.token_ids[begin:end],
+                logprobs=row.logprobs[scored],
+                ranks=row.ranks[scored],
+                alternative_token_ids=row.alternative_token_ids[begin:end],
+                alternative_logprobs=row.alternative_logprobs[begin:end],
+            )
+        )
+    assert rows_of(cut) == expected
+    assert cut.header == batch.header
+
+
+@settings(max_examples=300)
+@given(valid_messages, st.randoms(use_true_random=False))
+def test_parts_join_to_the_step_in_batch_order(message: pb.LogprobBatch, rng: Random) -> None:
+    """A step that was taken apart at random comes together again as the whole step in batch order."""
+    batch = decode(canonical(message), Limits.schema())
+    owners = [rng.randrange(3) for _ in range(batch.row_count)]
+    parts = [batch.select([row for row, owner in enumerate(owners) if owner == part]) for part in range(3)]
+    assert rows_of(LogprobBatch.joined(parts)) == rows_of(batch.in_batch_order())
