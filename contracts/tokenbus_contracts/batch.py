@@ -226,7 +226,7 @@ class LogprobBatch:
         if first.shape != (self.row_count,) or last.shape != first.shape:
             raise ContractError("begins", f"{self.row_count} places, one for each row", first.size, rule=Rule.LENGTH)
         if not bool(((first >= 0) & (first <= last) & (last <= self.token_counts)).all()):
-            raise ContractError("begins", "places within each row's tokens, begins before ends", "others", rule=Rule.MAX)
+            raise ContractError("begins", "places in order within each row's tokens", "others", rule=Rule.MAX)
         kept = self._taken(self._laid_out().elements_between(first, last), self.header)
         _set(kept, "positions", self.positions + first.astype(np.uint32))
         _set(kept, "token_counts", (last - first).astype(np.uint8))

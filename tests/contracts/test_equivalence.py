@@ -307,7 +307,10 @@ def test_both_stop_at_the_same_depth(within: str, depth: int) -> None:
 @given(valid_messages, st.randoms(use_true_random=False))
 def test_between_cuts_every_column_of_a_token_together(message: pb.LogprobBatch, rng: Random) -> None:
     """Of each row the tokens that were asked for are left, with their logprobs, ranks and alternatives (case 13)."""
-    begins = [rng.randrange(max(count, 1)) for count in message.token_counts]
+    begins = [
+        rng.randrange(max(count, 1)) if position < 2**31 - 16 else 0
+        for count, position in zip(message.token_counts, message.positions, strict=True)
+    ]
     ends = [
         rng.randint(min(begin + 1, count), count) for begin, count in zip(begins, message.token_counts, strict=True)
     ]

@@ -35,7 +35,7 @@ def _check(header: BatchHeader) -> None:
         raise ContractError("header.worker_id", _WORKER_ID_MAX_BYTES, length, rule=Rule.BYTES)
     if length < _WORKER_ID_MIN_BYTES:
         raise ContractError("header.worker_id", "a name", "an empty string", rule=Rule.REQUIRED)
-    if type(header.selection) is not bool or type(header.draft_follows) is not bool:
+    if not type(header.selection) is type(header.draft_follows) is bool:
         raise TypeError(header.selection, header.draft_follows)
     if header.draft_follows and header.kind != BatchKind.TARGET:
         raise ContractError("header.draft_follows", "False in a draft batch", header.draft_follows, rule=Rule.KIND)
