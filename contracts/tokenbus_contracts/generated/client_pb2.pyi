@@ -54,32 +54,36 @@ class ServerFrame(_message.Message):
     def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "secret")
+    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "secret", "session")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     name: str
     window_frames: int
     window_bytes: int
     secret: bytes
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    session: int
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
 
 class ClientWelcome(_message.Message):
-    __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms")
+    __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms", "resumed")
     PROCESSOR_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     processor_id: str
     schema_minor: int
     heartbeat_interval_ms: int
     heartbeat_timeout_ms: int
-    def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ...) -> None: ...
+    resumed: bool
+    def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("request_key", "next_position", "include_draft_logprobs")
