@@ -3,7 +3,7 @@
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_contracts.schema import BATCH, COLUMN, HEADER
+from tokenbus_contracts.schema import BATCH, COLUMN
 
 _VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
@@ -25,18 +25,37 @@ class _BrokenError(Exception):
         self.error = ContractError(field, limit, actual, rule=Rule.MALFORMED)
 
 
-def explain(data: bytes) -> ContractError:
+def explain(data: bytes, message: Descriptor = BATCH) -> ContractError:
     """Return the error that names the first place where a message's own fields do not add up."""
     try:
-        _Walk().over(data, BATCH, "")
+        _Walk().over(data, message, "")
     except _BrokenError as broken:
         return broken.error
     # As far as it was looked at, all adds up: what the parser met lies deeper, or further on.
     return ContractError("message", "fields that parse", "one with damaged contents", rule=Rule.MALFORMED)
 
 
+def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
+    """Return the number of the first field that a message's type does not have, or None; the message was parsed.
+
+    Fields that it has, though encoded as none of their type, are not unknown. Only the first fields are looked at.
+    """
+    at = 0
+    for _ in range(_MOST_FIELDS):
+        if at >= len(data):
+            return None
+        try:
+            key, at = _read_varint(data, at, "message")
+            if key >> 3 not in message.fields_by_number:
+                return key >> 3
+            at = _behind_contents(data, at, key & 7)
+        except _BrokenError:  # a group, which no field of ours is
+            return None
+    return None
+
+
 class _Walk:
-    """A walk over a message and its header, which ends where something is broken or after enough fields."""
+    """A walk over a message and what is nested in it, which ends where something is broken or after enough fields."""
 
     def __init__(self) -> None:
         self._left = _MOST_FIELDS
@@ -82,8 +101,8 @@ class _Walk:
 
     def _look_into(self, field: FieldDescriptor, contents: bytes, name: str) -> None:
         """Find out what is wrong with a known field's contents, if anything is."""
-        if field.message_type is HEADER:
-            self.over(contents, HEADER, f"{name}.")
+        if field.message_type is not None:
+            self.over(contents, field.message_type, f"{name}.")
         elif field.type == FieldDescriptor.TYPE_STRING:
             try:
                 contents.decode()
@@ -96,6 +115,18 @@ class _Walk:
             raise _BrokenError(name, limit, f"{len(contents)} bytes")
         elif name in COLUMN and COLUMN[name].is_bytes and contents and contents[-1] >= 1 << 7:
             raise _BrokenError(name, "whole varints", "the end of the column within one")
+
+
+def _behind_contents(data: bytes, at: int, wire_type: int) -> int:
+    """Return the place behind what a key announces, which is no group."""
+    if wire_type == _VARINT:
+        return _read_varint(data, at, "message")[1]
+    if wire_type == _LENGTH:
+        length, at = _read_varint(data, at, "message")
+        return _within(data, at, length, "message")
+    if wire_type not in _FIXED_SIZES:
+        raise _BrokenError("message", "a field", "a group")
+    return _within(data, at, _FIXED_SIZES[wire_type], "message")
 
 
 def _within(data: bytes, at: int, length: int, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What the descriptor says of LogprobBatch: its columns and bounds, read once, at import.
+"""What the descriptor says of LogprobBatch, its columns and bounds, read once, at import; and of any other message.
 
 This is the only module that reads the schema's options; every number that the rest enforces comes from here.
 """
@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
-from google.protobuf.descriptor_pb2 import EnumValueOptions, FieldOptions, MessageOptions
+from google.protobuf.descriptor_pb2 import DescriptorProto, EnumValueOptions, FieldOptions, MessageOptions
 from google.protobuf.internal import api_implementation
 
 from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
@@ -84,6 +84,30 @@ class Column:
     def empty(self) -> npt.NDArray[np.generic]:
         """The column without elements."""
         return np.frombuffer(b"", self.dtype)
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """What the schema demands of one field of any message."""
+
+    name: str
+    repeated: bool
+    has_presence: bool
+    """Whether the field can be absent, which is another thing than its zero."""
+    message: Descriptor | None
+    """The type of a field that is a message."""
+    is_text: bool
+    is_bytes: bool
+    is_unsigned: bool
+    min: int | None
+    max: int | None
+    named: bool
+    finite: bool
+    unique: bool
+    required: bool
+    max_items: int | None
+    min_bytes: int
+    max_bytes: int | None
 
 
 def fields_of(message: Descriptor) -> list[FieldDescriptor]:
@@ -178,3 +202,45 @@ def _status_rules() -> dict[int, bounds_pb2.StatusRule]:
 
 STATUS_RULES = _status_rules()
 """What rows of each status may carry; a status that is missing here is invalid."""
+
+
+def rules_of(message: Descriptor) -> list[FieldRule]:
+    """Return what the schema demands of a message's fields, in the order of their numbers."""
+    return [_field_rule(field) for field in fields_of(message)]
+
+
+def _field_rule(field: FieldDescriptor) -> FieldRule:
+    bounds = bounds_in(field.GetOptions())
+    names_end = max((value.number for value in field.enum_type.values), default=0) if field.enum_type else None
+    return FieldRule(
+        name=field.name,
+        repeated=field.is_repeated,
+        has_presence=field.has_presence,
+        message=field.message_type,
+        is_text=field.type == FieldDescriptor.TYPE_STRING,
+        is_bytes=field.type == FieldDescriptor.TYPE_BYTES,
+        is_unsigned=field.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64),
+        min=bounds.min if bounds.HasField("min") else 0 if bounds.named else None,
+        max=bounds.max if bounds.HasField("max") else names_end if bounds.named else None,
+        named=bounds.named,
+        finite=bounds.finite,
+        unique=bounds.unique,
+        required=bounds.required,
+        max_items=bounds.max_items if bounds.HasField("max_items") else None,
+        min_bytes=bounds.min_bytes,
+        max_bytes=bounds.max_bytes if bounds.HasField("max_bytes") else None,
+    )
+
+
+def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
+    """Return the fields of each oneof that the schema has; what protoc makes of an optional field is none."""
+    proto = DescriptorProto()
+    message.CopyToProto(proto)
+    optional = {field.name for field in proto.field if field.proto3_optional}
+    oneofs = {oneof.name: [field.name for field in oneof.fields] for oneof in message.oneofs}
+    return {name: members for name, members in oneofs.items() if not optional.issuperset(members)}
+
+
+def max_bytes_of(message: Descriptor) -> int:
+    """Return how large an encoded message may be at most; zero if only what holds it is bounded."""
+    return message_bounds_in(message.GetOptions()).max_bytes

@@ -1,0 +1,250 @@
+"""Checks of a message against its bounds, made once from the descriptor.
+
+Every check is a function of the message alone: paths, bounds and what is nested were looked up when it was made.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import Descriptor
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.schema import MAJOR, FieldRule, oneofs_of, rules_of
+
+Check = Callable[[Any], None]
+"""Raises a ContractError for a message that breaks a bound."""
+
+_LOWEST, _HIGHEST = -(2**64), 2**64
+"""No number of any field lies beyond them."""
+_MOST_BYTES_OF_A_LETTER = 4
+_FEW = 64
+"""Fewer elements than this are looked at one by one."""
+
+
+def check_of(message: Descriptor, path: str = "", *, without: Sequence[str] = ()) -> Check | None:
+    """Return the check of a message, or None if nothing of it is bounded.
+
+    `path` stands before its fields' names in errors; `without` names oneofs that are left to the caller.
+    """
+    oneofs = {name: members for name, members in oneofs_of(message).items() if name not in without}
+    alternatives = {member for members in oneofs_of(message).values() for member in members}
+    rules = [rule for rule in rules_of(message) if rule.name not in alternatives]
+    numbers = [
+        (attrgetter(rule.name), *_range(rule), rule) for rule in rules if _is_number(rule) and not rule.has_presence
+    ]
+    plain = [number for number in numbers if number[1:3] != (_LOWEST, _HIGHEST)]
+    checks = [check for rule in rules if not _is_number(rule) or rule.has_presence for check in _checks(rule, path)]
+    checks += [_one_of(name, check_each(message, members, path), path) for name, members in oneofs.items()]
+    if not plain and not checks:
+        return None
+
+    def check(value: Any) -> None:  # noqa: ANN401 - a message of any type
+        for get, low, high, rule in plain:
+            if not low <= get(value) <= high:
+                raise _beyond(path + rule.name, get(value), rule)
+        for one in checks:
+            one(value)
+
+    return check
+
+
+def check_each(message: Descriptor, members: Sequence[str], path: str = "") -> dict[str, Check | None]:
+    """Return the check of each of a message's members that are messages, by name; None for one without bounds."""
+    rules = {rule.name: rule for rule in rules_of(message)}
+    return {name: _nested(rules[name], path) for name in members}
+
+
+def absent(path: str, members: Sequence[str]) -> ContractError:
+    """Return the error of a message in which none of several members is set."""
+    return ContractError(path, f"one of {', '.join(members)}", "none", rule=Rule.REQUIRED)
+
+
+def _checks(rule: FieldRule, path: str) -> list[Check]:
+    """Return the checks of a field that is more than a plain number."""
+    name, here = rule.name, path + rule.name
+    if rule.repeated:
+        return _repeated(rule, here)
+    if rule.message is not None:
+        return [_submessage(rule, path)]
+    single = _single(rule)
+    if single is None:
+        return []
+    get = attrgetter(name)
+    if not rule.has_presence:
+        return [lambda message: single(get(message), here)]
+
+    def check(message: Any) -> None:  # noqa: ANN401
+        if message.HasField(name):
+            single(get(message), here)
+
+    return [check]
+
+
+def _single(rule: FieldRule) -> Callable[[Any, str], None] | None:
+    """Return the check of one value and the path it is named by, or None if any value will do."""
+    if rule.is_text:
+        return _text_check(rule)
+    if rule.is_bytes:
+        return _bytes_check(rule)
+    low, high = _range(rule)
+    if rule.finite:
+
+        def check_float(value: float, here: str) -> None:
+            if not math.isfinite(value):
+                raise ContractError(here, "a finite number", value, rule=Rule.FINITE)
+            if not low <= value <= high:
+                raise _beyond(here, value, rule)
+
+        return check_float
+    if (low, high) == (_LOWEST, _HIGHEST):
+        return None
+
+    def check_number(value: float, here: str) -> None:
+        if not low <= value <= high:
+            raise _beyond(here, value, rule)
+
+    return check_number
+
+
+def _text_check(rule: FieldRule) -> Callable[[str, str], None] | None:
+    low, high = rule.min_bytes, rule.max_bytes
+    if not low and high is None:
+        return None
+    most = _HIGHEST if high is None else high
+    surely_within = most // _MOST_BYTES_OF_A_LETTER
+
+    def check(text: str, here: str) -> None:
+        if low <= len(text) <= surely_within:
+            return
+        length = len(text) if text.isascii() else len(text.encode())
+        if not low <= length <= most:
+            raise _wrong_length(here, length, rule, "text")
+
+    return check
+
+
+def _bytes_check(rule: FieldRule) -> Callable[[bytes, str], None] | None:
+    low, high = rule.min_bytes, _HIGHEST if rule.max_bytes is None else rule.max_bytes
+    if not low and rule.max_bytes is None:
+        return None
+
+    def check(data: bytes, here: str) -> None:
+        if not low <= len(data) <= high:
+            raise _wrong_length(here, len(data), rule, "bytes")
+
+    return check
+
+
+def _submessage(rule: FieldRule, path: str) -> Check:
+    name, required = rule.name, rule.required
+    nested = _nested(rule, path)
+
+    def check(message: Any) -> None:  # noqa: ANN401
+        if message.HasField(name):
+            if nested is not None:
+                nested(getattr(message, name))
+        elif required:
+            raise ContractError(path + name, "a value", "none", rule=Rule.REQUIRED)
+
+    return check
+
+
+def _repeated(rule: FieldRule, here: str) -> list[Check]:
+    get = attrgetter(rule.name)
+    most = _HIGHEST if rule.max_items is None else rule.max_items
+    nested = None if rule.message is None else check_of(rule.message)
+    single = None if rule.message is not None else _single(rule)
+
+    def check(message: Any) -> None:  # noqa: ANN401
+        values = get(message)
+        count = len(values)
+        if count > most:
+            raise ContractError(here, most, count, rule=Rule.ITEMS)
+        if rule.is_unsigned and count >= _FEW and _hold_at_once(values, rule):
+            return
+        if nested is not None:
+            _check_elements(values, nested, here)
+        elif single is not None:
+            for element, value in enumerate(values):
+                single(value, f"{here}[{element}]")
+        if rule.unique:
+            _refuse_twice(values, here)
+
+    return [check]
+
+
+def _hold_at_once(values: Sequence[int], rule: FieldRule) -> bool:
+    """Return whether the elements of a long list hold: a prompt may have a million."""
+    numbers = np.fromiter(values, np.uint64, len(values))
+    low, high = _range(rule)
+    if int(numbers.min()) < low or int(numbers.max()) > high:
+        return False
+    return not rule.unique or np.unique(numbers).size == numbers.size
+
+
+def _check_elements(values: Sequence[Any], nested: Check, here: str) -> None:
+    for element, value in enumerate(values):
+        try:
+            nested(value)
+        except ContractError as error:
+            field = f"{here}[{element}].{error.field}"
+            raise ContractError(field, error.limit, error.actual, rule=error.rule) from None
+
+
+def _one_of(name: str, members: dict[str, Check | None], path: str) -> Check:
+    def check(message: Any) -> None:  # noqa: ANN401
+        member = message.WhichOneof(name)
+        if member is None:
+            raise absent(path + name, list(members))
+        nested = members[member]
+        if nested is not None:
+            nested(getattr(message, member))
+
+    return check
+
+
+def _nested(rule: FieldRule, path: str) -> Check | None:
+    if rule.message is None:
+        raise TypeError(f"{path}{rule.name}: only messages are checked where one of several may be there")
+    return check_of(rule.message, f"{path}{rule.name}.")
+
+
+def _is_number(rule: FieldRule) -> bool:
+    """Return whether a field holds numbers, which enums are, and no more is to be known of them than a range."""
+    return not (rule.repeated or rule.message or rule.is_text or rule.is_bytes or rule.finite)
+
+
+def _range(rule: FieldRule) -> tuple[int, int]:
+    return _LOWEST if rule.min is None else rule.min, _HIGHEST if rule.max is None else rule.max
+
+
+def _beyond(here: str, value: float, rule: FieldRule) -> ContractError:
+    if rule.name == "schema_major":
+        limit = f"schema version {MAJOR} of package tokenbus.v{MAJOR}"
+        return ContractError(here, limit, value, rule=Rule.VERSION)
+    low, high = _range(rule)
+    if value < low and (low or not rule.named):
+        return ContractError(here, low, value, rule=Rule.MIN)
+    if rule.named:
+        return ContractError(here, "a value that the schema names", value, rule=Rule.NAMED)
+    return ContractError(here, high, value, rule=Rule.MAX)
+
+
+def _wrong_length(here: str, length: int, rule: FieldRule, what: str) -> ContractError:
+    if not length:
+        return ContractError(here, what, f"empty {what}", rule=Rule.REQUIRED)
+    if length < rule.min_bytes:
+        return ContractError(here, f"at least {rule.min_bytes} bytes", length, rule=Rule.REQUIRED)
+    return ContractError(here, rule.max_bytes, length, rule=Rule.BYTES)
+
+
+def _refuse_twice(values: Sequence[Any], here: str) -> None:
+    seen: dict[Any, int] = {}
+    for element, value in enumerate(values):
+        earlier = seen.setdefault(value, element)
+        if earlier != element:
+            limit = f"each value only once, and {here}[{earlier}] has it"
+            raise ContractError(f"{here}[{element}]", limit, value, rule=Rule.UNIQUE)

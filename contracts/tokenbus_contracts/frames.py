@@ -1,0 +1,98 @@
+"""Control frames to bytes and back, checked both ways against the bounds that the schema declares."""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_contracts.frame_checks import Check, absent, check_each, check_of
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
+from tokenbus_contracts.malformed import explain, first_unknown_field
+from tokenbus_contracts.schema import max_bytes_of, oneofs_of
+
+FRAMES: tuple[type[Message], ...] = (WorkerFrame, ProcessorFrame, ClientFrame, ServerFrame, RequestEvent)
+"""The messages that are read and written here."""
+
+_Frame = TypeVar("_Frame", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What is to be known of one kind of frame."""
+
+    descriptor: Descriptor
+    max_bytes: int
+    check: Check | None
+    """The check of all but its body."""
+    body: str
+    """The name of the oneof that holds what the frame says."""
+    bodies: dict[str, Check | None]
+
+
+def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
+    """Return the frame in some bytes, or raise the ContractError of the first bound that it breaks.
+
+    A frame whose body only a newer minor version knows comes back without one: it is to be ignored.
+    """
+    rules = _rules_of(frame)
+    if type(data) is not bytes:
+        raise ContractError("message", "bytes", type(data).__name__, rule=Rule.TYPE)
+    if len(data) > rules.max_bytes:
+        raise ContractError("message", rules.max_bytes, len(data), rule=Rule.BYTES)
+    try:
+        message = frame.FromString(data)
+    except DecodeError:
+        raise explain(data, rules.descriptor) from None
+    if not _check(message, rules) and first_unknown_field(data, rules.descriptor) is None:
+        raise absent(rules.body, list(rules.bodies))
+    return message
+
+
+def write_frame(message: Message) -> bytes:
+    """Return a frame as bytes, the same for the same frame, or raise the ContractError of the first bound it breaks."""
+    rules = _rules_of(type(message))
+    if not _check(message, rules):
+        raise absent(rules.body, list(rules.bodies))
+    data = message.SerializeToString(deterministic=True)
+    if len(data) > rules.max_bytes:
+        raise ContractError("message", rules.max_bytes, len(data), rule=Rule.BYTES)
+    return data
+
+
+def _check(message: Any, rules: _Rules) -> bool:  # noqa: ANN401 - what mypy knows of a message is not its fields
+    """Check a frame and return whether it has a body."""
+    if rules.check is not None:
+        rules.check(message)
+    body = message.WhichOneof(rules.body)
+    if body is None:
+        return False
+    check = rules.bodies[body]
+    if check is not None:
+        check(getattr(message, body))
+    return True
+
+
+def _rules_of(frame: type[Message]) -> _Rules:
+    try:
+        return _RULES[frame]
+    except KeyError:
+        raise ContractError("message", "a control frame", frame.__name__, rule=Rule.TYPE) from None
+
+
+def _made(frame: type[Message]) -> _Rules:
+    descriptor = cast("Descriptor", frame.DESCRIPTOR)
+    ((body, members),) = oneofs_of(descriptor).items()
+    return _Rules(
+        descriptor=descriptor,
+        max_bytes=max_bytes_of(descriptor),
+        check=check_of(descriptor, without=[body]),
+        body=body,
+        bodies=check_each(descriptor, members),
+    )
+
+
+_RULES = {frame: _made(frame) for frame in FRAMES}

@@ -1,0 +1,147 @@
+"""Where log lines go and how they look: structlog, configured for Tokenbus alone and not for the process around it."""
+
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn, TextIO
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from tokenbus_services.logs.values import safe, safe_text, safe_traceback
+from tokenbus_services.settings import LogSettings
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+_TIME = structlog.processors.TimeStamper(fmt="iso", utc=True)
+_ONE_WRITE = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A stream, its way to write a line, and the least level that is written."""
+
+    stream: TextIO | None
+    level: int
+    render: Processor
+
+    def write(self, line: str) -> None:
+        """Write a line; one that cannot be written is lost, because logging must end nobody."""
+        if self.stream is None:  # as after `2>&-`
+            return
+        with _ONE_WRITE:
+            try:
+                self._put(line)
+            except (OSError, ValueError):  # a ValueError is a stream that was closed
+                return
+
+    def _put(self, line: str) -> None:
+        stream = self.stream
+        if stream is None:
+            return
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        stream.flush()
+
+
+class _Configured:
+    """The process's one output of ours; none until `configure`."""
+
+    output: _Output | None = None
+
+
+def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Write all of Tokenbus's logs to a stream, by default to standard error, from now on.
+
+    The format auto is lines for people on a terminal and JSON elsewhere. A terminal gets colours, unless NO_COLOR
+    says otherwise. Loggers that exist already follow.
+    """
+    stream = sys.stderr if stream is None else stream
+    terminal = stream is not None and stream.isatty()
+    console = settings.format == "console" or (settings.format == "auto" and terminal)
+    colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    render = _console(colours=colours) if console else structlog.processors.JSONRenderer(serializer=_json)
+    _Configured.output = _Output(stream, _LEVELS[settings.level], render)
+
+
+def logger(name: str) -> FilteringBoundLogger:
+    """Return the logger of a part of Tokenbus; until `configure` its lines go to Python's own logging."""
+    made = structlog.wrap_logger(
+        _Sink(),
+        processors=[_process],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+        context_class=dict,
+    )
+    bound: FilteringBoundLogger = made.bind(logger=name)
+    return bound
+
+
+class _Sink:
+    """What structlog hands finished lines to."""
+
+    def write(self, line: str) -> None:
+        """Write a line to the output."""
+        if _Configured.output is not None:
+            _Configured.output.write(line)
+
+    debug = info = warning = error = critical = write
+
+
+def _process(wrapped: WrappedLogger, method: str, event: EventDict) -> str:
+    """Return the line of an event, or drop it."""
+    output = _Configured.output
+    level = _LEVELS.get(method, logging.INFO)
+    if output is None:
+        _hand_to_python(level, event)
+    if level < output.level:
+        raise structlog.DropEvent
+    line = _TIME(wrapped, method, {"level": method})
+    line.update(_safe_values(event))
+    rendered = output.render(wrapped, method, line)
+    return str(rendered)
+
+
+def _safe_values(event: EventDict) -> dict[str, object]:
+    raised = _exception_in(event.pop("exc_info", None))
+    values: dict[str, object] = {"event": safe_text(str(event.pop("event", "")))}
+    values |= {name: safe(name, value) for name, value in event.items() if name not in ("level", "timestamp")}
+    if raised is not None:
+        text = "".join(traceback.format_exception(raised))
+        values["exception"] = safe_traceback(text)
+    return values
+
+
+def _exception_in(given: object) -> BaseException | None:
+    if isinstance(given, BaseException):
+        return given
+    if isinstance(given, tuple):
+        return next((part for part in given if isinstance(part, BaseException)), None)
+    return sys.exc_info()[1] if given else None
+
+
+def _hand_to_python(level: int, event: EventDict) -> NoReturn:
+    """Give an event to the logging of the application that uses us as a library, which decides what is shown."""
+    to = logging.getLogger(f"tokenbus.{event.pop('logger', '')}".rstrip("."))
+    if to.isEnabledFor(level):
+        values = _safe_values(event)
+        text, trace = values.pop("event"), values.pop("exception", None)
+        pairs = "".join(f" {name}={json.dumps(value)}" for name, value in values.items())
+        to.log(level, "%s%s%s", text, pairs, f"\n{trace}" if trace else "")
+    raise structlog.DropEvent
+
+
+def _console(*, colours: bool) -> Processor:
+    return structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
+
+
+def _json(value: object, **_: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

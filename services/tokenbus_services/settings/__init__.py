@@ -1,0 +1,27 @@
+"""Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
+
+from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.sections import (
+    BusSettings,
+    ClientSettings,
+    ClientsSettings,
+    DeadLetterSettings,
+    LogSettings,
+    MetricsSettings,
+    ProcessorSettings,
+    WorkerSettings,
+)
+from tokenbus_services.settings.settings import Settings
+
+__all__ = [
+    "BusSettings",
+    "ClientSettings",
+    "ClientsSettings",
+    "DeadLetterSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "ProcessorSettings",
+    "Settings",
+    "SettingsError",
+    "WorkerSettings",
+]

@@ -1,0 +1,48 @@
+"""The error of the settings. Imports nothing of ours, so that every module may raise it."""
+
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+class SettingsError(ValueError):
+    """A setting is unknown or out of its range: which key, where it came from, the limit and the value.
+
+    `key` is its name (``bus.linger_ms``); `where` is where it came from as a person would look for it: a variable, a
+    file and the key in it, or the key alone; `limit` is a phrase; `actual` is the value, printable and short.
+    """
+
+    def __init__(self, key: str, limit: str, actual: object, *, where: str = "") -> None:
+        """Keep the four; a value is kept as it is shown, because it may be of any size."""
+        super().__init__(key, limit, actual)
+        self.key = key
+        self.limit = limit
+        self.actual = actual if isinstance(actual, Shown) else Shown(shown(actual))
+        self.where = where or key
+
+    def __str__(self) -> str:
+        """Return one line with the place, the limit and the value."""
+        return f"{self.where}: {self.limit}" + (f", got {self.actual}" if self.actual else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the place, which is no positional argument: test runners send errors across processes."""
+        return (_rebuild, (self.key, self.limit, self.actual, self.where))
+
+
+class Shown(str):
+    """A value as it is to be shown: quoted already, or instead of one that nobody may see."""
+
+    __slots__ = ()
+
+
+def shown(value: object) -> str:
+    """Return a value as one short printable line, as Python would write it."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of too many digits to print"
+
+
+def _rebuild(key: str, limit: str, actual: object, where: str) -> SettingsError:
+    return SettingsError(key, limit, actual, where=where)

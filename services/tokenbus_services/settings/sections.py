@@ -1,0 +1,276 @@
+"""The sections of the settings: frozen, each value with its default, its range, its unit and its meaning."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.kinds import (
+    Choice,
+    Endpoint,
+    Flag,
+    HostAndPort,
+    Kind,
+    Share,
+    Text,
+    Whole,
+    kind_of,
+    refuse,
+    setting,
+)
+
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_MANY = 2**31 - 1
+_MOST_BYTES = 2**40
+
+
+def _count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Whole:
+    return Whole(low, high, unit, meaning)
+
+
+def _time(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
+    return Whole(low, high, "ms", meaning)
+
+
+def _size(meaning: str) -> Whole:
+    return Whole(1, _MOST_BYTES, "bytes", meaning)
+
+
+def _check(section: object, name: str) -> None:
+    for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
+        refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """Where the processor is found, and what holds for every connection to it."""
+
+    workers_address: str = setting(
+        "tcp://127.0.0.1:5570", Endpoint("where the processor takes workers, and where workers connect")
+    )
+    clients_address: str = setting(
+        "tcp://127.0.0.1:5571", Endpoint("where the processor takes clients, and where clients connect")
+    )
+    high_water_mark: int = setting(
+        4096, _count("messages", "the most that a socket holds in each direction for one peer", high=2**20)
+    )
+    linger_ms: int = setting(
+        1000, _time("how long a closing socket tries to send what it holds; 0: not at all", low=0, high=_HOUR_MS)
+    )
+    max_part_bytes: int = setting(
+        8_388_608, _size("the largest part of a message; a peer that sends a larger one is cut off")
+    )
+    heartbeat_interval_ms: int = setting(1000, _time("how often each side must be heard", high=_HOUR_MS))
+    heartbeat_timeout_ms: int = setting(
+        3000, _time("after how long a silent peer is lost; at least twice heartbeat_interval_ms", high=_HOUR_MS)
+    )
+    reconnect_ms: int = setting(100, _time("how long a broken connection waits for its next try at first"))
+    reconnect_max_ms: int = setting(2000, _time("how long it waits at most, after many tries; at least reconnect_ms"))
+    secret: str = setting(
+        "", Text(0, 256, "what peers must prove themselves by; empty: nothing is asked for", secret=True)
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and times that contradict each other."""
+        _check(self, "bus")
+        if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
+            limit = f"at least twice bus.heartbeat_interval_ms, {2 * self.heartbeat_interval_ms}"
+            raise SettingsError("bus.heartbeat_timeout_ms", limit, self.heartbeat_timeout_ms)
+        if self.reconnect_max_ms < self.reconnect_ms:
+            limit = f"at least bus.reconnect_ms, {self.reconnect_ms}"
+            raise SettingsError("bus.reconnect_max_ms", limit, self.reconnect_max_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """A worker, and what it retains."""
+
+    id: str = setting("worker-0", Text(1, 64, "what the worker is called; no two live workers have one id"))
+    role: Literal["mixed", "prefill", "decode"] = setting(
+        "mixed",
+        Choice(
+            ("mixed", "prefill", "decode"),
+            "what it does: all of a request, its prompt and first token, or what follows them",
+        ),
+    )
+    model: str = setting("", Text(0, 256, "the model's name, as clients ask for it; empty: the only one"))
+    tp_rank: int = setting(0, _count("", "its tensor-parallel rank", low=0, high=65535))
+    dp_rank: int = setting(0, _count("", "its data-parallel rank", low=0, high=65535))
+    retention_items: int = setting(4096, _count("items", "the most that it keeps until they are acknowledged"))
+    retention_bytes: int = setting(
+        268_435_456, _size("the most that it keeps until they are acknowledged; at least limits.max_message_bytes")
+    )
+    policy: Literal["block", "shed", "fail"] = setting(
+        "block",
+        Choice(
+            ("block", "shed", "fail"),
+            "what happens when retention fills: the engine waits, alternatives are dropped, or requests end",
+        ),
+    )
+    block_timeout_ms: int = setting(
+        60_000, _time("how long the engine waits for room under the policies block and shed; then requests end")
+    )
+    shed_at: float = setting(0.75, Share("how full retention is when the policy shed begins to drop alternatives"))
+    checksum: bool = setting(default=True, kind=Flag("whether each payload carries its CRC-32"))
+    max_requests: int = setting(
+        1024, _count("requests", "the most that it works on at once; 0: it takes none from the processor", low=0)
+    )
+    drain_timeout_ms: int = setting(
+        10_000, _time("how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0)
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSettings:
+    """The processor, and what it holds for workers and requests."""
+
+    id: str = setting("", Text(0, 64, "what the processor is called; empty: drawn anew at each start"))
+    max_workers: int = setting(64, _count("workers", "the most at once; others are refused", high=65536))
+    credit_items: int = setting(256, _count("items", "the most that a worker may have sent and not yet seen taken"))
+    credit_bytes: int = setting(
+        67_108_864,
+        _size("the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"),
+    )
+    max_open_steps: int = setting(
+        16, _count("steps", "the most of a stream that wait for their other parts", high=65536)
+    )
+    step_timeout_ms: int = setting(2000, _time("after how long a step whose other parts do not come is given up"))
+    draft_lag_steps: int = setting(
+        1, _count("steps", "how many later steps may begin before a draft that was announced is given up", low=0)
+    )
+    replay_attempts: int = setting(3, _count("attempts", "how often missing items are asked for again", high=1000))
+    replay_timeout_ms: int = setting(1000, _time("how long each such attempt waits for the items"))
+    max_requests: int = setting(65_536, _count("requests", "the most that are open at once; others are refused"))
+    ended_requests: int = setting(
+        65_536, _count("requests", "the most that are remembered after their end, so that a late row is known")
+    )
+    unclaimed_timeout_ms: int = setting(
+        10_000, _time("how long what belongs to no known request is kept for its client to come back")
+    )
+    hold_items: int = setting(
+        2048, _count("items", "the most of a stream that may wait for consumers; then who holds the oldest gives way")
+    )
+    hold_bytes: int = setting(134_217_728, _size("the most of a stream that may wait for consumers, as above"))
+    handoff_timeout_ms: int = setting(
+        10_000, _time("how long a request that was handed off waits for its decode worker's first row")
+    )
+    request_timeout_ms: int = setting(600_000, _time("how long a request may take, unless it asks for less"))
+    abort_timeout_ms: int = setting(5000, _time("how long a worker may take to end a request that was aborted"))
+    step_queue: int = setting(64, _count("steps", "the most that wait for whoever iterates by step"))
+    request_buffer_rows: int = setting(1024, _count("rows", "the most that wait for whoever iterates by request"))
+    slow_consumer: Literal["end", "wait"] = setting(
+        "end",
+        Choice(
+            ("end", "wait"),
+            "what happens to a request that is read too slowly: it ends, or its worker waits",
+        ),
+    )
+    drain_timeout_ms: int = setting(
+        10_000, _time("how long a stopping processor waits for its requests; 0: not at all", low=0)
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "processor")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientsSettings:
+    """What the processor holds for its clients."""
+
+    max_clients: int = setting(256, _count("clients", "the most at once; others are refused", high=65536))
+    mailbox_frames: int = setting(1024, _count("frames", "the most that wait for one client"))
+    mailbox_bytes: int = setting(
+        67_108_864, _size("the most that waits for one client; at least limits.max_message_bytes")
+    )
+    detached_timeout_ms: int = setting(
+        30_000, _time("how long the requests of a client that went away wait for it to come back")
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "clients")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """A client of the processor, as the gateway is one."""
+
+    name: str = setting("client", Text(1, 64, "what the client is called in logs; several may have one name"))
+    window_frames: int = setting(
+        64, _count("frames", "the most that are on their way to it, not confirmed yet", high=65536)
+    )
+    window_bytes: int = setting(16_777_216, _size("the most that is on its way; one frame may be of any size"))
+    request_buffer_rows: int = setting(4096, _count("rows", "the most that wait for whoever iterates over one request"))
+    admission_timeout_ms: int = setting(10_000, _time("how long a new request waits to be taken or refused"))
+    resume_timeout_ms: int = setting(
+        30_000, _time("how long open requests wait for a processor that went away to come back")
+    )
+    drain_timeout_ms: int = setting(
+        5000, _time("how long a closing client waits for its requests; 0: not at all", low=0)
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "client")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSettings:
+    """Where messages go that were refused, for people to look at."""
+
+    directory: str = setting("dead-letters", Text(1, 4096, "the folder they are kept in"))
+    max_files: int = setting(1000, _count("files", "the most; the oldest go first"))
+    max_bytes: int = setting(268_435_456, _size("the most of all files together; the oldest go first"))
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "dead_letters")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where metrics are served."""
+
+    address: str = setting("127.0.0.1:9470", HostAndPort("where they are served; empty: they are not"))
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How and what is logged."""
+
+    format: Literal["auto", "json", "console"] = setting(
+        "auto",
+        Choice(("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"),
+    )
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", Choice(("debug", "info", "warning", "error"), "the least that is logged")
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        _check(self, "log")
+
+
+LIMIT_MEANINGS = {
+    "max_message_bytes": ("bytes", "the largest encoded batch"),
+    "max_rows": ("rows", "the most of a batch"),
+    "max_tokens_per_row": ("tokens", "the most of a row"),
+    "max_draft_tokens_per_row": ("tokens", "the most draft tokens verified, and the most proposals, of a row"),
+    "max_top_k": ("alternatives", "the most of a token"),
+    "max_token_id": ("", "the largest token id"),
+}
+
+
+def limit_kind(name: str, most: int) -> Kind:
+    """Return what one of the contract's limits may be set to, up to the schema's own."""
+    unit, meaning = LIMIT_MEANINGS[name]
+    return Whole(0, most, unit, meaning)

@@ -1,0 +1,314 @@
+"""Control frames: read and written within the bounds that the schema declares, all of them, one by one."""
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.contracts.frame_cases import Case, cases_of, fields_below, put_nothing, put_value, with_field
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frame_checks import check_of
+from tokenbus_contracts.frames import FRAMES, read_frame, write_frame
+from tokenbus_contracts.generated import bounds_pb2
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, Outputs, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEvent, SamplingParameters, TextPrompt
+from tokenbus_contracts.generated.stream_pb2 import (
+    Ack,
+    Goodbye,
+    GoodbyeReason,
+    Hello,
+    Item,
+    PayloadKind,
+    ProcessorFrame,
+    Refusal,
+    WorkerFrame,
+)
+from tokenbus_contracts.schema import bounds_in, message_bounds_in, oneofs_of
+
+ITEM = WorkerFrame(epoch=7, item=Item(sequence=1, payload_kind=PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload_bytes=9))
+PADDING_FIELD = 1000
+KINDS = {"min", "max", "max_items", "max_bytes", "min_bytes", "finite", "unique", "named", "required"}
+
+
+CASES = [case for frame in FRAMES for case in cases_of(frame)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_bound_of_every_field(case: Case) -> None:
+    """Both ways, each field takes what is just within each of its bounds, and is named where it is just beyond."""
+    message = case.message
+    data = message.SerializeToString(deterministic=True)
+    if case.rule is None:
+        assert read_frame(case.frame, data) == message
+        assert write_frame(message) == data
+        return
+    for use in (lambda: read_frame(case.frame, data), lambda: write_frame(message)):
+        with pytest.raises(ContractError) as refused:
+            use()
+        assert (refused.value.field, refused.value.rule) == (case.field, case.rule)
+
+
+def test_cases_cover_the_bounds() -> None:
+    """The cases above hold every bound that a frame's field has, one broken and, but for two, one just kept."""
+    declared = {
+        (frame.__name__, ".".join(path), bound.name)
+        for frame in FRAMES
+        for path, field in fields_below(cast("Descriptor", frame.DESCRIPTOR), ())
+        for bound, value in bounds_in(field.GetOptions()).ListFields()
+        if not bound.name.startswith("default_") and (value or bound.name == "max")
+    }
+    broken = {(case.frame.__name__, ".".join(case.path), case.kind) for case in CASES if case.rule}
+    kept = {(case.frame.__name__, ".".join(case.path), case.kind) for case in CASES if not case.rule}
+    assert declared <= broken
+    assert {bound for bound in declared if bound[2] not in ("finite", "unique", "required")} <= kept
+    assert {kind for _, _, kind in declared} == KINDS
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.__name__)
+def test_size_of_a_frame(frame: type[Message]) -> None:
+    """A frame as large as its bound is read and written, one byte more is neither, and it is not even parsed."""
+    descriptor = cast("Descriptor", frame.DESCRIPTOR)
+    most = message_bounds_in(descriptor.GetOptions()).max_bytes
+    data = with_field(descriptor, ("",), put_nothing).SerializeToString()
+    full = data + _padding(most - len(data))
+    assert len(full) == most
+    assert len(write_frame(read_frame(frame, full))) == most
+    message = frame.FromString(data + _padding(most - len(data) + 1))
+    for use in (lambda: read_frame(frame, b"\xff" * (most + 1)), lambda: write_frame(message)):
+        with pytest.raises(ContractError, match=rf"^message: at most {most} bytes, got {most + 1}$") as refused:
+            use()
+        assert refused.value.rule == Rule.BYTES
+
+
+def _padding(size: int) -> bytes:
+    """Return a field that no frame knows, of so many bytes in all."""
+    return _key(PADDING_FIELD, 2) + _varint(size - 6, width=4) + bytes(size - 6)
+
+
+def _key(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type, width=2)
+
+
+def _varint(value: int, width: int) -> bytes:
+    return bytes([*(value >> 7 * place & 0x7F | 0x80 for place in range(width - 1)), value >> 7 * (width - 1)])
+
+
+@pytest.mark.parametrize(
+    ("frame", "line"),
+    [
+        (WorkerFrame(epoch=1), "body: one of hello, item, gap, heartbeat, goodbye, got none"),
+        (RequestEvent(sequence=1), "event: one of admitted, error, got none"),
+        (
+            ClientFrame(generate=Generate(request_key=1, sampling=SamplingParameters())),
+            "generate.prompt: one of text, tokens, got none",
+        ),
+        (WorkerFrame(epoch=0, item=ITEM.item), "epoch: at least 1, got 0"),
+        (
+            WorkerFrame(epoch=1, hello=Hello(schema_major=2)),
+            "hello.schema_major: schema version 1 of package tokenbus.v1, got 2",
+        ),
+        (
+            ClientFrame(hello=ClientHello(schema_major=0)),
+            "hello.schema_major: schema version 1 of package tokenbus.v1, got 0",
+        ),
+        (ProcessorFrame(refusal=Refusal(reason=99)), "refusal.message: text, got empty text"),  # type: ignore[arg-type]
+        (ProcessorFrame(abort=Abort()), "abort.request_key: at least 1, got 0"),
+        (WorkerFrame(epoch=1, goodbye=Goodbye(reason=-1)), "goodbye.reason: at least 1, got -1"),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
+)
+def test_what_a_refusal_says(frame: Message, line: str) -> None:
+    """The error is one line with the field's whole path, the limit and the value, both ways."""
+    for use in (lambda: read_frame(type(frame), frame.SerializeToString()), lambda: write_frame(frame)):
+        with pytest.raises(ContractError) as refused:
+            use()
+        assert str(refused.value) == line
+
+
+def test_frequent_frames_come_back() -> None:
+    """The small frames of every step are read as they were written, byte for byte the same each time."""
+    frames: list[Message] = [
+        ITEM,
+        ProcessorFrame(ack=Ack()),
+        ProcessorFrame(ack=Ack(through_sequence=2**64 - 1)),
+        ServerFrame(number=3, outputs=Outputs(has_draft=True)),
+    ]
+    for frame in frames:
+        data = write_frame(frame)
+        assert read_frame(type(frame), data) == frame
+        assert write_frame(read_frame(type(frame), data)) == data
+
+
+def test_body_of_a_newer_minor() -> None:
+    """A frame with a body that only a newer minor knows comes back without one, but its other fields are checked."""
+    newer = _key(31, 2) + b"\x02hi"
+    read = read_frame(WorkerFrame, WorkerFrame(epoch=1).SerializeToString() + newer)
+    assert (read.epoch, read.WhichOneof("body")) == (1, None)
+    assert read_frame(ServerFrame, newer + b"\x08\x05").number == 5
+    for start in (b"\x15\x00\x00\x00\x00", b"\x19" + bytes(8), b"\x08\x81\x01"):  # unknown to an empty ProcessorFrame
+        assert read_frame(ProcessorFrame, newer + start).WhichOneof("body") is None
+    with pytest.raises(ContractError, match=r"^epoch: at least 1, got 0$"):
+        read_frame(WorkerFrame, newer)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x08\x01",  # the welcome's number, as a varint
+        b"\x15\x00\x00\x00\x00",  # the refusal's, as 4 bytes
+        b"\x19" + bytes(8),  # the credit's, as 8 bytes
+        b"\x0b\x0c",  # the welcome's, as a group
+        b"\x08\x01" * 5000 + _key(31, 2) + b"\x00",  # the newer field lies behind more than is looked at
+    ],
+    ids=["empty", "varint", "fixed32", "fixed64", "group", "many"],
+)
+def test_damaged_body_is_no_newer_one(data: bytes) -> None:
+    """A body that we know, encoded as none of its type, is absent, not a newer minor's."""
+    with pytest.raises(ContractError, match=r"^body: one of ") as refused:
+        read_frame(ProcessorFrame, data)
+    assert refused.value.rule == Rule.REQUIRED
+
+
+def test_nested_choice_is_not_ignored() -> None:
+    """A request whose prompt is of a newer minor's kind cannot be worked on, and is refused, not ignored."""
+    generate = Generate(request_key=1, sampling=SamplingParameters())
+    generate.MergeFromString(_key(31, 2) + b"\x00")
+    with pytest.raises(ContractError, match=r"^generate\.prompt: "):
+        read_frame(ClientFrame, ClientFrame(generate=generate).SerializeToString())
+
+
+def test_newer_fields_and_names_pass() -> None:
+    """Fields and enum values of a newer minor pass, and are there when the frame is written on."""
+    frame = ProcessorFrame(refusal=Refusal(reason=99, message="new"))  # type: ignore[arg-type]
+    frame.refusal.MergeFromString(_key(31, 2) + b"\x02hi")
+    data = frame.SerializeToString(deterministic=True)
+    assert write_frame(read_frame(ProcessorFrame, data)) == data
+
+
+def test_cut_frames() -> None:
+    """A frame that was cut is refused as malformed, or as what its beginning lacks, wherever the cut is."""
+    prompt = Generate(request_key=1, text=TextPrompt(text="é"), sampling=SamplingParameters(stop=["a", "b"], seed=0))
+    data = write_frame(ClientFrame(generate=prompt))
+    for end in range(len(data)):
+        with pytest.raises(ContractError) as refused:
+            read_frame(ClientFrame, data[:end])
+        assert refused.value.rule == (Rule.MALFORMED if end else Rule.REQUIRED)
+
+
+def test_malformed_frame_is_explained() -> None:
+    """The error of bytes that are no frame names the place, in nested messages too."""
+    data = WorkerFrame(
+        epoch=1, goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, message="ab")
+    ).SerializeToString()
+    with pytest.raises(ContractError, match=r"^goodbye\.message: text in UTF-8, got 0xff at its byte 1$"):
+        read_frame(WorkerFrame, data.replace(b"ab", b"a\xff"))
+    with pytest.raises(ContractError, match=r"^item: at most the 1 bytes that are left, got a length of 9$"):
+        read_frame(WorkerFrame, b"\x1a\x09\x08")
+
+
+@given(st.sampled_from(FRAMES), st.binary(max_size=64))
+def test_any_bytes(frame: type[Message], data: bytes) -> None:
+    """Whatever the bytes, they are a frame that can be written again, a newer minor's, or a ContractError."""
+    try:
+        message = read_frame(frame, data)
+    except ContractError:
+        return
+    ((body, _),) = oneofs_of(cast("Descriptor", frame.DESCRIPTOR)).items()
+    if message.WhichOneof(body) is not None:
+        assert read_frame(frame, write_frame(message)) == message
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_any_damage(place: int, value: int) -> None:
+    """A frame with any one byte changed is a frame, a newer minor's, or a ContractError, and nothing else."""
+    hello = with_field(cast("Descriptor", WorkerFrame.DESCRIPTOR), ("hello", "model"), put_value("model", "m" * 20))
+    data = bytearray(hello.SerializeToString())
+    data[place % len(data)] = value
+    try:
+        message = read_frame(WorkerFrame, bytes(data))
+    except ContractError:
+        return
+    assert message.epoch > 0
+
+
+def test_what_is_no_frame() -> None:
+    """Other messages, and data that is not bytes, are refused by their type."""
+    for use in (
+        lambda: read_frame(Item, b""),
+        lambda: write_frame(Item()),
+        lambda: read_frame(WorkerFrame, bytearray(ITEM.SerializeToString())),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ContractError, match=r"^message: ") as refused:
+            use()
+        assert refused.value.rule == Rule.TYPE
+
+
+def test_bounds_that_no_frame_has_yet() -> None:
+    """Lists of messages, longer least lengths, and optional fields of every kind keep their bounds too."""
+    check, made = _synthetic()
+    good = {"n": 1, "text": "ab"}
+    check(made(inners=[good, good]))
+    check(made(inners=[good], maybe="abc", floats=[0.5, 2.0], kind=1))
+    for fields, field, rule in (
+        ({"inners": [good] * 3}, "inners", Rule.ITEMS),
+        ({"inners": [good, {"text": "ab"}]}, "inners[1].n", Rule.MIN),
+        ({"inners": [{"n": 1, "text": "a"}]}, "inners[0].text", Rule.REQUIRED),
+        ({"inners": [good], "maybe": ""}, "maybe", Rule.REQUIRED),
+        ({"inners": [good], "maybe": "abcd"}, "maybe", Rule.BYTES),
+        ({"inners": [good], "floats": [1.0, math.nan]}, "floats[1]", Rule.FINITE),
+        ({"inners": [good], "floats": [1.0, 2.5]}, "floats[1]", Rule.MAX),
+        ({"inners": [good], "floats": [1.0, 1.0]}, "floats[1]", Rule.UNIQUE),
+        ({"kind": 2}, "kind", Rule.NAMED),
+        ({"kind": -1}, "kind", Rule.NAMED),
+    ):
+        with pytest.raises(ContractError) as refused:
+            check(made(**fields))
+        assert (refused.value.field, refused.value.rule) == (field, rule)
+
+
+def _synthetic() -> tuple[Callable[[Message], None], Callable[..., Message]]:
+    """Return the check and the class of a message with bounds in places where the schema has none."""
+    file = FileDescriptorProto(name="tests/frames.proto", package="tests.frames", syntax="proto3")
+    file.dependency.append("tokenbus/v1/bounds.proto")
+    inner, outer = file.message_type.add(name="Inner"), file.message_type.add(name="Outer")
+    one, many = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
+    number, text = FieldDescriptorProto.TYPE_UINT32, FieldDescriptorProto.TYPE_STRING
+    double, message = FieldDescriptorProto.TYPE_DOUBLE, FieldDescriptorProto.TYPE_MESSAGE
+    enum = FieldDescriptorProto.TYPE_ENUM
+    fields = [
+        inner.field.add(name="n", number=1, type=number, label=one),
+        inner.field.add(name="text", number=2, type=text, label=one),
+        outer.field.add(name="inners", number=1, type=message, label=many, type_name=".tests.frames.Inner"),
+        outer.field.add(name="maybe", number=2, type=text, label=one, proto3_optional=True, oneof_index=0),
+        outer.field.add(name="floats", number=3, type=double, label=many),
+        outer.field.add(name="kind", number=4, type=enum, label=one, type_name=".tests.frames.Kind"),
+    ]
+    outer.oneof_decl.add(name="_maybe")
+    kind = file.enum_type.add(name="Kind")
+    kind.value.add(name="KIND_NONE", number=0)
+    kind.value.add(name="KIND_SOME", number=1)
+    bounds = [
+        bounds_pb2.FieldBounds(min=1),
+        bounds_pb2.FieldBounds(min_bytes=2, max_bytes=3),
+        bounds_pb2.FieldBounds(max_items=2),
+        bounds_pb2.FieldBounds(min_bytes=1, max_bytes=3),
+        bounds_pb2.FieldBounds(max_items=4, max=2, finite=True, unique=True),
+        bounds_pb2.FieldBounds(named=True),
+    ]
+    for field, bound in zip(fields, bounds, strict=True):
+        cast("Any", field.options).Extensions[bounds_pb2.bounds].CopyFrom(bound)
+    pool = cast("Any", descriptor_pool.Default())
+    pool.AddSerializedFile(file.SerializeToString())
+    descriptor = pool.FindMessageTypeByName("tests.frames.Outer")
+    check = check_of(descriptor)
+    assert check is not None
+    return check, GetMessageClass(descriptor)

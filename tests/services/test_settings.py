@@ -1,0 +1,389 @@
+"""Settings: where they come from, what is refused, and the page that says so."""
+
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenbus_contracts import Limits
+from tokenbus_contracts.generated import client_pb2, stream_pb2
+from tokenbus_contracts.schema import bounds_in
+from tokenbus_services.settings import (
+    BusSettings,
+    Settings,
+    SettingsError,
+    WorkerSettings,
+)
+from tokenbus_services.settings.entries import ENTRIES, SECTIONS, Entry
+from tokenbus_services.settings.kinds import Choice, Whole
+
+ROOT = Path(__file__).resolve().parents[2]
+WHOLE = [entry for entry in ENTRIES.values() if isinstance(entry.kind, Whole)]
+
+
+def key_of(entry: Entry) -> str:
+    """Return what a test of one setting is called."""
+    return entry.key
+
+
+def load(**environment: str) -> Settings:
+    """Return the settings from variables and from nothing else."""
+    return Settings.load(environment=environment)
+
+
+def load_file(folder: Path, text: str) -> Settings:
+    """Return the settings from a file's text and from nothing else."""
+    file = folder / "tokenbus.toml"
+    file.write_text(text)
+    return Settings.load(file, {})
+
+
+def refusal(**environment: str) -> str:
+    """Return the line that variables are refused with."""
+    with pytest.raises(SettingsError) as refused:
+        load(**environment)
+    return str(refused.value)
+
+
+def test_defaults_hold() -> None:
+    """Without a file and variables every setting has its default, and defaults break no rule."""
+    settings = load()
+    assert settings == Settings()
+    assert settings.limits == Limits.default()
+    assert settings.bus == BusSettings()
+    assert {key: entry.value_in(settings) for key, entry in ENTRIES.items()} == {
+        key: entry.default for key, entry in ENTRIES.items()
+    }
+
+
+def test_every_field_is_an_entry() -> None:
+    """Every field of every section can be set, is described, and has a variable of its own."""
+    assert list(SECTIONS) == [item.name for item in fields(Settings)]
+    keys = [f"{section}.{item.name}" for section, maker in SECTIONS.items() for item in fields(maker)]
+    assert list(ENTRIES) == keys
+    assert len({entry.variable for entry in ENTRIES.values()}) == len(ENTRIES)
+    assert all(entry.kind.meaning and entry.kind.range for entry in ENTRIES.values())
+
+
+def test_settings_cannot_change() -> None:
+    """Settings and sections are frozen, and take no attribute that is misspelt."""
+    settings = Settings()
+    with pytest.raises(FrozenInstanceError):
+        settings.worker = WorkerSettings()  # type: ignore[misc]
+    for section in SECTIONS:
+        with pytest.raises((FrozenInstanceError, TypeError, AttributeError)):
+            getattr(settings, section).surplus = 1
+        assert not hasattr(getattr(settings, section), "__dict__")
+
+
+def test_order_of_the_sources(tmp_path: Path) -> None:
+    """Overrides win over the environment, that over the file, that over defaults, key by key."""
+    file = tmp_path / "tokenbus.toml"
+    file.write_text('[worker]\nid = "of-file"\nmodel = "of-file"\ntp_rank = 3\n')
+    environment = {"TOKENBUS_WORKER_ID": "of-variable", "TOKENBUS_WORKER_MODEL": "of-variable"}
+    worker = Settings.load(file, environment, {"worker.id": "of-override"}).worker
+    assert (worker.id, worker.model, worker.tp_rank, worker.dp_rank) == ("of-override", "of-variable", 3, 0)
+
+
+def test_file_from_the_environment(tmp_path: Path) -> None:
+    """TOKENBUS_SETTINGS names the file; a file that is given as an argument wins over it."""
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f'[worker]\nid = "{name}"\n')
+    environment = {"TOKENBUS_SETTINGS": str(tmp_path / "one")}
+    assert Settings.load(environment=environment).worker.id == "one"
+    assert Settings.load(tmp_path / "two", environment).worker.id == "two"
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=key_of)
+def test_every_setting_is_read_from_every_source(entry: Entry, tmp_path: Path) -> None:
+    """Each setting's default, written out, is read back from a variable, a file and an override, with its type."""
+    default = entry.default
+    text = str(default).lower() if isinstance(default, bool) else str(default)
+    literal = f'"{default}"' if isinstance(default, str) else text
+    (tmp_path / "file").write_text(f"[{entry.section}]\n{entry.name} = {literal}\n")
+    from_file = Settings.load(tmp_path / "file", {})
+    from_variable = Settings.load(environment={entry.variable: text})
+    from_override = Settings.load(environment={}, overrides={entry.key: text})
+    for settings in (from_file, from_variable, from_override):
+        value = entry.value_in(settings)
+        assert (value, type(value)) == (default, type(default))
+
+
+@pytest.mark.parametrize("entry", WHOLE, ids=key_of)
+def test_every_bound_of_a_number(entry: Entry) -> None:
+    """Each number is taken at both bounds, and refused just beyond them, from a variable and in construction."""
+    kind = entry.kind
+    assert isinstance(kind, Whole)
+    for value in (kind.low, kind.high):
+        assert kind.fault(value) is None
+    for value, limit in ((kind.low - 1, f"at least {kind.low}"), (kind.high + 1, f"at most {kind.high}")):
+        assert refusal(**{entry.variable: str(value)}) == f"{entry.variable}: {limit}, got {value}"
+        with pytest.raises(ValueError, match=rf"^{entry.key}: {limit}, got {value}$"):
+            replace(getattr(Settings(), entry.section), **{entry.name: value})
+
+
+@pytest.mark.parametrize("text", ["soon", "", "1.5", "1e3", " 1", "\uff11", "0x10", "9" * 5000])
+def test_what_is_no_whole_number(text: str) -> None:
+    """A number is decimal digits and nothing else; the error quotes what came, and stays short."""
+    line = refusal(TOKENBUS_BUS_LINGER_MS=text)
+    assert line.startswith("TOKENBUS_BUS_LINGER_MS: a whole number, got '")
+    assert len(line) < 200
+
+
+def test_digits_may_be_grouped() -> None:
+    """A number's digits may be grouped by underscores, as in TOML and Python."""
+    assert load(TOKENBUS_BUS_MAX_PART_BYTES="8_388_608").bus.max_part_bytes == 8388608
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "limit"),
+    [
+        ("WORKER_ID", "", "text of 1 to 64 bytes"),
+        ("WORKER_ID", "é" * 33, "text of 1 to 64 bytes"),
+        ("WORKER_ID", "\udcff", "text in UTF-8"),
+        ("WORKER_ROLE", "decoder", "one of mixed, prefill, decode"),
+        ("WORKER_SHED_AT", "half", "a number from 0 to 1"),
+        ("WORKER_CHECKSUM", "maybe", "true or false"),
+        ("LOG_LEVEL", "trace", "one of debug, info, warning, error"),
+        ("BUS_WORKERS_ADDRESS", "127.0.0.1:5570", "tcp://HOST:PORT, ipc://PATH or inproc://NAME"),
+        ("BUS_WORKERS_ADDRESS", "tcp://127.0.0.1", "tcp://HOST:PORT, ipc://PATH or inproc://NAME"),
+        ("BUS_WORKERS_ADDRESS", "tcp://127.0.0.1:65536", "tcp://HOST:PORT, ipc://PATH or inproc://NAME"),
+        ("BUS_WORKERS_ADDRESS", "ipc://", "tcp://HOST:PORT, ipc://PATH or inproc://NAME"),
+        ("BUS_WORKERS_ADDRESS", "ipc:///a\nb", "tcp://HOST:PORT, ipc://PATH or inproc://NAME"),
+        ("METRICS_ADDRESS", "9470", "HOST:PORT, or empty"),
+        ("METRICS_ADDRESS", "localhost:*", "HOST:PORT, or empty"),
+    ],
+)
+def test_value_out_of_range(variable: str, value: str, limit: str) -> None:
+    """A value that is none of its kind is refused with its variable, the limit and the value."""
+    assert refusal(**{f"TOKENBUS_{variable}": value}) == f"TOKENBUS_{variable}: {limit}, got {value!r}"
+
+
+@pytest.mark.parametrize("text", ["1.1", "-0.1", "nan", "inf"])
+def test_share_out_of_range(text: str) -> None:
+    """A share is a number from 0 to 1, and NaN is none."""
+    assert refusal(TOKENBUS_WORKER_SHED_AT=text) == f"TOKENBUS_WORKER_SHED_AT: a number from 0 to 1, got {text}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("BUS_WORKERS_ADDRESS", "tcp://127.0.0.1:*"),
+        ("BUS_WORKERS_ADDRESS", "tcp://[::1]:0"),
+        ("BUS_WORKERS_ADDRESS", "ipc:///tmp/x"),
+        ("BUS_WORKERS_ADDRESS", "inproc://x"),
+        ("METRICS_ADDRESS", ""),
+        ("METRICS_ADDRESS", "0.0.0.0:65535"),
+        ("WORKER_ID", "é" * 32),
+        ("WORKER_SHED_AT", "0"),
+        ("WORKER_SHED_AT", "1"),
+    ],
+)
+def test_value_at_the_edge(variable: str, value: str) -> None:
+    """What is only just valid is taken."""
+    settings = load(**{f"TOKENBUS_{variable}": value})
+    entry = next(entry for entry in ENTRIES.values() if entry.variable == f"TOKENBUS_{variable}")
+    assert entry.value_in(settings) == entry.kind.read(value)
+
+
+def test_truth_has_four_words() -> None:
+    """True and false may be written as words or as digits, in any case."""
+    for text, value in {"true": True, "TRUE": True, "1": True, "False": False, "0": False}.items():
+        assert load(TOKENBUS_WORKER_CHECKSUM=text).worker.checksum is value
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("bus = 3", "bus: a table of settings, got 3"),
+        ("[buss]\nlinger_ms = 1", "buss: no such setting; did you mean bus?"),
+        ("[bus]\nlinger = 1", "bus.linger: no such setting; did you mean bus.linger_ms?"),
+        ("linger_ms = 1", "linger_ms: no such setting"),
+        ("[bus]\nlinger_ms = '1'", "bus.linger_ms: a whole number, got '1'"),
+        ("[bus]\nlinger_ms = 1.0", "bus.linger_ms: a whole number, got 1.0"),
+        ("[bus]\nlinger_ms = true", "bus.linger_ms: a whole number, got True"),
+        ("[worker]\nchecksum = 1", "worker.checksum: true or false, got 1"),
+        ("[worker]\nid = 1", "worker.id: text, got 1"),
+        ("[worker]\nshed_at = true", "worker.shed_at: a number from 0 to 1, got True"),
+        ("[limits]\nmax_rows = 1025", "limits.max_rows: at most 1024, got 1025"),
+    ],
+)
+def test_file_with_a_fault(text: str, line: str, tmp_path: Path) -> None:
+    """What a file says wrong is refused with the file, the key, the limit and the value."""
+    with pytest.raises(SettingsError) as refused:
+        load_file(tmp_path, text)
+    assert str(refused.value) == f"{tmp_path}/tokenbus.toml: {line}"
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [b"[bus", b"\xff", b"a = 1\na = 2", b"x = " + b"9" * 5000, b"x = " + b"[" * 100_000, b"#" * (2**20 + 1)],
+    ids=["cut", "no UTF-8", "twice", "many digits", "deep", "large"],
+)
+def test_file_that_is_no_settings_file(contents: bytes, tmp_path: Path) -> None:
+    """A file that cannot be parsed, or is too large to be one, is refused by its name in one line."""
+    (tmp_path / "file").write_bytes(contents)
+    with pytest.raises(SettingsError, match=rf"^{tmp_path}/file: a settings file .*$") as refused:
+        Settings.load(tmp_path / "file", {})
+    assert "\n" not in str(refused.value)
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    """A file that cannot be read is an error, not a default; so is a folder."""
+    missing = tmp_path / "missing"
+    assert refusal(TOKENBUS_SETTINGS=str(missing)).startswith(f"{missing}: a settings file that can be read: no such")
+    assert refusal(TOKENBUS_SETTINGS=str(tmp_path)).startswith(f"{tmp_path}: a settings file that can be read: is a")
+
+
+def test_unknown_keys() -> None:
+    """A variable with our prefix or an override that names no setting is refused; other variables are not looked at."""
+    line = refusal(TOKENBUS_BUS_LINGER="1")
+    assert line == "TOKENBUS_BUS_LINGER: no such setting; did you mean TOKENBUS_BUS_LINGER_MS?"
+    assert refusal(TOKENBUS_QQQ="1") == "TOKENBUS_QQQ: no such setting"
+    with pytest.raises(SettingsError, match=r"^worker\.ids: no such setting; did you mean worker\.id\?$"):
+        Settings.load(environment={}, overrides={"worker.ids": "w0"})
+    assert load(TOKENBUS="1", PATH="x", TOKENBUS_PURE_PYTHON="1") == Settings()
+
+
+def test_override_that_was_not_given() -> None:
+    """An override of None is an option that was not given: what the other sources say stands."""
+    environment = {"TOKENBUS_WORKER_ID": "of-variable"}
+    assert Settings.load(environment=environment, overrides={"worker.id": None}).worker.id == "of-variable"
+
+
+def test_override_with_a_fault() -> None:
+    """An override is held to the same range, as a value or as text."""
+    for value in ("70000", 70000):
+        with pytest.raises(SettingsError, match=r"^worker\.tp_rank: at most 65535, got 70000$"):
+            Settings.load(environment={}, overrides={"worker.tp_rank": value})
+
+
+@pytest.mark.parametrize(
+    "key", ["worker.retention_bytes", "processor.credit_bytes", "clients.mailbox_bytes", "bus.max_part_bytes"]
+)
+def test_sizes_hold_a_message(key: str) -> None:
+    """Whatever holds messages holds at least one of the largest; the error names both settings."""
+    variable, most = ENTRIES[key].variable, Limits.default().max_message_bytes
+    assert ENTRIES[key].value_in(load(**{variable: str(most)})) == most
+    assert refusal(**{variable: str(most - 1)}) == (
+        f"{variable}: at least limits.max_message_bytes, {most}, got {most - 1}"
+    )
+
+
+def test_default_that_another_setting_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a default is too small for what was set, the error says that it is a default."""
+    monkeypatch.setattr("tokenbus_services.settings.settings._HOLD_A_MESSAGE", ("processor.step_queue",))
+    assert refusal() == "processor.step_queue (a default): at least limits.max_message_bytes, 2097152, got 64"
+
+
+def test_times_agree() -> None:
+    """A peer is given two heartbeats before it is lost, and waits between tries grow, never shrink."""
+    assert load(TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS="2000").bus.heartbeat_timeout_ms == 2000
+    assert refusal(TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS="1999") == (
+        "TOKENBUS_BUS_HEARTBEAT_TIMEOUT_MS: at least twice bus.heartbeat_interval_ms, 2000, got 1999"
+    )
+    assert load(TOKENBUS_BUS_RECONNECT_MAX_MS="100").bus.reconnect_max_ms == 100
+    assert refusal(TOKENBUS_BUS_RECONNECT_MAX_MS="99") == (
+        "TOKENBUS_BUS_RECONNECT_MAX_MS: at least bus.reconnect_ms, 100, got 99"
+    )
+
+
+def test_secret_is_never_shown(tmp_path: Path) -> None:
+    """The secret is in no repr, no description and no error, whichever way it is wrong."""
+    settings = load(TOKENBUS_BUS_SECRET="hunter2")  # noqa: S106 - it is one
+    assert settings.bus.secret == "hunter2"  # noqa: S105 - it is one
+    described = settings.describe()
+    assert described["bus.secret"] == "(set)"
+    assert Settings().describe()["bus.secret"] == ""
+    assert "hunter2" not in repr(settings) + str(described)
+    wrong = "hunter2" * 40
+    assert refusal(TOKENBUS_BUS_SECRET=wrong) == "TOKENBUS_BUS_SECRET: text of 0 to 256 bytes, got another"
+    with pytest.raises(SettingsError) as refused:
+        load_file(tmp_path, "[bus]\nsecret = 77777")
+    assert "77777" not in str(refused.value)
+
+
+def test_description_has_every_key() -> None:
+    """What can be logged at a start is every key with its value."""
+    described = load(TOKENBUS_WORKER_ID="w7").describe()
+    assert list(described) == list(ENTRIES)
+    assert (described["worker.id"], described["limits.max_rows"]) == ("w7", 512)
+
+
+def test_error_is_one_printable_line() -> None:
+    """A value that came from outside cannot break the line, fill it, or reach the terminal."""
+    line = refusal(TOKENBUS_WORKER_ROLE="\x1b[31m\nred" + "x" * 1000)
+    assert line.isprintable()
+    assert len(line) < 250
+
+
+def test_error_can_cross_processes() -> None:
+    """An error survives pickling with all that it says."""
+    with pytest.raises(SettingsError) as refused:
+        load(TOKENBUS_BUS_LINGER_MS="soon")
+    copy = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - our own
+    assert (str(copy), copy.key, copy.where) == (str(refused.value), "bus.linger_ms", "TOKENBUS_BUS_LINGER_MS")
+
+
+def test_number_too_long_to_print() -> None:
+    """A number of more digits than Python prints is refused like any other."""
+    with pytest.raises(SettingsError, match="a number of too many digits to print"):
+        BusSettings(linger_ms=10**5000)
+
+
+def test_bounds_are_the_schemas() -> None:
+    """Where a setting travels on the wire, its range lies within that of its field."""
+    hello: Any = stream_pb2.Hello.DESCRIPTOR.fields_by_name
+    welcome: Any = stream_pb2.Welcome.DESCRIPTOR.fields_by_name
+    client: Any = client_pb2.ClientHello.DESCRIPTOR.fields_by_name
+    numbers = {
+        "bus.heartbeat_interval_ms": welcome["heartbeat_interval_ms"],
+        "bus.heartbeat_timeout_ms": welcome["heartbeat_timeout_ms"],
+        "worker.tp_rank": hello["tp_rank"],
+        "worker.dp_rank": hello["dp_rank"],
+        "client.window_frames": client["window_frames"],
+    }
+    for key, wire in numbers.items():
+        kind, bounds = ENTRIES[key].kind, bounds_in(wire.GetOptions())
+        assert isinstance(kind, Whole)
+        assert (kind.low, kind.high) == (bounds.min, bounds.max)
+    texts = {
+        "worker.id": hello["worker_id"],
+        "worker.model": hello["model"],
+        "bus.secret": client["secret"],
+        "client.name": client["name"],
+    }
+    for key, wire in texts.items():
+        bounds = bounds_in(wire.GetOptions())
+        assert ENTRIES[key].kind.range == f"{bounds.min_bytes} to {bounds.max_bytes} bytes"
+
+
+def test_roles_are_the_schemas() -> None:
+    """A worker's roles are those that the schema names."""
+    kind = ENTRIES["worker.role"].kind
+    assert isinstance(kind, Choice)
+    names = [name.removeprefix("WORKER_ROLE_").lower() for name in stream_pb2.WorkerRole.keys()]  # noqa: SIM118
+    assert list(kind.words) == names[1:]
+
+
+@pytest.mark.parametrize("maker", [maker for maker in SECTIONS.values() if maker is not Limits])
+def test_every_section_checks_itself(maker: type) -> None:
+    """A section that is made by hand is checked too, and says its key."""
+    (name,) = [section for section, known in SECTIONS.items() if known is maker]
+    first = fields(maker)[0].name
+    with pytest.raises(SettingsError, match=rf"^{name}\.{first}: .*, got None$"):
+        maker(**{first: None})
+
+
+def test_page_is_fresh() -> None:
+    """docs/settings.md is what the code says of itself."""
+    command = [sys.executable, "-m", "tokenbus_services.settings"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout == (ROOT / "docs" / "settings.md").read_text()
+    assert all(f"| `{entry.name}` |" in run.stdout and entry.kind.meaning in run.stdout for entry in ENTRIES.values())
