@@ -206,7 +206,7 @@ class ClientSettings:
     )
     window_bytes: int = setting(16_777_216, _size("the most that is on its way; one frame may be of any size"))
     request_buffer_rows: int = setting(4096, _count("rows", "the most that wait for whoever iterates over one request"))
-    admission_timeout_ms: int = setting(10_000, _time("how long a new request waits to be taken or refused"))
+    max_requests: int = setting(65_536, _count("requests", "the most that are open at once; others are refused"))
     resume_timeout_ms: int = setting(
         30_000, _time("how long open requests wait for a processor that went away to come back")
     )
@@ -224,8 +224,13 @@ class DeadLetterSettings:
     """Where messages go that were refused, for people to look at."""
 
     directory: str = setting("dead-letters", Text(1, 4096, "the folder they are kept in"))
-    max_files: int = setting(1000, _count("files", "the most; the oldest go first"))
-    max_bytes: int = setting(268_435_456, _size("the most of all files together; the oldest go first"))
+    max_files: int = setting(
+        1000, _count("files", "the most messages, each with a note beside it that does not count; the oldest go first")
+    )
+    max_bytes: int = setting(268_435_456, _size("the most of all files together, notes too; the oldest go first"))
+    per_second: int = setting(
+        50, _count("files", "the most messages that are written in a second; others are only counted", high=1000)
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

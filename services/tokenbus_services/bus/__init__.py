@@ -1,0 +1,27 @@
+"""The bus: how messages get from one process to another, whatever carries them."""
+
+from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
+from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.bus.transport import Connection, Listener, Outcome, Parts, Transport
+from tokenbus_services.bus.zeromq import ZeroMQTransport
+from tokenbus_services.settings import BusSettings
+
+__all__ = [
+    "AddressError",
+    "BusError",
+    "ClosedError",
+    "Connection",
+    "Listener",
+    "MemoryTransport",
+    "MessageError",
+    "Outcome",
+    "Parts",
+    "Transport",
+    "ZeroMQTransport",
+    "transport_for",
+]
+
+
+def transport_for(settings: BusSettings) -> Transport:
+    """Return the transport that carries what the settings' addresses name."""
+    return ZeroMQTransport(settings)

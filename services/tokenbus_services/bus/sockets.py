@@ -1,0 +1,85 @@
+"""A ZeroMQ socket on an event loop.
+
+Not zmq.asyncio: it makes a future for each message, and a send that does not wait, on the same socket, can hide from it
+that something arrived. libzmq's descriptor says once that something happened, and any call on the socket consumes that.
+So here every wait begins after a receive that found nothing, and every send has the socket looked at again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import zmq
+
+from tokenbus_services.bus.errors import ClosedError
+from tokenbus_services.bus.transport import Turns
+
+
+class LoopSocket:
+    """Sends without waiting, and receives with waiting, on the loop that it was made on."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
+        """Take a socket that nothing else uses from now on; the name is for errors."""
+        self._socket = socket
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._readable = asyncio.Event()
+        self._look_is_due = False
+        self._turns = Turns()
+        self._closed = False
+        self._descriptor = socket.fileno()
+        self._loop.add_reader(self._descriptor, self._look)
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message's parts; nothing is lost by cancelling this."""
+        await self._turns.next()
+        while True:
+            self.check_open()
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._readable.clear()
+                await self._readable.wait()
+            else:
+                return parts
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Send a message, or raise what libzmq says of its first part and send nothing."""
+        self.check_open()
+        send = self._socket.send
+        if len(parts) == 1:
+            send(parts[0], zmq.NOBLOCK)
+        else:
+            send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
+            # Room is found for a message, not for a part: one that fails now fails with its connection, and the others
+            # must still be given, or libzmq would take the next message for their rest.
+            with contextlib.suppress(zmq.Again):
+                for part in parts[1:-1]:
+                    with contextlib.suppress(zmq.Again):
+                        send(part, zmq.NOBLOCK | zmq.SNDMORE)
+                send(parts[-1], zmq.NOBLOCK)
+        if not self._look_is_due and not self._readable.is_set():
+            self._look_is_due = True
+            self._loop.call_soon(self._look)
+
+    def check_open(self) -> None:
+        """Raise a ClosedError after `stop`."""
+        if self._closed:
+            raise ClosedError(self._name)
+
+    def stop(self) -> None:
+        """Take part in nothing any more; whoever waits is told."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._descriptor)
+            self._readable.set()
+
+    def close(self) -> None:
+        """Stop, and give the socket back; what was sent still goes out for its linger."""
+        self.stop()
+        self._socket.close()
+
+    def _look(self) -> None:
+        self._look_is_due = False
+        if not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._readable.set()

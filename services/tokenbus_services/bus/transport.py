@@ -1,0 +1,94 @@
+"""What a transport is: messages of several parts between one listener and many connections.
+
+A message arrives whole or not at all, at most once, and those of one connection in the order in which they were sent.
+What was sent while a connection was broken may be lost: who needs more asks for more, as the stream protocol does.
+Nothing here waits but `receive`, `listen`, `connect` and `close`. All of a transport is used on one event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from tokenbus_services.bus.errors import MessageError
+
+Parts = Sequence[bytes]
+_BURST = 64
+
+
+class Outcome(Enum):
+    """What became of a message to one peer."""
+
+    SENT = auto()
+    FULL = auto()
+    GONE = auto()
+
+
+class Listener(Protocol):
+    """The side that many connect to."""
+
+    address: str
+    """Where connections find it; where a port was left open, the one that was chosen."""
+
+    async def receive(self) -> tuple[bytes, list[bytes]]:
+        """Return the next message and its peer, an opaque id of one connection; busy peers take turns."""
+
+    def send(self, peer: bytes, parts: Parts) -> Outcome:
+        """Send to one peer, without waiting. FULL: nothing was sent, try later. GONE: this peer does not come back."""
+
+    async def close(self) -> None:
+        """Close; what was sent still goes out for `linger_ms`, and the address is free on return."""
+
+
+class Connection(Protocol):
+    """The side that connects; it finds its listener again after that was away, and is another peer then."""
+
+    async def receive(self) -> list[bytes]:
+        """Return the next message."""
+
+    def send(self, parts: Parts) -> bool:
+        """Send, without waiting. False: nothing was sent, because too much waits to go out; try later."""
+
+    async def close(self) -> None:
+        """Close; what was sent still goes out for `linger_ms`."""
+
+
+def ignore(reason: str) -> None:
+    """Take a reason and do nothing."""
+    del reason
+
+
+class Transport(Protocol):
+    """A way to carry messages."""
+
+    async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
+        """Listen at an address, or raise an AddressError.
+
+        `refused` is called with one line for each peer that the transport itself turned away or cut off.
+        """
+
+    async def connect(self, address: str) -> Connection:
+        """Connect to an address, whether or not somebody listens there yet, or raise an AddressError."""
+
+
+class Turns:
+    """Lets other coroutines run after some messages that were received in a row without waiting."""
+
+    def __init__(self) -> None:
+        self._left = _BURST
+
+    async def next(self) -> None:
+        """Begin a receive."""
+        if not self._left:
+            self._left = _BURST
+            await asyncio.sleep(0)
+        self._left -= 1
+
+
+def check_message(parts: Parts, max_part_bytes: int) -> None:
+    """Raise a MessageError if no peer would take a message: a larger part would cut the connection off."""
+    if not parts:
+        raise MessageError("at least 1 part", 0)
+    for part in parts:
+        if len(part) > max_part_bytes:
+            raise MessageError(f"at most {max_part_bytes} bytes a part", len(part))

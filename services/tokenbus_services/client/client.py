@@ -1,0 +1,176 @@
+"""TokenClient: requests in, their tokens out, through the loss of connections and of processors."""
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ServerFrame, WatchedStream
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_contracts.schema import MAJOR, MINOR
+from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.link import Link
+from tokenbus_services.settings import Settings
+
+
+class WatchedItem(NamedTuple):
+    """An item of a watched stream, as its worker published it."""
+
+    item: Item
+    payload: bytes
+
+
+class TokenClient:
+    """A client of a processor, for as long as `async with` lasts."""
+
+    def __init__(
+        self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
+    ) -> None:
+        """Take the settings; a transport and a clock may be handed in."""
+        self.settings = settings or Settings()
+        client, bus = self.settings.client, self.settings.bus
+        hello = ClientHello(
+            schema_major=MAJOR,
+            schema_minor=MINOR,
+            name=client.name,
+            window_frames=client.window_frames,
+            window_bytes=client.window_bytes,
+            secret=bus.secret.encode(),
+            session=_drawn(),
+        )
+        self._session = ClientSession(
+            hello,
+            self.settings.limits,
+            client.request_buffer_rows,
+            interval=bus.heartbeat_interval_ms / 1000,
+            timeout=bus.heartbeat_timeout_ms / 1000,
+        )
+        self._clock = clock or SystemClock()
+        self._link = Link(self._session, contextlib.nullcontext(), self._clock, "client")
+        self._transport = transport
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Event()
+
+    @property
+    def session(self) -> ClientSession:
+        """What is known of the connection and the open requests."""
+        return self._session
+
+    async def __aenter__(self) -> Self:
+        """Connect; the processor need not be there yet."""
+        transport = self._transport or transport_for(self.settings.bus)
+        started = asyncio.Event()
+        running = asyncio.create_task(self._link.run(transport, self.settings.bus.clients_address, started.set))
+        waiting = asyncio.create_task(started.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if running.done():
+            running.result()
+        self._tasks = [running, asyncio.create_task(self._watch_over())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ask for nothing more, wait for the open requests as long as the drain's time allows, and leave."""
+        self._closing.set()
+        self._link.stop(0 if error else self.settings.client.drain_timeout_ms / 1000)
+        await asyncio.gather(*self._tasks)
+        self._session.give_up("the client was closed")
+
+    async def _watch_over(self) -> None:
+        """Give the requests up when there has been no processor for too long."""
+        patience = self.settings.client.resume_timeout_ms
+        while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
+            lost_since = self._session.lost_since
+            if lost_since is not None and self._clock.now() - lost_since >= patience / 1000:
+                self._session.give_up(f"no processor answered for {patience} ms")
+
+    def generate(self, generate: Generate) -> RequestTokens:
+        """Ask for a new request; a key is drawn where it has none. Its errors are raised by what is returned."""
+        if not generate.request_key:
+            generate.request_key = _drawn()
+        self._check_room(generate.request_key)
+        tokens = self._session.open(generate)
+        self._link.wake()
+        return tokens
+
+    def resume(self, key: int, position: int, *, include_drafts: bool = False) -> RequestTokens:
+        """Ask for the rest of a request that another client, or an earlier life of this one, began."""
+        self._check_room(key)
+        tokens = self._session.resume(key, position, include_drafts=include_drafts)
+        self._link.wake()
+        return tokens
+
+    def abort(self, key: int) -> None:
+        """Ask for a request's end; tokens on their way still come."""
+        self._session.abort(key)
+        self._link.wake()
+
+    async def watch(self, worker_id: str = "", *, most: int = 1024) -> AsyncIterator[WatchedStream | WatchedItem]:
+        """Yield a worker's items as it published them, or every worker's; what is not taken in time is left out."""
+        waiting: asyncio.Queue[WatchedStream | WatchedItem] = asyncio.Queue(most)
+
+        def take(frame: ServerFrame, payload: bytes) -> None:
+            if not waiting.full():
+                is_item = frame.WhichOneof("body") == "watched_item"
+                waiting.put_nowait(WatchedItem(frame.watched_item, payload) if is_item else frame.watched_stream)
+
+        self._session.on_watched = take
+        self._session.watch(worker_id)
+        self._link.wake()
+        while True:
+            yield await waiting.get()
+
+    async def outputs(self, *, most: int = 64) -> AsyncIterator[tuple[LogprobBatch, LogprobBatch | None]]:
+        """Yield what comes as it comes: this client's rows of a step as columns, and what was drafted for them.
+
+        While more than `most` wait to be taken, nothing more is confirmed, so the processor stops sending.
+        """
+        waiting: deque[tuple[LogprobBatch, LogprobBatch | None]] = deque()
+        arrived = asyncio.Event()
+
+        def take(target: LogprobBatch, draft: LogprobBatch | None) -> None:
+            waiting.append((target, draft))
+            self._session.is_paused = len(waiting) > most
+            arrived.set()
+
+        self._session.on_outputs = take
+        while True:
+            while waiting:
+                outputs = waiting.popleft()
+                if self._session.is_paused and len(waiting) <= most:
+                    self._session.is_paused = False
+                    self._link.wake()
+                yield outputs
+            arrived.clear()
+            await arrived.wait()
+
+    def _check_room(self, key: int) -> None:
+        most = self.settings.client.max_requests
+        if key in self._session.requests:
+            raise RequestFailedError(
+                RequestError(
+                    request_key=key,
+                    code=ErrorCode.ERROR_CODE_DUPLICATE_REQUEST,
+                    message="this client has an open request with that key",
+                )
+            )
+        if len(self._session.requests) >= most:
+            message = f"client.max_requests: at most {most}, got {most + 1}"
+            raise RequestFailedError(
+                RequestError(request_key=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message=message)
+            )
+
+
+def _drawn() -> int:
+    """Return a number that nobody else draws."""
+    return secrets.randbits(64) or 1

@@ -1,0 +1,312 @@
+"""A client's side of the client protocol, without sockets and without a clock of its own."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, Rule, decode
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import (
+    ClientFrame,
+    ClientHello,
+    ClientWelcome,
+    Confirm,
+    Resume,
+    ServerFrame,
+    Watch,
+)
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_services.delivery import Hold, RequestTokens, Step
+from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.link import SessionState
+
+_NS = 1_000_000_000
+_MOST_STRAYS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that has not ended."""
+
+    tokens: RequestTokens
+    next_position: int
+    generate: Generate | None
+    """What was asked for, until it is known to have been taken."""
+    include_drafts: bool
+    is_aborted: bool = False
+
+
+class ClientSession:
+    """One life of a client, with whichever processor that is just now."""
+
+    def __init__(self, hello: ClientHello, limits: Limits, max_rows: int, *, interval: float, timeout: float) -> None:
+        """Take what the client says of itself, what it takes, and how often peers are to be heard, in seconds."""
+        self._hello = hello
+        self._limits = limits
+        self._max_rows = max_rows
+        self._interval = interval
+        self._timeout = timeout
+        self._next_greeting = 0.0
+        self._last_sent = 0.0
+        self._last_heard = 0.0
+        self._echo_ns = 0
+        self._outgoing: deque[ClientFrame] = deque()
+        self._number = 0
+        self._confirmed = 0
+        self._watched_worker: str | None = None
+        self._strays: set[int] = set()
+        self.requests: dict[int, OpenRequest] = {}
+        self.state = SessionState.GREETING
+        self.processor_id = ""
+        self.refusal: Refusal | None = None
+        self.handshakes = 0
+        self.repeated = 0
+        self.is_paused = False
+        """Whether nothing is confirmed for now, because what came was not taken."""
+        self.lost_since: float | None = None
+        """Since when there has been no processor, while there are open requests."""
+        self.on_watched: Callable[[ServerFrame, bytes], None] = _ignore
+        self.on_outputs: Callable[[LogprobBatch, LogprobBatch | None], None] = _ignore_outputs
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests have not ended."""
+        return len(self.requests)
+
+    # What the application wants.
+
+    def open(self, generate: Generate) -> RequestTokens:
+        """Ask for a request."""
+        tokens = RequestTokens(generate.request_key)
+        drafts = generate.include_draft_logprobs
+        self.requests[generate.request_key] = OpenRequest(tokens, 0, generate, drafts)
+        self._say(ClientFrame(generate=generate))
+        return tokens
+
+    def resume(self, key: int, position: int, *, include_drafts: bool) -> RequestTokens:
+        """Ask for the rest of a request."""
+        tokens = RequestTokens(key, position)
+        request = self.requests[key] = OpenRequest(tokens, position, None, include_drafts)
+        self._say(ClientFrame(resume=_resume(key, request)))
+        return tokens
+
+    def abort(self, key: int) -> None:
+        """Ask for a request's end."""
+        request = self.requests.get(key)
+        if request is not None and not request.is_aborted:
+            request.is_aborted = True
+            self._say(ClientFrame(abort=Abort(request_key=key)))
+
+    def watch(self, worker_id: str) -> None:
+        """Ask to be shown a worker's streams, or every worker's."""
+        self._watched_worker = worker_id
+        self._say(ClientFrame(watch=Watch(worker_id=worker_id)))
+
+    def _say(self, frame: ClientFrame) -> None:
+        """Queue a frame; while there is no connection, the next welcome says what is still wanted."""
+        if self.state is SessionState.OPEN:
+            self._outgoing.append(frame)
+
+    # What comes in.
+
+    def receive(self, parts: list[bytes], now: float) -> None:
+        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+        frame = read_frame(ServerFrame, parts[0]) if parts else None
+        if frame is None:
+            raise ContractError("message", "a frame, and its batches", 0, rule=Rule.LENGTH)
+        body = frame.WhichOneof("body")
+        if body is None or self.state is SessionState.LEFT:
+            return
+        self._last_heard = now
+        if body == "welcome":
+            self._welcome(frame.welcome)
+        elif body == "refusal":
+            self._refused(frame.refusal, now)
+        elif self.state is SessionState.OPEN:
+            if frame.number and not self._is_next(frame.number, now):
+                return
+            self._open_frame(frame, body, parts[1:], now)
+
+    def _is_next(self, number: int, now: float) -> bool:
+        if number == self._number + 1:
+            self._number = number
+            return True
+        if number > self._number:  # one was lost on the way: say hello, and all that is not confirmed comes again
+            self._greet_again(now)
+        else:
+            self.repeated += 1
+        return False
+
+    def _open_frame(self, frame: ServerFrame, body: str, parts: list[bytes], now: float) -> None:
+        match body:
+            case "outputs":
+                self._outputs(parts, has_draft=frame.outputs.has_draft)
+            case "admitted":
+                if (request := self.requests.get(frame.admitted.request_key)) is not None:
+                    request.generate = None
+            case "error":
+                self._failed(frame.error)
+            case "heartbeat":
+                self._echo_ns = frame.heartbeat.sent_at_ns
+            case "watched_item" | "watched_stream":
+                self.on_watched(frame, parts[0] if parts else b"")
+            case "goodbye":
+                self._greet_again(now + self._interval)
+
+    def _outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
+        if len(parts) != 1 + has_draft:
+            raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)
+        target = decode(parts[0], self._limits)
+        draft = decode(parts[1], self._limits) if has_draft else None
+        header = target.header
+        step = Step(header.worker_id, header.epoch, header.step, target, draft, Hold())
+        rows = zip(
+            target.request_keys.tolist(),
+            target.positions.tolist(),
+            target.token_counts.tolist(),
+            target.statuses.tolist(),
+            strict=True,
+        )
+        for place, (key, position, tokens, status) in enumerate(rows):
+            request = self.requests.get(key)
+            if request is not None:
+                self._row(request, step, place, position, tokens, RowStatus(status))
+            elif status not in FINISHED and key not in self._strays:
+                # It ended here, as when a request was asked for twice and the first answer was an error.
+                self._strays = {key, *list(self._strays)[:_MOST_STRAYS]}
+                self._say(ClientFrame(abort=Abort(request_key=key)))
+        self.on_outputs(target, draft)
+
+    def _row(  # noqa: PLR0913, PLR0917 - a row's own values, read once for the whole batch
+        self, request: OpenRequest, step: Step, place: int, position: int, tokens: int, status: RowStatus
+    ) -> None:
+        request.generate = None
+        if position > request.next_position:
+            lost = f"tokens {request.next_position} to {position - 1} never came from the processor"
+            self._end(request, ErrorCode.ERROR_CODE_GAP, lost)
+            return
+        if position + tokens < request.next_position or (tokens and position + tokens == request.next_position):
+            self.repeated += 1
+            return
+        request.next_position = position + tokens
+        if request.tokens.put(step, place) > self._max_rows:
+            lost = f"its consumer left {self._max_rows} steps' tokens waiting, from token {request.tokens.position} on"
+            self._end(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, lost)
+        elif status in FINISHED:
+            del self.requests[request.tokens.key]
+            request.tokens.finish(status)
+
+    def _failed(self, error: RequestError) -> None:
+        request = self.requests.pop(error.request_key, None)
+        if request is not None:
+            request.tokens.fail(error)
+
+    def _end(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
+        """End a request from this side."""
+        self.abort(request.tokens.key)
+        self.requests.pop(request.tokens.key, None)
+        request.tokens.fail(
+            RequestError(
+                request_key=request.tokens.key, code=code, message=message, emitted_tokens=request.next_position
+            )
+        )
+
+    def give_up(self, message: str) -> None:
+        """End every request: there has been no processor for too long."""
+        for request in list(self.requests.values()):
+            self._end(request, ErrorCode.ERROR_CODE_DEADLINE, message)
+
+    def _welcome(self, welcome: ClientWelcome) -> None:
+        self.state = SessionState.OPEN
+        self.refusal = None
+        self.lost_since = None
+        # Several hellos may be answered at once, after an outage: only the first answer is news.
+        resumed = welcome.resumed and welcome.processor_id == self.processor_id
+        self.processor_id = welcome.processor_id
+        self.handshakes += 1
+        self._interval = welcome.heartbeat_interval_ms / 1000
+        self._timeout = welcome.heartbeat_timeout_ms / 1000
+        self._number = self._confirmed = 0
+        if not resumed:
+            self._outgoing.clear()
+        for key, request in self.requests.items():
+            if request.generate is not None:
+                self._say(ClientFrame(generate=request.generate))
+            elif not resumed:
+                self._say(ClientFrame(resume=_resume(key, request)))
+            if request.is_aborted:
+                self._say(ClientFrame(abort=Abort(request_key=key)))
+        if self._watched_worker is not None:
+            self._say(ClientFrame(watch=Watch(worker_id=self._watched_worker)))
+
+    def _refused(self, refusal: Refusal, now: float) -> None:
+        if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
+            if self.state is SessionState.OPEN:
+                self._greet_again(now)
+            return
+        self.state = SessionState.REFUSED
+        self.refusal = refusal
+        self._next_greeting = now + self._timeout
+
+    def _greet_again(self, at: float) -> None:
+        self.state = SessionState.GREETING
+        self._next_greeting = at
+
+    # What goes out.
+
+    def next_message(self, now: float) -> list[bytes] | None:
+        """Return the next message to send, or None: there is nothing to say just now."""
+        if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
+            self._greet_again(now)
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            return self._greeting(now)
+        if self.state is SessionState.LEFT:
+            return None
+        frame = self._next_frame(now)
+        if frame is None:
+            return None
+        self._last_sent = now
+        return [write_frame(frame)]
+
+    def _next_frame(self, now: float) -> ClientFrame | None:
+        if self._outgoing:
+            return self._outgoing.popleft()
+        if self._number > self._confirmed and not self.is_paused:
+            self._confirmed = self._number
+            return ClientFrame(confirm=Confirm(through_number=self._number))
+        if now - self._last_sent >= self._interval:
+            return ClientFrame(heartbeat=Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns))
+        return None
+
+    def seconds_to_wait(self, now: float) -> float:
+        """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            return max(0.0, min(self._next_greeting - now, self._interval))
+        return max(0.0, min(self._last_sent + self._interval - now, self._interval))
+
+    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
+        """Leave: return the last message to send."""
+        self.state = SessionState.LEFT
+        return [write_frame(ClientFrame(goodbye=Goodbye(reason=reason, message=message)))]
+
+    def _greeting(self, now: float) -> list[bytes] | None:
+        if self.lost_since is None:
+            self.lost_since = now
+        if now < self._next_greeting:
+            return None
+        self.state = SessionState.GREETING
+        self._next_greeting = now + self._interval
+        return [write_frame(ClientFrame(hello=self._hello))]
+
+
+def _resume(key: int, request: OpenRequest) -> Resume:
+    return Resume(request_key=key, next_position=request.next_position, include_draft_logprobs=request.include_drafts)
+
+
+def _ignore(_frame: ServerFrame, _payload: bytes) -> None:
+    """Nobody watches."""
+
+
+def _ignore_outputs(_target: LogprobBatch, _draft: LogprobBatch | None) -> None:
+    """Nobody takes whole outputs."""

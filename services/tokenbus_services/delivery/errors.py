@@ -1,0 +1,26 @@
+"""How a request ends when it does not end well."""
+
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+
+_PREFIX = len("ERROR_CODE_")
+
+
+class RequestFailedError(Exception):
+    """A request ended with an error: which, why, and how many tokens were emitted in order before."""
+
+    def __init__(self, error: RequestError) -> None:
+        """Keep what the error says."""
+        self.request_key = error.request_key
+        self.code = error.code
+        self.emitted_tokens = error.emitted_tokens
+        self.retry_after_ms = error.retry_after_ms
+        self.reason = error.message
+        super().__init__(
+            f"request {error.request_key:016x}: {code_name(error.code)}: {error.message} "
+            f"(after {error.emitted_tokens} tokens)"
+        )
+
+
+def code_name(code: int) -> str:
+    """Return an error code's name in small letters; a newer minor's code is its number."""
+    return ErrorCode.Name(code)[_PREFIX:].lower() if code in ErrorCode.values() else str(code)

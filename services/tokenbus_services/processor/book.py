@@ -1,0 +1,274 @@
+"""RequestBook: how requests begin, change hands and end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_services.delivery import Hold, RequestTokens
+from tokenbus_services.delivery.errors import code_name
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.buffers import Buffers
+from tokenbus_services.processor.requests import NO_STREAM, Request, RequestTable, Source, State
+from tokenbus_services.processor.router import BUFFERED, NOBODY, Router
+from tokenbus_services.settings import ProcessorSettings
+
+_log = logger("processor")
+_LONGEST = 1000
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """How requests began and ended, in requests."""
+
+    opened: int = 0
+    finished: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    unclaimed: int = 0
+
+
+class RequestBook:
+    """Owns the table of requests; every change of a request's state that is not a row's goes through here."""
+
+    def __init__(self, settings: ProcessorSettings, now: Callable[[], float]) -> None:
+        """Begin without requests."""
+        self._settings = settings
+        self._now = now
+        self.table = RequestTable(settings.max_requests, settings.ended_requests)
+        self.buffers = Buffers(self.table, settings.request_buffer_rows)
+        self.router = Router(self.table, self, settings.request_buffer_rows)
+        self.router.consumers[BUFFERED] = self.buffers
+        self.default_route = BUFFERED
+        self.counts = RequestCounts()
+        self.abort_at_worker: Callable[[int, int], None] = lambda _stream, _key: None
+        self._episodes = Episodes()
+
+    # How they begin.
+
+    def submit(self, generate: Generate, stream: int, route: int) -> Request:
+        """Open a request that was asked for here, and that a worker is being told of."""
+        seconds = self._settings.request_timeout_ms / 1000
+        if generate.deadline_ms:
+            seconds = min(seconds, generate.deadline_ms / 1000)
+        request = self.table.open(generate.request_key, 0, stream, State.OPEN, self._now() + seconds)
+        request.generate = generate
+        request.is_claimed = True
+        self.table.route[request.slot] = route
+        self.table.wants_draft[request.slot] = generate.include_draft_logprobs
+        self.counts.opened += 1
+        return request
+
+    def meet(self, key: int, position: int, source: Source, now: float) -> Request | None:
+        """Open a request that a stream brought, or return None: it cannot be one."""
+        shown_only = self.default_route == NOBODY
+        begins_here = position == 0 or shown_only
+        if self.table.is_full or not (begins_here or source.is_resumed or source.takes_over):
+            self.abort_at_worker(source.stream, key)
+            return None
+        wait = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
+        owner, state = (source.stream, State.OPEN) if begins_here else (NO_STREAM, State.WAITING)
+        request = self.table.open(key, position, owner, state, now + wait / 1000)
+        self.table.route[request.slot] = self.default_route
+        request.is_claimed = shown_only
+        if not shown_only:
+            self.buffers.open(request)
+        self.counts.opened += 1
+        return request
+
+    def answer(self, key: int, source: Source) -> None:
+        """Learn that a stream has a request, before any row of it came."""
+        request = self.table.get(key)
+        if request is None:
+            if self.default_route == NOBODY or self.table.is_full or self.table.ended(key) is not None:
+                return
+            due = self._now() + self._settings.unclaimed_timeout_ms / 1000
+            request = self.table.open(key, 0, NO_STREAM, State.WAITING, due)
+            self.buffers.open(request)
+            self.counts.opened += 1
+        owner = int(self.table.owner[request.slot])
+        if owner not in (NO_STREAM, source.stream) and self.table.state[request.slot] == State.OPEN:
+            if not source.takes_over:
+                self.abort_at_worker(source.stream, key)  # it was asked for again, and another has it now
+            return
+        # One that takes over may have it before the stream it came from has let go.
+        if self.table.owner[request.slot] == NO_STREAM and not source.takes_over:
+            self.table.owner[request.slot] = source.stream
+            if self.table.state[request.slot] == State.HANDED_OFF:
+                self.table.state[request.slot] = State.OPEN
+
+    # How they change hands.
+
+    def claim(self, key: int, position: int, route: int, *, drafts: bool) -> Request:
+        """Lead a request's further rows to a consumer that holds its tokens up to a position.
+
+        What waits for it already is the caller's to take over, before `settle` lets go on what waited for this.
+        """
+        now = self._now()
+        request = self.table.get(key)
+        if request is None:
+            request = self.table.open(key, position, NO_STREAM, State.WAITING, now)
+            self.buffers.open(request)
+        was_claimed, request.is_claimed = request.is_claimed, True
+        self.table.route[request.slot] = route
+        self.table.wants_draft[request.slot] = drafts
+        if not was_claimed:
+            request.deadline = now + self._settings.request_timeout_ms / 1000
+            waiting = self.table.state[request.slot] == State.WAITING
+            grace = now + self._settings.unclaimed_timeout_ms / 1000
+            self.table.due[request.slot] = grace if waiting else request.deadline
+        if self.table.state[request.slot] == State.WAITING:
+            self.table.next_position[request.slot] = position
+            request.first_position = position
+            if self.table.owner[request.slot] == NO_STREAM:  # whichever stream goes on at this place has it
+                self.table.state[request.slot] = State.HANDED_OFF
+                request.handed_off_at = now
+            else:
+                self.table.state[request.slot] = State.OPEN
+        return request
+
+    def settle(self, request: Request) -> None:
+        """Go on after a claim: hand out what came early, and close what has ended."""
+        if self.table.state[request.slot] == State.ENDED:
+            self.table.close(request, None)
+        elif request.early:
+            self.router.recall(request, self._now())
+
+    # How they end.
+
+    def finish(self, request: Request, status: RowStatus) -> None:
+        """End a request that has had its last row."""
+        self.counts.finished += 1
+        if (consumer := self.router.consumers.get(int(self.table.route[request.slot]))) is not None:
+            consumer.finish(request, status)
+        self._let_go_of_early(request)
+        if request.is_claimed:
+            self.table.close(request, None)
+        else:
+            self.table.state[request.slot] = State.ENDED
+            self.table.owner[request.slot] = NO_STREAM
+
+    def fail(self, request: Request, code: ErrorCode, message: str, *, tell_worker: bool = True) -> None:
+        """End a request with an error that says how far it got."""
+        slot = request.slot
+        emitted = max(0, int(self.table.next_position[slot]))
+        error = RequestError(request_key=request.key, code=code, message=message[:_LONGEST], emitted_tokens=emitted)
+        name = code_name(code)
+        self.counts.failed[name] = self.counts.failed.get(name, 0) + 1
+        owner = int(self.table.owner[slot])
+        if tell_worker and owner != NO_STREAM:
+            self.abort_at_worker(owner, request.key)
+        self._episodes.begin(
+            name,
+            _log.warning,
+            "request ended with an error",
+            code=name,
+            reason=message,
+            request=request.key,
+            emitted_tokens=emitted,
+        )
+        if (consumer := self.router.consumers.get(int(self.table.route[slot]))) is not None:
+            consumer.fail(request, error)
+        self._let_go_of_early(request)
+        if request.is_claimed or self.table.state[slot] == State.ENDED:
+            self.table.close(request, error)
+        else:
+            self.table.state[slot] = State.ENDED
+            self.table.owner[slot] = NO_STREAM
+
+    def end_slow(self, request: Request) -> None:
+        """End a request whose rows wait here and are not taken; they are dropped, so that they hold nobody back."""
+        tokens = self.buffers.tokens_of(request)
+        waiting = f"its consumer left {len(tokens)} steps' tokens waiting, from token {tokens.position} on"
+        self.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, waiting)
+        self.buffers.forget(tokens)
+
+    def relieve(self, hold: Hold) -> None:
+        """End the requests whose rows wait here and hold a stream back the longest."""
+        for request in self.table.open_requests():
+            if any(early.step.hold is hold for early in request.early):
+                self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
+                continue
+            if self.table.route[request.slot] != BUFFERED:
+                continue
+            step = self.buffers.tokens_of(request).oldest()
+            if step is not None and step.hold is hold:
+                self.end_slow(request) if request.is_claimed else self._drop_unclaimed(request)
+
+    def abort(self, key: int) -> None:
+        """Ask the worker that has a request to end it; what has ended or was never known needs no end."""
+        request = self.table.get(key)
+        if request is None or request.aborted_at is not None:
+            return
+        request.aborted_at = self._now()
+        self.table.look_again(request, request.aborted_at + self._settings.abort_timeout_ms / 1000)
+        if (owner := int(self.table.owner[request.slot])) != NO_STREAM:
+            self.abort_at_worker(owner, key)
+
+    def expire(self) -> None:
+        """End what has waited too long."""
+        now = self._now()
+        self._episodes.expire()
+        for request in self.table.due_requests(now):
+            self._look_at(request, now)
+
+    def _look_at(self, request: Request, now: float) -> None:
+        settings, state = self._settings, State(self.table.state[request.slot])
+        if not request.is_claimed:
+            self._drop_unclaimed(request)
+            return
+        if request.aborted_at is not None and now >= request.aborted_at + settings.abort_timeout_ms / 1000:
+            self.fail(request, ErrorCode.ERROR_CODE_ABORTED, "aborted, and its worker did not say so in time")
+            return
+        if now >= request.deadline:
+            self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, "it took longer than it may")
+            return
+        times = [request.deadline]
+        if request.aborted_at is not None:
+            times.append(request.aborted_at + settings.abort_timeout_ms / 1000)
+        if state is State.HANDED_OFF and request.handed_off_at is not None:
+            given_up_at = request.handed_off_at + settings.handoff_timeout_ms / 1000
+            if now >= given_up_at:
+                self._fail_handed_off(request)
+                return
+            times.append(given_up_at)
+        self.table.due[request.slot] = min(times)
+
+    def _fail_handed_off(self, request: Request) -> None:
+        expected = int(self.table.next_position[request.slot])
+        if request.early:
+            first = min(int(early.step.target.positions[0]) for early in request.early)
+            self.fail(request, ErrorCode.ERROR_CODE_GAP, f"tokens {expected} to {first - 1} never came")
+        elif request.first_position == expected:
+            self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        else:
+            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it after it was handed off")
+
+    def _drop_unclaimed(self, request: Request) -> None:
+        self.counts.unclaimed += 1
+        tokens = self.buffers.tokens_of(request)
+        if (owner := int(self.table.owner[request.slot])) != NO_STREAM:
+            self.abort_at_worker(owner, request.key)
+        self._let_go_of_early(request)
+        self.buffers.forget(tokens)
+        self.table.close(request, tokens.error)
+        self._episodes.begin("unclaimed", _log.warning, "nobody asked for a request's tokens", request=request.key)
+
+    def _let_go_of_early(self, request: Request) -> None:
+        for early in request.early:
+            early.step.hold.release()
+        request.early = []
+
+    def end_those_of(self, stream: int, name: str, why: str) -> int:
+        """End every request that a stream has: its worker is lost. Return how many."""
+        ended = self.table.of_stream(stream)
+        for request in ended:
+            self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
+        return len(ended)
+
+    def tokens(self, key: int, position: int = 0) -> RequestTokens:
+        """Claim a request for an iterator in this process, and return that."""
+        request = self.claim(key, position, BUFFERED, drafts=True)
+        tokens = self.buffers.tokens_of(request)
+        tokens.position = position
+        self.settle(request)
+        return tokens

@@ -1,0 +1,378 @@
+"""The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from tokenbus_contracts import ContractError, LogprobBatch, Rule
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import (
+    ClientFrame,
+    ClientHello,
+    ClientWelcome,
+    Resume,
+    ServerFrame,
+)
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import (
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Refusal,
+    RefusalReason,
+)
+from tokenbus_contracts.schema import MINOR
+from tokenbus_services.bus import Outcome
+from tokenbus_services.delivery import Hold
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.mailbox import Mailbox, admitted_letter, error_letter
+from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.session import Session
+from tokenbus_services.processor.watchers import Watchers
+from tokenbus_services.processor.worker import RefusedError, check_secret, protocol_error
+from tokenbus_services.settings import Settings
+
+_log = logger("processor")
+_MOST_STRANGERS = 1024
+_FIRST_ROUTE = 1
+_NS = 1_000_000_000
+
+
+class ClientDesk:
+    """Takes what clients send, and sends them what is theirs. Without sockets, and without a clock of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dispatch: Dispatch,
+        letters: DeadLetters,
+        send: Callable[[bytes, list[bytes]], Outcome],
+    ) -> None:
+        """Take who hands new requests to workers, where what is refused goes, and how to send."""
+        self._settings = settings
+        self._book = dispatch.book
+        self._dispatch = dispatch
+        self._letters = letters
+        self.watchers = Watchers(dispatch.workers)
+        self._send_parts = send
+        self._by_peer: dict[bytes, Session] = {}
+        self._strangers: OrderedDict[bytes, float] = OrderedDict()
+        self._routes = count(_FIRST_ROUTE)
+        self._episodes = Episodes()
+        self._interval = settings.bus.heartbeat_interval_ms / 1000
+        self._timeout = settings.bus.heartbeat_timeout_ms / 1000
+        self._resumed: list[tuple[Session, Resume]] = []
+        self.sessions: dict[int, Session] = {}
+        self.is_draining = False
+        self.refused = 0
+        self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
+
+    # What comes in.
+
+    def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        """Take one message of a peer; whatever it is, it ends nothing but itself."""
+        session = self._by_peer.get(peer)
+        try:
+            self._take(peer, session, parts, now)
+        except RefusedError as refused:
+            self._refuse(peer, refused)
+        except ContractError as error:
+            self.refused += 1
+            name = session.name if session is not None else "unknown peer"
+            self._letters.keep(parts[-1] if parts else b"", error, name)
+            self._episodes.begin(("frame", name), _log.warning, "frame refused", reason=str(error), client=name)
+            if session is None:
+                self._refuse(peer, protocol_error(error))
+            else:
+                session.put(error_letter(_refusal_of(parts, error)))
+
+    def _take(self, peer: bytes, session: Session | None, parts: list[bytes], now: float) -> None:
+        if len(parts) != 1:
+            raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
+        frame = read_frame(ClientFrame, parts[0])
+        body = frame.WhichOneof("body")
+        if body == "hello":
+            self._hello(peer, frame.hello, now)
+        elif session is None:
+            self._stranger(peer, now)
+        else:
+            session.last_heard = now
+            self._frame(session, frame, body)
+
+    def _frame(self, session: Session, frame: ClientFrame, body: str | None) -> None:
+        match body:
+            case "generate":
+                self._generate(session, frame.generate)
+            case "abort":
+                if frame.abort.request_key in session.requests:
+                    self._book.abort(frame.abort.request_key)
+            case "resume":
+                self._resume(session, frame.resume)
+            case "confirm":
+                if not session.mailbox.confirm(frame.confirm.through_number):
+                    number = frame.confirm.through_number
+                    raise ContractError("confirm.through_number", "a number that was sent", number)
+                self._send_letters(session)
+            case "watch":
+                self.watchers.add(session, frame.watch.worker_id)
+            case "heartbeat":
+                session.echo_ns = frame.heartbeat.sent_at_ns
+            case "goodbye":
+                self._end(session, "it said goodbye")
+
+    def _generate(self, session: Session, generate: Generate) -> None:
+        key = generate.request_key
+        if key in session.requests:  # asked again, because the connection broke before the answer came
+            return
+        error = _closing(key) if self.is_draining else self._dispatch.submit(generate, session.route)
+        if error is None:
+            session.requests.add(key)
+        else:
+            session.put(error_letter(error))
+
+    def _resume(self, session: Session, resume: Resume) -> None:
+        """Take up a request again, with those that are resumed in the same moment: they share steps."""
+        if not self._resumed:
+            self.call_soon(self.take_up_resumed)
+        self._resumed.append((session, resume))
+
+    def take_up_resumed(self) -> None:
+        """Take up the requests that were resumed: what waits goes to their clients, and so does what follows."""
+        resumed, self._resumed = self._resumed, []
+        sessions = {session for session, _ in resumed}
+        for session in sessions:
+            session.gather()
+        endings = [ending for session, resume in resumed if (ending := self._take_up(session, resume)) is not None]
+        for session in sessions:
+            session.send_gathered()
+        for session, error in endings:
+            session.put(error_letter(error))
+
+    def _take_up(self, session: Session, resume: Resume) -> tuple[Session, RequestError] | None:
+        """Take up one request; return the error that it ended with, if it did."""
+        key, table = resume.request_key, self._book.table
+        ended, before = table.ended(key), table.get(key)
+        if ended is not None:
+            return session, ended.error or _ended(key, ended.tokens)
+        if before is None and table.is_full:
+            return session, _error(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
+        was_claimed, other = before is not None and before.is_claimed, self._holder(key)
+        request = self._book.claim(key, resume.next_position, session.route, drafts=resume.include_draft_logprobs)
+        session.requests.add(key)
+        error = None
+        if not was_claimed:
+            tokens = self._book.buffers.tokens_of(request)
+            error = tokens.error
+            for step, row in tokens.give_up():
+                session.put_outputs(step.target.select([row]), step.draft and _drafts(step.draft, key), step.hold)
+                step.hold.release()
+        elif other is not None and other is not session:
+            self._take_from(other, session, request, resume.next_position)
+        if table.get(key) is request:
+            self._book.settle(request)
+        return None if error is None else (session, error)
+
+    def _holder(self, key: int) -> Session | None:
+        request = self._book.table.get(key)
+        if request is None:
+            return None
+        route = int(self._book.table.route[request.slot])
+        consumer = self._book.router.consumers.get(route)
+        return consumer if isinstance(consumer, Session) else None
+
+    def _take_from(self, other: Session, session: Session, request: Request, position: int) -> None:
+        """Move what is on its way to another client: this one has taken the request up."""
+        other.requests.discard(request.key)
+        first = int(self._book.table.next_position[request.slot])
+        found: list[tuple[LogprobBatch, LogprobBatch | None, Hold]] = []
+        for letter in other.mailbox.letters():
+            rows = letter.rows_of(request.key, session.limits)
+            if rows is not None and letter.hold is not None:
+                found.append((*rows, letter.hold))
+                first = min(first, int(rows[0].positions[0]))
+        if position < first:
+            lost = f"tokens {position} to {first - 1} were confirmed before and are not kept"
+            self._book.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+            return
+        for target, draft, hold in found:
+            session.put_outputs(target, draft, hold)
+
+    # The handshake.
+
+    def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
+        check_secret(hello.secret, self._settings.bus.secret)
+        session = self.sessions.get(hello.session)
+        resumed = session is not None
+        if session is None:
+            if len(self.sessions) >= self._settings.clients.max_clients:
+                message = f"clients: at most {self._settings.clients.max_clients}"
+                raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
+            session = self._new_session(hello)
+        if session.peer is not None:
+            self._by_peer.pop(session.peer, None)
+        session.peer = peer
+        session.last_heard = now
+        session.next_heartbeat = now + self._interval
+        self._by_peer[peer] = session
+        self._strangers.pop(peer, None)
+        session.mailbox.connect(hello.window_frames, hello.window_bytes)
+        welcome = ClientWelcome(
+            processor_id=self._settings.processor.id,
+            schema_minor=MINOR,
+            heartbeat_interval_ms=self._settings.bus.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self._settings.bus.heartbeat_timeout_ms,
+            resumed=resumed,
+        )
+        self._send(session, ServerFrame(welcome=welcome))
+        _log.info("client connected", client=session.name, resumed=resumed)
+        self._send_letters(session)
+
+    def _new_session(self, hello: ClientHello) -> Session:
+        clients = self._settings.clients
+        session = Session(
+            hello.session,
+            hello.name,
+            next(self._routes),
+            Mailbox(clients.mailbox_frames, clients.mailbox_bytes),
+            self._book.table,
+            self._settings.limits,
+            self._send_letters,
+        )
+        self.sessions[hello.session] = session
+        self._book.router.consumers[session.route] = session
+        return session
+
+    def _stranger(self, peer: bytes, now: float) -> None:
+        """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
+        told = self._strangers.pop(peer, None)
+        self._strangers[peer] = now if told is None or now - told >= self._interval else told
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._strangers.popitem(last=False)
+        if told is None or now - told >= self._interval:
+            refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
+            self._send_parts(peer, [write_frame(ServerFrame(refusal=refusal))])
+
+    def _refuse(self, peer: bytes, refused: RefusedError) -> None:
+        self.refused += 1
+        refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
+        self._send_parts(peer, [write_frame(ServerFrame(refusal=refusal))])
+        self._episodes.begin(("refused", str(refused)), _log.warning, "client refused", reason=str(refused))
+
+    # Their end.
+
+    def _detach(self, session: Session) -> None:
+        if session.peer is not None:
+            self._by_peer.pop(session.peer, None)
+            session.peer = None
+
+    def _end(self, session: Session, why: str) -> None:
+        """Forget a client; nobody is there any more to be told how its requests end."""
+        self._detach(session)
+        self.sessions.pop(session.key, None)
+        for key in list(session.requests):
+            request = self._book.table.get(key)
+            if request is not None and self._book.table.route[request.slot] == session.route:
+                self._book.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
+        session.mailbox.discard()
+        self._book.router.consumers.pop(session.route, None)
+        self.watchers.remove(session)
+        _log.info("client gone", client=session.name, reason=why)
+
+    def _end_slow(self, session: Session) -> None:
+        """End the requests of a client that reads too slowly, and drop what waits for it."""
+        waiting, size = len(session.mailbox), session.mailbox.bytes
+        session.mailbox.discard()
+        self.watchers.remove(session)
+        reason = f"its client left {waiting} frames with {size} bytes waiting"
+        for key in list(session.requests):
+            request = self._book.table.get(key)
+            if request is not None:
+                self._book.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
+        _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
+
+    def relieve(self, hold: Hold) -> None:
+        """End what holds a stream back the longest, where that is a client."""
+        for session in list(self.sessions.values()):
+            if session.mailbox.holds_back(hold):
+                self._end_slow(session)
+
+    # What goes out.
+
+    def _send_letters(self, session: Session) -> None:
+        if session.mailbox.is_over_full:
+            self._end_slow(session)
+        while session.peer is not None and (message := session.mailbox.next_message()) is not None:
+            if self._send_parts(session.peer, message) is not Outcome.SENT:
+                return
+            session.mailbox.sent()
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Tell a request's client that a worker took it."""
+        holder = self._holder(request.key)
+        if holder is not None:
+            holder.put(admitted_letter(admitted))
+
+    def tick(self, now: float) -> None:
+        """Do what time alone demands: heartbeats, silent clients, clients that do not come back."""
+        patience = self._settings.clients.detached_timeout_ms / 1000
+        for session in list(self.sessions.values()):
+            silent = now - session.last_heard
+            if session.peer is not None and silent > self._timeout:
+                self._detach(session)
+                _log.warning("client silent", client=session.name)
+            if session.peer is None and silent > self._timeout + patience:
+                self._end(session, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
+            elif session.peer is not None:
+                self._send_letters(session)
+                if now >= session.next_heartbeat:
+                    session.next_heartbeat = now + self._interval
+                    beat = Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=session.echo_ns)
+                    self._send(session, ServerFrame(heartbeat=beat))
+        self._episodes.expire()
+
+    def close(self, reason: GoodbyeReason, message: str) -> None:
+        """Say goodbye to every client."""
+        for session in self.sessions.values():
+            self._send_letters(session)
+            self._send(session, ServerFrame(goodbye=Goodbye(reason=reason, message=message)))
+        self._episodes.close()
+
+    def _send(self, session: Session, frame: ServerFrame) -> None:
+        if session.peer is not None:
+            self._send_parts(session.peer, [write_frame(frame)])
+
+
+def _drafts(draft: LogprobBatch, key: int) -> LogprobBatch | None:
+    found = np.flatnonzero(draft.request_keys == np.uint64(key))
+    return draft.select(found) if found.size else None
+
+
+def _error(key: int, code: ErrorCode, message: str) -> RequestError:
+    return RequestError(request_key=key, code=code, message=message)
+
+
+def _closing(key: int) -> RequestError:
+    return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, "the processor is closing")
+
+
+def _ended(key: int, tokens: int) -> RequestError:
+    message = "it has ended, and what it had was taken before"
+    return RequestError(
+        request_key=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message=message, emitted_tokens=tokens
+    )
+
+
+def _refusal_of(parts: list[bytes], error: ContractError) -> RequestError:
+    """Return the answer to a frame that was refused, for the request that it was about if that can be said."""
+    key = 0
+    try:
+        frame = ClientFrame.FromString(parts[0])
+        body = frame.WhichOneof("body")
+        key = getattr(getattr(frame, body), "request_key", 0) if body else 0
+    except (ValueError, IndexError):
+        pass
+    return _error(key, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)[:1000])

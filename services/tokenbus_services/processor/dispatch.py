@@ -1,0 +1,98 @@
+"""Dispatch: which worker a new request goes to, and which requests go to none."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.worker import Worker
+from tokenbus_services.processor.workers import WorkerDesk
+from tokenbus_services.settings import Settings
+
+_RETRY_MS = 1000
+
+
+class Dispatch:
+    """Hands each new request to the worker with the fewest, among those that take it."""
+
+    def __init__(self, settings: Settings, book: RequestBook, desk: WorkerDesk) -> None:
+        """Take the book of requests and the desk of workers."""
+        self._settings = settings
+        self.book = book
+        self._desk = desk
+
+    def workers(self) -> Iterable[Worker]:
+        """Return the workers that are known."""
+        return self._desk.by_id.values()
+
+    def submit(
+        self, generate: Generate, route: int, prepare: Callable[[Request], None] = lambda _: None
+    ) -> RequestError | None:
+        """Open a request and hand it to a worker, or return why not."""
+        error = self._refusal(generate)
+        if error is not None:
+            return error
+        worker = self._choice(generate)
+        if worker is None:
+            return self._no_worker(generate)
+        request = self.book.submit(generate, worker.source.stream, route)
+        prepare(request)
+        # One that cannot be told just now is told at its next hello, because the request is in the book.
+        self._desk.generate(worker, generate)
+        return None
+
+    def resend(self, worker: Worker, request: Request) -> None:
+        """Hand a request to its worker again, which never got it."""
+        if request.generate is not None:
+            self._desk.generate(worker, request.generate)
+
+    def _refusal(self, generate: Generate) -> RequestError | None:
+        key = generate.request_key
+        if self.book.table.get(key) is not None:
+            return _error(key, ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request")
+        if self.book.table.is_full:
+            message = f"open requests: at most {self._settings.processor.max_requests}"
+            return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, message, _RETRY_MS)
+        sampling = generate.sampling
+        if sampling.HasField("top_p") and not sampling.top_p > 0:
+            return _error(key, ErrorCode.ERROR_CODE_INVALID_REQUEST, f"sampling.top_p: above 0, got {sampling.top_p}")
+        most = self._settings.limits.max_top_k
+        if generate.top_logprobs > most:
+            message = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
+            return _error(key, ErrorCode.ERROR_CODE_INVALID_REQUEST, message)
+        return None
+
+    def _choice(self, generate: Generate) -> Worker | None:
+        chosen, fewest = None, 0
+        for worker in self._candidates(generate):
+            has = self._open_requests(worker)
+            if has < worker.stream.hello.max_requests and (chosen is None or has < fewest):
+                chosen, fewest = worker, has
+        return chosen
+
+    def _candidates(self, generate: Generate) -> list[Worker]:
+        """Return the workers that serve what a request asks for, busy or not."""
+        return [
+            worker
+            for worker in self._desk.by_id.values()
+            if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
+            and worker.stream.hello.max_requests
+            and generate.model in ("", worker.stream.hello.model)
+        ]
+
+    def _no_worker(self, generate: Generate) -> RequestError:
+        key = generate.request_key
+        if self._candidates(generate):
+            return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes", _RETRY_MS)
+        what = f"model {generate.model!r}" if generate.model else "requests"
+        return _error(key, ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}", _RETRY_MS)
+
+    def _open_requests(self, worker: Worker) -> int:
+        return int(np.count_nonzero(self.book.table.owner == worker.source.stream))
+
+
+def _error(key: int, code: ErrorCode, message: str, retry_after_ms: int = 0) -> RequestError:
+    return RequestError(request_key=key, code=code, message=message[:1000], retry_after_ms=retry_after_ms)

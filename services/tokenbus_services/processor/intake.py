@@ -1,0 +1,188 @@
+"""Intake: from a worker's items, in order, to steps that are settled and handed out."""
+
+from collections.abc import Callable
+
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import GapReason
+from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.processor.feed import StepFeed
+from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.stream import Arrived, Fate, Lost
+from tokenbus_services.processor.worker import Worker
+from tokenbus_services.settings import Settings
+
+
+class Intake:
+    """What stands between the workers' streams and the requests."""
+
+    def __init__(self, settings: Settings, book: RequestBook, letters: DeadLetters, now: Callable[[], float]) -> None:
+        """Take the book of requests, and where what is refused goes."""
+        self._settings = settings
+        self._letters = letters
+        self._now = now
+        self.book = book
+        self.feed: StepFeed | None = None
+        self.steps = 0
+        self.duplicates = 0
+        self.divergences = 0
+        self.refused = 0
+        self.on_item: Callable[[Worker, Arrived], None] = lambda _worker, _entry: None
+        self.on_stream: Callable[[Worker], None] = lambda _worker: None
+        self.on_admitted: Callable[[Request, Admitted], None] = lambda _request, _admitted: None
+        self.on_step: Callable[[Step], None] = lambda _step: None
+        self.relieve: Callable[[Hold], None] = lambda _hold: None
+        self.resend: Callable[[Worker, Request], None] = lambda _worker, _request: None
+
+    def proceed(self, worker: Worker, now: float) -> None:
+        """Hand on everything that is in order, and every step that is ready."""
+        stream = worker.stream
+        for entry in stream.in_order():
+            if isinstance(entry, Lost):
+                self._lost(worker, entry)
+            else:
+                self._arrived(worker, entry, now)
+        for step in worker.assembler.ready(now):
+            self._step(worker, step, now)
+        if worker.roll_call is not None and stream.expected > worker.roll_call[0]:
+            self._call_roll(worker)
+        self._watch_holds(worker)
+
+    def close(self, worker: Worker) -> None:
+        """Hand out what is left of a stream that has ended."""
+        now = self._now()
+        self.proceed(worker, now)
+        for step in worker.assembler.close():
+            self._step(worker, step, now)
+
+    def is_throttled(self, worker: Worker) -> bool:
+        """Tell whether a worker gets no more credit for now, because its items are not taken."""
+        if self.feed is not None and self.feed.is_full:
+            return True
+        if self._settings.processor.slow_consumer == "end":
+            return False
+        return self.book.buffers.is_over_full or self._holds_too_much(worker)
+
+    def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
+        self.on_item(worker, entry)
+        hold = Hold()
+        if isinstance(entry.contents, LogprobBatch):
+            hold = self._batch(worker, entry, entry.contents, now)
+        else:
+            if isinstance(entry.contents, RequestEvent):
+                self._event(worker, entry.contents)
+            hold.release()
+        worker.stream.holds.add(entry.sequence, hold, len(entry.payload))
+
+    def _batch(self, worker: Worker, entry: Arrived, batch: LogprobBatch, now: float) -> Hold:
+        try:
+            fate, hold = worker.assembler.add(batch, now)
+        except ContractError as error:
+            self.refused += 1
+            self._letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
+            reason = f"item {entry.sequence} was refused: {error}"
+            self._fail(worker, frozenset(batch.request_keys.tolist()), reason)
+            hold = Hold()
+            hold.release()
+            return hold
+        if fate is Fate.DUPLICATE:
+            self.duplicates += 1
+        elif fate is Fate.DIVERGENT:
+            self.divergences += 1
+            differs = ContractError("payload", "what came first for the same part of the step", "something else")
+            self._letters.keep(entry.payload, differs, worker.stream.name, entry.sequence)
+        return hold
+
+    def _event(self, worker: Worker, event: RequestEvent) -> None:
+        match event.WhichOneof("event"):
+            case "admitted":
+                request = self._own(worker, event.admitted.request_key)
+                if request is not None:
+                    request.generate = None
+                    request.prompt_tokens = event.admitted.prompt_tokens
+                    self.on_admitted(request, event.admitted)
+            case "error":
+                request = self._own(worker, event.error.request_key)
+                if request is not None:
+                    self.book.fail(request, event.error.code, event.error.message, tell_worker=False)
+
+    def _own(self, worker: Worker, key: int) -> Request | None:
+        request = self.book.table.get(key)
+        if request is None or self.book.table.owner[request.slot] != worker.source.stream:
+            return None
+        return request
+
+    def _step(self, worker: Worker, step: Step, now: float) -> None:
+        if (unpaired := worker.assembler.unpaired) is not None:
+            worker.assembler.unpaired = None
+            self.refused += 1
+            draft, error = unpaired
+            self._letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
+        touched = None if step.is_whole else frozenset(step.target.request_keys.tolist())
+        self.steps += 1
+        self.book.router.route(step, worker.source, now)
+        if touched is not None:
+            self._fail_others(worker, touched, f"step {step.number} never came whole")
+        if self.feed is not None:
+            self.feed.put(step)
+        self.on_step(step)
+        step.hold.release()
+
+    def _lost(self, worker: Worker, lost: Lost) -> None:
+        worker.stream.holds.skip(lost.last_sequence)
+        which = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
+        reason = f"{which} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"
+        if lost.keys:
+            self._fail(worker, lost.keys, reason)
+        else:
+            self._fail_others(worker, frozenset(), reason)
+
+    def _fail(self, worker: Worker, keys: frozenset[int], reason: str) -> None:
+        for key in keys:
+            request = self._own(worker, key)
+            if request is not None:
+                self.book.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
+
+    def _fail_others(self, worker: Worker, spared: frozenset[int], reason: str) -> None:
+        for request in self.book.table.of_stream(worker.source.stream):
+            if request.key not in spared:
+                self.book.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
+
+    def _call_roll(self, worker: Worker) -> None:
+        """End the requests that the worker should have and has not: it never got them, or lost them."""
+        _, keys = worker.roll_call or (0, frozenset())
+        worker.roll_call = None
+        for request in self.book.table.of_stream(worker.source.stream):
+            if request.key in keys:
+                request.generate = None
+            elif request.generate is None:
+                why = f"worker {worker.stream.worker_id} does not have it any more"
+                self.book.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
+            else:
+                self.resend(worker, request)
+
+    # Who holds a stream back.
+
+    def _holds_too_much(self, worker: Worker) -> bool:
+        settings, holds = self._settings.processor, worker.stream.holds
+        return len(holds) > settings.hold_items or holds.bytes > settings.hold_bytes
+
+    def _watch_holds(self, worker: Worker) -> None:
+        worker.stream.holds.advance()
+        if self._settings.processor.slow_consumer != "end":
+            return
+        for key in self.book.buffers.over_full():
+            request = self.book.table.get(key)
+            if request is not None:
+                self.book.end_slow(request)
+        if self._holds_too_much(worker) and (oldest := worker.stream.holds.oldest) is not None:
+            self.relieve(oldest)
+
+
+_REASONS = {
+    GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
+    GapReason.GAP_REASON_REFUSED: "they were refused",
+    GapReason.GAP_REASON_WORKER_LOST: "the worker is lost",
+}

@@ -1,0 +1,178 @@
+"""What is on its way to one client: encoded once, sent as its window allows, kept until it confirms."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenbus_contracts import Limits, LogprobBatch, decode, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_services.delivery import Hold
+
+
+@dataclass(slots=True, eq=False)
+class Letter:
+    """One numbered frame and its parts; the number is given when it is sent."""
+
+    frame: ServerFrame
+    parts: list[bytes]
+    hold: Hold | None
+    size: int
+
+    def rows_of(self, key: int, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None] | None:
+        """Return the row of one request in it, and what was drafted for that, or None."""
+        if self.hold is None:
+            return None
+        batches = [decode(part, limits) for part in self.parts]
+        target, *draft = [batch.select(np.flatnonzero(batch.request_keys == np.uint64(key))) for batch in batches]
+        if not target.row_count:
+            return None
+        return target, draft[0] if draft and draft[0].row_count else None
+
+
+class Mailbox:
+    """The letters to one client that it has not confirmed, oldest first: those that were sent, then those to send."""
+
+    def __init__(self, max_frames: int, max_bytes: int) -> None:
+        """Take at most so many letters, and so many bytes."""
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._sent: deque[Letter] = deque()
+        self._waiting: deque[Letter] = deque()
+        self._window_frames = 0
+        self._window_bytes = 0
+        self._next_number = 1
+        self._sent_bytes = 0
+        self._outputs = 0
+        self.bytes = 0
+        self.peak = 0
+        self.peak_bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many letters it holds."""
+        return len(self._sent) + len(self._waiting)
+
+    @property
+    def is_over_full(self) -> bool:
+        """Whether it holds more than it may: its client reads too slowly.
+
+        News without tokens is not counted: there is no more of it than there are requests.
+        """
+        return self._outputs > self._max_frames or self.bytes > self._max_bytes
+
+    @property
+    def has_room_in_window(self) -> bool:
+        """Whether a letter that is put now would be sent at once."""
+        return not self._waiting and self._fits(0)
+
+    def connect(self, window_frames: int, window_bytes: int) -> None:
+        """Begin a connection: what was not confirmed is sent again, numbered from one."""
+        self._window_frames, self._window_bytes = window_frames, window_bytes
+        self._sent.extend(self._waiting)
+        self._waiting, self._sent = self._sent, deque()
+        self._next_number = 1
+        self._sent_bytes = 0
+
+    def put(self, letter: Letter) -> None:
+        """Add a letter behind the others."""
+        if letter.hold is not None:
+            letter.hold.keep()
+        self._waiting.append(letter)
+        self._outputs += bool(letter.parts)
+        self.bytes += letter.size
+        self.peak = max(self.peak, len(self))
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def next_message(self) -> list[bytes] | None:
+        """Return the next letter that the window allows, as a message, or None."""
+        if not self._waiting or not self._fits(self._waiting[0].size):
+            return None
+        letter = self._waiting[0]
+        letter.frame.number = self._next_number
+        return [write_frame(letter.frame), *letter.parts]
+
+    def sent(self) -> None:
+        """Count the letter that `next_message` returned as sent."""
+        letter = self._waiting.popleft()
+        self._next_number += 1
+        self._sent_bytes += letter.size
+        self._sent.append(letter)
+
+    def confirm(self, through: int) -> bool:
+        """Let go of the letters up to a number; False if no such number was sent."""
+        if through >= self._next_number:
+            return False
+        kept_from = self._next_number - len(self._sent)
+        for _ in range(through - kept_from + 1):
+            letter = self._sent.popleft()
+            self._sent_bytes -= letter.size
+            self._let_go(letter)
+        return True
+
+    def discard(self) -> None:
+        """Let go of everything."""
+        for letter in (*self._sent, *self._waiting):
+            self._let_go(letter)
+        self._sent.clear()
+        self._waiting.clear()
+        self._sent_bytes = 0
+
+    def letters(self) -> list[Letter]:
+        """Return all letters, oldest first."""
+        return [*self._sent, *self._waiting]
+
+    def holds_back(self, hold: Hold) -> bool:
+        """Tell whether a letter has a hold."""
+        return any(letter.hold is hold for letter in self.letters())
+
+    def _fits(self, size: int) -> bool:
+        return len(self._sent) < self._window_frames and (
+            not self._sent or self._sent_bytes + size <= self._window_bytes
+        )
+
+    def _let_go(self, letter: Letter) -> None:
+        self._outputs -= bool(letter.parts)
+        self.bytes -= letter.size
+        if letter.hold is not None:
+            letter.hold.release()
+
+
+def outputs_letters(target: LogprobBatch, draft: LogprobBatch | None, hold: Hold, limits: Limits) -> list[Letter]:
+    """Return a client's rows of a step: one letter, or more where a step has more rows than a message may."""
+    letters = []
+    for begin in range(0, target.row_count, limits.max_rows):
+        rows = target
+        if target.row_count > limits.max_rows:
+            rows = target.select(np.arange(begin, min(begin + limits.max_rows, target.row_count)))
+        drafts = draft
+        if draft is not None and rows is not target:
+            drafts = draft.select(np.flatnonzero(np.isin(draft.request_keys, rows.request_keys)))
+        parts = [encode(_selection(rows, drafts is not None), limits)]
+        if drafts is not None:
+            parts.append(encode(_selection(drafts, follows=False), limits))
+        frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
+        letters.append(Letter(frame, parts, hold, sum(map(len, parts))))
+    return letters
+
+
+def admitted_letter(admitted: Admitted) -> Letter:
+    """Return the news that a request was taken."""
+    return Letter(ServerFrame(admitted=admitted), [], None, 0)
+
+
+def error_letter(error: RequestError) -> Letter:
+    """Return the news that a request ended with an error."""
+    return Letter(ServerFrame(error=error), [], None, 0)
+
+
+def watched_letter(item: Item, payload: bytes) -> Letter:
+    """Return an item of a stream for who watches it."""
+    return Letter(ServerFrame(watched_item=item), [payload], None, len(payload))
+
+
+def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call
+    header = batch.header._replace(selection=True, draft_follows=follows)
+    return LogprobBatch.of_views(header, batch.columns)

@@ -1,0 +1,227 @@
+"""TokenProcessor: consumes workers' streams, and hands every request its tokens."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_services.bus import ClosedError, Listener, Outcome, Transport, transport_for
+from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.delivery import Hold, RequestFailedError, RequestTokens, Step
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.clients import ClientDesk
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.feed import StepFeed
+from tokenbus_services.processor.intake import Intake
+from tokenbus_services.processor.router import BUFFERED, NOBODY
+from tokenbus_services.processor.workers import WorkerDesk
+from tokenbus_services.settings import Settings
+
+_log = logger("processor")
+_TICKS = 10
+"""How often in a heartbeat's interval time is looked at."""
+
+
+class TokenProcessor:
+    """Takes workers at one address and clients at another, for as long as `async with` lasts.
+
+    In this process, `steps()` iterates over all steps as columns, `request(key)` over one request's tokens, and
+    `generate(...)` asks for a new request.
+    """
+
+    def __init__(
+        self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
+    ) -> None:
+        """Take the settings; a transport and a clock may be handed in."""
+        self.settings = _named(settings or Settings())
+        self.id = self.settings.processor.id
+        self.clock = clock or SystemClock()
+        self.letters = DeadLetters(self.settings.dead_letters)
+        self.book = RequestBook(self.settings.processor, self.clock.now)
+        self.intake = Intake(self.settings, self.book, self.letters, self.clock.now)
+        self.workers = WorkerDesk(self.settings, self.intake, self.letters, self._send_worker)
+        self.dispatch = Dispatch(self.settings, self.book, self.workers)
+        self.clients = ClientDesk(self.settings, self.dispatch, self.letters, self._send_client)
+        self._transport = transport
+        self._worker_listener: Listener | None = None
+        self._client_listener: Listener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._episodes = Episodes()
+        self.transport_refusals: dict[str, int] = {}
+        self._wire()
+
+    def _wire(self) -> None:
+        book, intake, workers, clients = self.book, self.intake, self.workers, self.clients
+        book.abort_at_worker = workers.abort
+        intake.on_admitted = clients.admitted
+        intake.on_stream = clients.watchers.show_stream
+        intake.on_item = clients.watchers.show_item
+        intake.relieve = self._relieve
+        intake.resend = self.dispatch.resend
+
+    # Its life.
+
+    async def __aenter__(self) -> Self:
+        """Listen for workers and clients."""
+        transport = self._transport or transport_for(self.settings.bus)
+        bus = self.settings.bus
+        loop = asyncio.get_running_loop()
+        self.clients.call_soon = loop.call_soon
+        try:
+            self._worker_listener = await transport.listen(bus.workers_address, self._transport_refused)
+            self._client_listener = await transport.listen(bus.clients_address, self._transport_refused)
+        except BaseException:
+            await self._close_listeners()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._carry(self._worker_listener, self.workers.receive)),
+            asyncio.create_task(self._carry(self._client_listener, self.clients.receive)),
+            asyncio.create_task(self._tick()),
+        ]
+        _log.info("listening", processor=self.id, workers=self.workers_address, clients=self.clients_address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take no new request, let the open ones end within the drain's time, and leave."""
+        if error is None:
+            await self.drain()
+        await self._close()
+
+    async def drain(self) -> None:
+        """Take no new request and no new worker, and wait until the open requests have ended, or time is over."""
+        self.workers.is_draining = self.clients.is_draining = True
+        deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
+        while self._has_work() and (remaining := deadline - self.clock.now()) > 0:
+            self._changed.clear()
+            await self.clock.wait(self._changed, min(remaining, self._tick_seconds))
+
+    def _has_work(self) -> bool:
+        waiting = any(len(session.mailbox) and session.peer for session in self.clients.sessions.values())
+        return waiting or any(request.is_claimed for request in self.book.table.open_requests())
+
+    async def _close(self) -> None:
+        reason = GoodbyeReason.GOODBYE_REASON_RESTARTING
+        self.clients.close(reason, "the processor is closing")
+        self.workers.close(reason, "the processor is closing")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.intake.feed is not None:
+            self.intake.feed.close()
+        await self._close_listeners()
+        _log.info("closed", processor=self.id)
+
+    async def _close_listeners(self) -> None:
+        for listener in (self._worker_listener, self._client_listener):
+            if listener is not None:
+                await listener.close()
+
+    @property
+    def workers_address(self) -> str:
+        """Where workers connect, with the port that was chosen."""
+        return self._worker_listener.address if self._worker_listener else self.settings.bus.workers_address
+
+    @property
+    def clients_address(self) -> str:
+        """Where clients connect, with the port that was chosen."""
+        return self._client_listener.address if self._client_listener else self.settings.bus.clients_address
+
+    # What runs.
+
+    async def _carry(self, listener: Listener, receive: Callable[[bytes, list[bytes], float], None]) -> None:
+        while True:
+            try:
+                peer, parts = await listener.receive()
+            except ClosedError:
+                return
+            try:
+                receive(peer, parts, self.clock.now())
+            except Exception:  # noqa: BLE001 - whatever it is
+                # A defect of ours must end one message, not the process.
+                self._episodes.begin("internal", _log.exception, "a message could not be handled")
+
+    async def _tick(self) -> None:
+        while True:
+            await self.clock.wait(self._stopping, self._tick_seconds)
+            now = self.clock.now()
+            self.book.expire()
+            self.workers.tick(now)
+            self.clients.tick(now)
+            self._episodes.expire()
+            self._changed.set()
+
+    @property
+    def _tick_seconds(self) -> float:
+        return self.settings.bus.heartbeat_interval_ms / 1000 / _TICKS
+
+    def _send_worker(self, peer: bytes, parts: list[bytes]) -> Outcome:
+        return Outcome.GONE if self._worker_listener is None else self._worker_listener.send(peer, parts)
+
+    def _send_client(self, peer: bytes, parts: list[bytes]) -> Outcome:
+        return Outcome.GONE if self._client_listener is None else self._client_listener.send(peer, parts)
+
+    def _transport_refused(self, reason: str) -> None:
+        self.transport_refusals[reason] = self.transport_refusals.get(reason, 0) + 1
+        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
+
+    def _relieve(self, hold: Hold) -> None:
+        """End what holds a stream back the longest."""
+        self.clients.relieve(hold)
+        self.book.relieve(hold)
+
+    # What it offers in this process.
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Yield every step, whole and in original batch order; only one such iteration at a time.
+
+        A step is acknowledged when the next one is asked for, and workers wait when steps are not taken. While
+        this runs, rows of requests that nobody else claimed are nobody else's.
+        """
+        if self.intake.feed is not None:
+            raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
+        feed = self.intake.feed = StepFeed(self.settings.processor.step_queue)
+        self.book.default_route = NOBODY
+        try:
+            while (step := await feed.get()) is not None:
+                yield step
+        finally:
+            feed.discard()
+            self.intake.feed = None
+            self.book.default_route = BUFFERED
+
+    def request(self, key: int, *, position: int = 0) -> RequestTokens:
+        """Return an iterator over a request's tokens, from a position on, whoever asked for the request.
+
+        It may be asked for before its worker is there, and waits some time for that.
+        """
+        return self.book.tokens(key, position)
+
+    def generate(self, generate: Generate) -> RequestTokens:
+        """Hand a new request to a worker, and return an iterator over its tokens."""
+        opened: list[RequestTokens] = []
+        error = self.dispatch.submit(generate, BUFFERED, lambda request: opened.append(self.book.buffers.open(request)))
+        if error is not None:
+            raise RequestFailedError(error)
+        return opened[0]
+
+    def abort(self, key: int) -> None:
+        """End a request; it is no error if it has ended, or was never known."""
+        self.book.abort(key)
+
+
+def _named(settings: Settings) -> Settings:
+    """Give a processor that has no name one of its own."""
+    if settings.processor.id:
+        return settings
+    name = f"processor-{secrets.token_hex(4)}"
+    return replace(settings, processor=replace(settings.processor, id=name))

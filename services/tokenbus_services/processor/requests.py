@@ -1,0 +1,202 @@
+"""The open requests: who has each, how far it has come, and who wants its tokens.
+
+What every step needs of every row lies in arrays, so that a step of a thousand rows is settled in a few
+operations, and the number of open requests does not matter.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
+from tokenbus_services.delivery.step import Step
+
+NO_STREAM = -1
+Slots = npt.NDArray[np.intp]
+
+
+class State(IntEnum):
+    """Where a request stands."""
+
+    OPEN = 1
+    """One stream has it; its next row comes from there."""
+    HANDED_OFF = 2
+    """Its stream let go of it; the next one that goes on where it ended has it."""
+    WAITING = 3
+    """It began before this processor did: where it goes on is not known yet."""
+    ENDED = 4
+    """It has ended, and nobody has asked for its tokens yet."""
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """Where a step came from, as far as rows of requests that nobody knows are concerned."""
+
+    stream: int
+    name: str
+    is_resumed: bool
+    """Whether the stream began before this processor did."""
+    takes_over: bool
+    """Whether its worker goes on with requests that others began."""
+
+
+class EarlyRow(NamedTuple):
+    """A row that waits for what comes before it, as a step of its own."""
+
+    source: Source
+    step: Step
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What is known of one request beside what lies in the arrays."""
+
+    key: int
+    slot: int
+    first_position: int
+    """The first token that was known here."""
+    deadline: float
+    generate: Generate | None = None
+    """What was sent to a worker, until that worker takes it."""
+    is_claimed: bool = False
+    """Whether somebody asked for its tokens."""
+    prompt_tokens: int = 0
+    aborted_at: float | None = None
+    handed_off_at: float | None = None
+    early: list["EarlyRow"] = field(default_factory=list)
+    """Rows that came before what is before them."""
+
+
+@dataclass(slots=True, frozen=True)
+class Ended:
+    """How a request ended: with an error, or without."""
+
+    error: RequestError | None
+    tokens: int
+
+
+class RequestTable:
+    """All open requests, and for a while those that ended."""
+
+    def __init__(self, max_requests: int, ended_requests: int) -> None:
+        """Hold at most so many open requests, and remember so many that ended."""
+        self._slots: dict[int, int] = {}
+        self._requests: list[Request | None] = []
+        self._free: list[int] = []
+        self._ended: OrderedDict[int, Ended] = OrderedDict()
+        self._max_requests = max_requests
+        self._ended_requests = ended_requests
+        self._version = 0
+        self._cached_version = -1
+        self._cached_keys = b""
+        self._cached_slots: Slots = np.zeros(0, np.intp)
+        self.peak = 0
+        self.next_position = np.zeros(64, np.int64)
+        self.owner = np.zeros(64, np.int32)
+        self.state = np.zeros(64, np.uint8)
+        self.route = np.zeros(64, np.int32)
+        self.wants_draft = np.zeros(64, np.bool_)
+        self.due = np.full(64, np.inf)
+        """When to look at each request again."""
+        self.contexts: list[Any] = []
+        """What belongs to the consumer of each request, by slot."""
+
+    def __len__(self) -> int:
+        """Return how many requests are open."""
+        return len(self._slots)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be opened."""
+        return len(self._slots) >= self._max_requests
+
+    def get(self, key: int) -> Request | None:
+        """Return an open request."""
+        slot = self._slots.get(key)
+        return None if slot is None else self._requests[slot]
+
+    def at(self, slot: int) -> Request:
+        """Return the request that has a slot."""
+        request = self._requests[slot]
+        if request is None:
+            raise KeyError(slot)
+        return request
+
+    def ended(self, key: int) -> Ended | None:
+        """Return how a request ended, if it is still known."""
+        return self._ended.get(key)
+
+    def open_requests(self) -> list[Request]:
+        """Return all open requests."""
+        return [self.at(slot) for slot in self._slots.values()]
+
+    def of_stream(self, stream: int) -> list[Request]:
+        """Return the open requests that a stream has."""
+        return [self.at(slot) for slot in self._slots.values() if self.owner[slot] == stream]
+
+    def due_requests(self, now: float) -> list[Request]:
+        """Return the open requests that it is time to look at."""
+        return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
+
+    def look_again(self, request: Request, when: float) -> None:
+        """See to it that a request is looked at then, if not before."""
+        self.due[request.slot] = min(self.due[request.slot], when)
+
+    def slots_of(self, keys: npt.NDArray[np.uint64]) -> Slots:
+        """Return the slots of some keys; -1 where none is open."""
+        contents = keys.tobytes()
+        # Step after step has the same requests, most of the time.
+        if self._cached_version == self._version and contents == self._cached_keys:
+            return self._cached_slots
+        slots = np.fromiter(map(self._slots.get, keys.tolist(), repeat(-1)), np.intp, keys.size)
+        self._cached_version, self._cached_keys, self._cached_slots = self._version, contents, slots
+        return slots
+
+    def open(self, key: int, position: int, owner: int, state: State, deadline: float) -> Request:
+        """Open a request; its owner asked before whether there is room."""
+        slot = self._free.pop() if self._free else self._new_slot()
+        request = Request(key, slot, position, deadline)
+        self._slots[key] = slot
+        self._requests[slot] = request
+        self._version += 1
+        self._ended.pop(key, None)
+        self.next_position[slot] = position
+        self.owner[slot] = owner
+        self.state[slot] = state
+        self.route[slot] = 0
+        self.wants_draft[slot] = True
+        self.due[slot] = deadline
+        self.contexts[slot] = None
+        self.peak = max(self.peak, len(self._slots))
+        return request
+
+    def close(self, request: Request, error: RequestError | None) -> None:
+        """Forget an open request, but remember for a while how it ended."""
+        del self._slots[request.key]
+        self._requests[request.slot] = None
+        self._version += 1
+        self._free.append(request.slot)
+        self.owner[request.slot] = NO_STREAM
+        self.state[request.slot] = 0
+        self.due[request.slot] = np.inf
+        self.contexts[request.slot] = None
+        self._ended[request.key] = Ended(error, int(self.next_position[request.slot]))
+        if len(self._ended) > self._ended_requests:
+            self._ended.popitem(last=False)
+
+    def _new_slot(self) -> int:
+        slot = len(self._requests)
+        self._requests.append(None)
+        self.contexts.append(None)
+        if slot == self.owner.size:
+            for name in ("next_position", "owner", "state", "route", "wants_draft", "due"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, column]))  # what is not open yet is never looked at
+            self.due[slot:] = np.inf
+            self.state[slot:] = 0
+        return slot

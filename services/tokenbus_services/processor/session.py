@@ -1,0 +1,80 @@
+"""A client as the processor knows it: what it asked for, and what is on its way to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenbus_contracts import Limits, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import RequestError
+from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.processor.mailbox import Letter, Mailbox, error_letter, outputs_letters
+from tokenbus_services.processor.requests import Request, RequestTable, Slots
+from tokenbus_services.processor.router import Rows
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One life of a client, through all of its connections; takes the rows of its requests."""
+
+    key: int
+    name: str
+    route: int
+    mailbox: Mailbox
+    table: RequestTable
+    limits: Limits
+    on_letter: Callable[["Session"], None]
+    peer: bytes | None = None
+    last_heard: float = 0.0
+    next_heartbeat: float = 0.0
+    echo_ns: int = 0
+    requests: set[int] = field(default_factory=set)
+    _gathered: dict[Hold, list[tuple[LogprobBatch, LogprobBatch | None]]] | None = None
+
+    def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
+        """Take some rows of a step, or all, as one letter."""
+        target = step.target if rows is None else step.target.select(rows)
+        draft = step.draft
+        if draft is not None:
+            wanted = target.request_keys[self.table.wants_draft[slots]]
+            places = np.flatnonzero(np.isin(draft.request_keys, wanted))
+            draft = draft.select(places) if places.size else None
+        self.put_outputs(target, draft, step.hold)
+
+    def gather(self) -> None:
+        """Keep what comes from now on, to send it one letter a step: many requests are taken up again at once."""
+        if self._gathered is None:
+            self._gathered = {}
+
+    def send_gathered(self) -> None:
+        """Send what was gathered, the oldest step first."""
+        gathered, self._gathered = self._gathered or {}, None
+        for hold, pieces in sorted(gathered.items(), key=lambda entry: entry[0].last_sequence):
+            drafts = [draft for _, draft in pieces if draft is not None]
+            target = LogprobBatch.joined([target for target, _ in pieces])
+            self.put_outputs(target, LogprobBatch.joined(drafts) if drafts else None, hold)
+            hold.release()
+
+    def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, hold: Hold) -> None:
+        """Send rows of its own."""
+        if self._gathered is not None:
+            if hold not in self._gathered:
+                hold.keep()
+            self._gathered.setdefault(hold, []).append((target, draft))
+            return
+        for letter in outputs_letters(target, draft, hold, self.limits):
+            self.put(letter)
+
+    def put(self, letter: Letter) -> None:
+        """Send a letter, as soon as the window allows."""
+        self.mailbox.put(letter)
+        self.on_letter(self)
+
+    def finish(self, request: Request, _status: RowStatus) -> None:
+        """Learn that a request has had its last row, which says so itself."""
+        self.requests.discard(request.key)
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """Learn that a request ended with an error."""
+        self.requests.discard(request.key)
+        self.put(error_letter(error))

@@ -1,0 +1,261 @@
+"""One worker's stream as it arrives: put in order, holes found and healed, or named.
+
+No sockets and no clock: items come in through `take`, what must be asked for comes out of `missing`.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from enum import StrEnum
+from zlib import crc32
+
+from tokenbus_contracts import ContractError, LogprobBatch, decode
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import GapReason, Hello, Item, PayloadKind
+from tokenbus_contracts.limits import Limits
+from tokenbus_services.delivery.holds import Holds
+from tokenbus_services.settings import ProcessorSettings
+
+
+@dataclass(slots=True)
+class Arrived:
+    """An item in its place: a batch, an event, or None for a kind of payload that a newer minor brought."""
+
+    sequence: int
+    contents: LogprobBatch | RequestEvent | None
+    payload: bytes
+    last_sequence: int
+
+
+@dataclass(slots=True)
+class Lost:
+    """A run of items that cannot be had; without keys, any request of the stream may have had rows in them."""
+
+    sequence: int
+    last_sequence: int
+    reason: GapReason
+    keys: frozenset[int]
+    size: int = 0
+    """How many bytes of credit they used."""
+
+
+class Fate(StrEnum):
+    """What became of an item when it came."""
+
+    TAKEN = "taken"
+    DUPLICATE = "duplicate"
+    DIVERGENT = "divergent"
+    """A duplicate whose bytes differ from the first."""
+    DAMAGED = "damaged"
+    """Not the bytes that were sent: it is asked for again."""
+    REFUSED = "refused"
+    """It breaks the contract."""
+    FLOOD = "flood"
+    """Nobody gave credit for it."""
+
+
+@dataclass(slots=True)
+class StreamCounts:
+    """What happened in a stream, in items."""
+
+    items: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    divergences: int = 0
+    damaged: int = 0
+    refused: int = 0
+    replays: int = 0
+    gaps: int = 0
+    lost: int = 0
+
+
+class Stream:
+    """The items of one (worker id, epoch)."""
+
+    def __init__(self, hello: Hello, epoch: int, limits: Limits, settings: ProcessorSettings) -> None:
+        """Begin where the worker's retention begins."""
+        self.hello = hello
+        self.epoch = epoch
+        self.worker_id = hello.worker_id
+        self.name = f"{hello.worker_id}/{epoch}"
+        self.expected = hello.first_sequence
+        self.known_last = hello.first_sequence - 1
+        self.holds = Holds(self.expected - 1)
+        self.counts = StreamCounts()
+        self._limits = limits
+        self._settings = settings
+        self._ahead: dict[int, Arrived | Lost] = {}
+        self._checksums: OrderedDict[int, int] = OrderedDict()
+        self._asked_at: float | None = None
+        self._attempts = 0
+        self._refused_once: set[int] = set()
+        self._taken_bytes = 0
+        self.granted_sequence = 0
+        self.granted_bytes = 0
+        self.refusal: ContractError | None = None
+        self.wants_handshake = False
+
+    # Credit.
+
+    def open_connection(self) -> None:
+        """Begin to count anew: the worker goes on from what is expected, in a connection of its own."""
+        self._ahead.clear()
+        self.wants_handshake = False
+        self._asked_at = None
+        self._attempts = 0
+        self._taken_bytes = 0
+        self.known_last = self.expected - 1
+        self.granted_sequence = 0
+        self.granted_bytes = 0
+        self.grant()
+
+    def grant(self) -> bool:
+        """Let the worker send as much as may be on its way; tell whether that is worth a message."""
+        through = self.expected - 1 + self._settings.credit_items
+        size = self._taken_bytes + self._settings.credit_bytes
+        worth = (
+            through - self.granted_sequence >= self._settings.credit_items // 4
+            or size - self.granted_bytes >= self._settings.credit_bytes // 4
+        )
+        if worth:
+            self.granted_sequence, self.granted_bytes = through, size
+        return worth
+
+    # Items.
+
+    def take(self, item: Item, payload: bytes) -> Fate:
+        """Take one item; a ContractError only if the item itself contradicts its payload's length."""
+        sequence = item.sequence
+        if item.payload_bytes != len(payload):
+            raise ContractError("item.payload_bytes", f"{len(payload)}, as it has", item.payload_bytes)
+        if sequence > self.granted_sequence:
+            return Fate.FLOOD
+        self.counts.items += 1
+        self.counts.bytes += len(payload)
+        checksum = crc32(payload) if item.HasField("payload_crc32") else None
+        if checksum is not None and item.payload_crc32 != checksum:
+            self.counts.damaged += 1
+            self.known_last = max(self.known_last, sequence)
+            return Fate.DAMAGED
+        if sequence < self.expected or sequence in self._ahead:
+            return self._duplicate(sequence, checksum)
+        self.known_last = max(self.known_last, sequence)
+        try:
+            contents = self._read(item, payload)
+        except ContractError as error:
+            return self._refuse(item, payload, error)
+        self._remember(sequence, checksum)
+        self._ahead[sequence] = Arrived(sequence, contents, payload, sequence)
+        return Fate.TAKEN
+
+    def _read(self, item: Item, payload: bytes) -> LogprobBatch | RequestEvent | None:
+        match item.payload_kind:
+            case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
+                batch = decode(payload, self._limits)
+                header = batch.header
+                found = (header.worker_id, header.epoch, header.sequence)
+                if found != (self.worker_id, self.epoch, item.sequence):
+                    limit = f"{self.name} sequence {item.sequence}, as its item"
+                    raise ContractError("header", limit, f"{found[0]}/{found[1]} sequence {found[2]}")
+                if header.selection:
+                    raise ContractError("header.selection", "False in a worker's stream", True)  # noqa: FBT003
+                return batch
+            case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
+                event = read_frame(RequestEvent, payload)
+                if event.sequence != item.sequence:
+                    raise ContractError("event.sequence", f"{item.sequence}, as its item", event.sequence)
+                return event
+            case _:
+                return None
+
+    def _duplicate(self, sequence: int, checksum: int | None) -> Fate:
+        if checksum is None or self._checksums.get(sequence, checksum) == checksum:
+            self.counts.duplicates += 1
+            return Fate.DUPLICATE
+        self.counts.divergences += 1
+        return Fate.DIVERGENT
+
+    def _refuse(self, item: Item, payload: bytes, error: ContractError) -> Fate:
+        self.counts.refused += 1
+        self.refusal = error
+        sequence = item.sequence
+        # Without a checksum it may have been damaged on the way: one more try shows.
+        if item.HasField("payload_crc32") or sequence in self._refused_once:
+            keys = _keys_in(item, payload, self._limits)
+            self._ahead[sequence] = Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, keys, len(payload))
+        else:
+            self._refused_once.add(sequence)
+        return Fate.REFUSED
+
+    def _remember(self, sequence: int, checksum: int | None) -> None:
+        if checksum is not None:
+            self._checksums[sequence] = checksum
+        if len(self._checksums) > self._settings.credit_items:
+            self._checksums.popitem(last=False)
+
+    def declare_lost(self, first: int, last: int, reason: GapReason, keys: frozenset[int]) -> None:
+        """Take the worker's word that some items cannot be had."""
+        if last < self.expected:
+            return
+        first = max(first, self.expected)
+        while first in self._ahead and first < last:  # what came after all is not lost
+            first += 1
+        self.known_last = max(self.known_last, last)
+        self._ahead[first] = Lost(first, last, reason, keys)
+
+    def in_order(self) -> deque[Arrived | Lost]:
+        """Return what is next in order, and all that follows it without a hole."""
+        ready: deque[Arrived | Lost] = deque()
+        while (entry := self._ahead.pop(self.expected, None)) is not None:
+            self.expected = entry.last_sequence + 1
+            if isinstance(entry, Lost):
+                self.counts.gaps += 1
+                self.counts.lost += entry.last_sequence - entry.sequence + 1
+                self._taken_bytes += entry.size
+                for covered in [each for each in self._ahead if each < self.expected]:
+                    del self._ahead[covered]
+            else:
+                self._taken_bytes += len(entry.payload)
+            self._refused_once.discard(entry.sequence)
+            ready.append(entry)
+        if ready:
+            self._asked_at = None
+            self._attempts = 0
+        return ready
+
+    # Holes.
+
+    def heard_of(self, last_sequence: int) -> None:
+        """Take the worker's word that it sent everything up to a sequence."""
+        self.known_last = max(self.known_last, min(last_sequence, self.granted_sequence))
+
+    def missing(self, now: float) -> tuple[int, int] | None:
+        """Return the range to ask for just now, if any; after the last attempt it is declared lost instead."""
+        if self.known_last < self.expected:
+            return None
+        if self._asked_at is not None and now - self._asked_at < self._settings.replay_timeout_ms / 1000:
+            return None
+        last = min(self._ahead, default=self.known_last + 1) - 1
+        if self._attempts >= self._settings.replay_attempts:
+            self.declare_lost(self.expected, last, GapReason.GAP_REASON_RETENTION, frozenset())
+            # How much credit they took, only the worker knows: begin to count anew, together.
+            self.wants_handshake = True
+            return None
+        self._asked_at = now
+        self._attempts += 1
+        self.counts.replays += 1
+        return self.expected, last
+
+
+def _keys_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
+    """Return the keys of the requests that a refused payload names; none, if that cannot be said."""
+    from tokenbus_contracts.codec import parse  # noqa: PLC0415 - what is refused is rare
+
+    try:
+        if item.payload_kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
+            batch = parse(payload, limits)
+            if batch.has_consistent_lengths() and batch.header.step_rows == batch.row_count:
+                return frozenset(batch.request_keys.tolist())
+    except ContractError:
+        pass
+    return frozenset()

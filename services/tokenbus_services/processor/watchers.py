@@ -1,0 +1,70 @@
+"""Watchers: clients that are shown streams as they are, beside those they are for."""
+
+from collections.abc import Callable, Iterable
+from zlib import crc32
+
+from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
+from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
+from tokenbus_services.processor.mailbox import Letter, watched_letter
+from tokenbus_services.processor.session import Session
+from tokenbus_services.processor.stream import Arrived
+from tokenbus_services.processor.worker import Worker
+
+
+class Watchers:
+    """The sessions that watch, and what each of them watches."""
+
+    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
+        """Take who knows the workers."""
+        self._workers = workers
+        self._watched: dict[Session, str] = {}
+        self.skipped_items = 0
+
+    def __len__(self) -> int:
+        """Return how many sessions watch."""
+        return len(self._watched)
+
+    def add(self, session: Session, worker_id: str) -> None:
+        """Show a session a worker's streams, or every worker's, from now on."""
+        self._watched[session] = worker_id
+        for worker in self._workers():
+            if worker_id in ("", worker.stream.worker_id):
+                _announce(session, worker)
+
+    def remove(self, session: Session) -> None:
+        """Show a session nothing any more."""
+        self._watched.pop(session, None)
+
+    def show_stream(self, worker: Worker) -> None:
+        """Tell who watches a stream that it begins, or goes on after its worker was away."""
+        for session in self._watching(worker):
+            _announce(session, worker)
+
+    def show_item(self, worker: Worker, entry: Arrived) -> None:
+        """Show an item to who watches its stream; what does not fit into a client's window is left out."""
+        if not self._watched:
+            return
+        is_batch = isinstance(entry.contents, LogprobBatch)
+        item = Item(
+            sequence=entry.sequence,
+            payload_kind=PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH if is_batch else PayloadKind.PAYLOAD_KIND_REQUEST_EVENT,
+            payload_bytes=len(entry.payload),
+            payload_crc32=crc32(entry.payload),
+        )
+        for session in self._watching(worker):
+            if session.mailbox.has_room_in_window:
+                session.put(watched_letter(item, entry.payload))
+            else:
+                self.skipped_items += 1
+
+    def _watching(self, worker: Worker) -> list[Session]:
+        return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
+
+
+def _announce(session: Session, worker: Worker) -> None:
+    watched = WatchedStream(epoch=worker.stream.epoch)
+    watched.hello.CopyFrom(worker.stream.hello)
+    watched.hello.ClearField("secret")
+    watched.hello.ClearField("request_keys")
+    session.put(Letter(ServerFrame(watched_stream=watched), [], None, 0))

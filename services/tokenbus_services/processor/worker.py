@@ -1,0 +1,66 @@
+"""A worker as the processor knows it, and the checks of what it says of itself."""
+
+import hmac
+from dataclasses import dataclass
+
+from tokenbus_contracts import ContractError, Limits, Rule
+from tokenbus_contracts.generated.stream_pb2 import Hello, RefusalReason, WorkerRole
+from tokenbus_services.processor.assembly import Assembler
+from tokenbus_services.processor.requests import Source
+from tokenbus_services.processor.stream import Stream
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One life of a worker: its stream, and the connection that it has just now, if any."""
+
+    stream: Stream
+    assembler: Assembler
+    source: Source
+    peer: bytes | None
+    last_heard: float
+    next_heartbeat: float = 0.0
+    echo_ns: int = 0
+    acknowledged: int = 0
+    roll_call: tuple[int, frozenset[int]] | None = None
+    """When the stream has come to that sequence, the worker has no other requests than these."""
+
+
+class RefusedError(Exception):
+    """A peer is not taken: the reason for machines, and one line for people."""
+
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.reason = reason
+
+
+def check_hello(hello: Hello, limits: Limits, secret: str) -> None:
+    """Refuse a worker that may not be here, or whose batches would be wider than what is taken."""
+    check_secret(hello.secret, secret)
+    for name in ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k"):
+        most, found = getattr(limits, name), getattr(hello.limits, name)
+        if found > most:
+            error = ContractError(f"hello.limits.{name}", most, found, rule=Rule.MAX)
+            raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
+    if hello.next_sequence < hello.first_sequence:
+        error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)
+        raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, str(error))
+
+
+def check_secret(given: bytes, secret: str) -> None:
+    """Refuse a peer that does not know the secret, in time that does not depend on how wrong it is."""
+    if not hmac.compare_digest(given, secret.encode()):
+        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, "hello.secret: not the processor's")
+
+
+def protocol_error(error: ContractError) -> RefusedError:
+    """Return the refusal of a peer whose frame breaks its bounds."""
+    version = error.rule is Rule.VERSION
+    reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if version else RefusalReason.REFUSAL_REASON_PROTOCOL
+    return RefusedError(reason, str(error))
+
+
+def takes_over(hello: Hello) -> bool:
+    """Tell whether a worker goes on with requests that others began."""
+    return bool(hello.role == WorkerRole.WORKER_ROLE_DECODE)

@@ -1,0 +1,348 @@
+"""The processor's side of the stream protocol: who may publish, in which order, with how much credit."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
+from tokenbus_contracts.generated.stream_pb2 import (
+    Ack,
+    Credit,
+    GapReason,
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Hello,
+    ProcessorFrame,
+    Refusal,
+    RefusalReason,
+    ReplayRequest,
+    Welcome,
+    WorkerFrame,
+)
+from tokenbus_contracts.schema import MINOR
+from tokenbus_services.bus import Outcome
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.assembly import Assembler
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.processor.intake import Intake
+from tokenbus_services.processor.requests import Source
+from tokenbus_services.processor.stream import Fate, Stream
+from tokenbus_services.processor.worker import RefusedError, Worker, check_hello, protocol_error, takes_over
+from tokenbus_services.settings import Settings
+
+_log = logger("processor")
+_MOST_STRANGERS = 1024
+_NS = 1_000_000_000
+
+
+class WorkerDesk:
+    """Takes what workers send, and sends what they are to know. Without sockets, and without a clock of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        intake: Intake,
+        letters: DeadLetters,
+        send: Callable[[bytes, list[bytes]], Outcome],
+    ) -> None:
+        """Take where items go, where what is refused goes, and how to send."""
+        self._settings = settings
+        self._intake = intake
+        self._letters = letters
+        self._send_parts = send
+        self._by_peer: dict[bytes, Worker] = {}
+        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._strangers: OrderedDict[bytes, float] = OrderedDict()
+        self._streams = count()
+        self._episodes = Episodes()
+        self._interval = settings.bus.heartbeat_interval_ms / 1000
+        self._timeout = settings.bus.heartbeat_timeout_ms / 1000
+        self.by_id: dict[str, Worker] = {}
+        self.by_stream: dict[int, Worker] = {}
+        self.refused = 0
+        self.lost = 0
+        self.is_draining = False
+
+    # What comes in.
+
+    def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        """Take one message of a peer; whatever it is, it ends nothing but itself."""
+        worker = self._by_peer.get(peer)
+        try:
+            self._take(peer, worker, parts, now)
+        except RefusedError as refused:
+            self._refuse(peer, worker, refused)
+        except ContractError as error:
+            self.refused += 1
+            name = worker.stream.name if worker is not None else "unknown peer"
+            self._letters.keep(parts[-1] if parts else b"", error, name)
+            self._episodes.begin(("frame", name), _log.warning, "frame refused", reason=str(error), **_names(worker))
+            if worker is None:
+                self._refuse(peer, None, protocol_error(error))
+
+    def _take(self, peer: bytes, worker: Worker | None, parts: list[bytes], now: float) -> None:
+        if not parts:
+            raise ContractError("message", "one part, and an item's payload", 0, rule=Rule.LENGTH)
+        frame = read_frame(WorkerFrame, parts[0])
+        body = frame.WhichOneof("body")
+        if body == "hello":
+            self._hello(peer, frame.epoch, frame.hello, now)
+        elif worker is None:
+            self._stranger(peer, now)
+        elif frame.epoch != worker.stream.epoch:
+            raise ContractError("epoch", f"{worker.stream.epoch}, as in its hello", frame.epoch)
+        elif body is not None:
+            worker.last_heard = now
+            self._frame(worker, frame, body, parts, now)
+
+    def _frame(self, worker: Worker, frame: WorkerFrame, body: str, parts: list[bytes], now: float) -> None:
+        expected = 2 if body == "item" else 1
+        if len(parts) != expected:
+            raise ContractError("message", f"{expected} parts", len(parts), rule=Rule.LENGTH)
+        match body:
+            case "item":
+                self._item(worker, frame, parts[1], now)
+            case "gap":
+                if frame.gap.last_sequence < frame.gap.first_sequence:
+                    limit = frame.gap.first_sequence
+                    raise ContractError("gap.last_sequence", limit, frame.gap.last_sequence, rule=Rule.MIN)
+                keys = frozenset(frame.gap.request_keys)
+                worker.stream.declare_lost(frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason, keys)
+                self._proceed(worker, now)
+            case "heartbeat":
+                worker.echo_ns = frame.heartbeat.sent_at_ns
+                worker.stream.heard_of(frame.heartbeat.last_sequence)
+                self._proceed(worker, now)
+            case "goodbye":
+                self._goodbye(worker, frame.goodbye)
+
+    def _item(self, worker: Worker, frame: WorkerFrame, payload: bytes, now: float) -> None:
+        stream = worker.stream
+        fate = stream.take(frame.item, payload)
+        if fate is Fate.FLOOD:
+            message = f"item {frame.item.sequence}: credit goes to {stream.granted_sequence}"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, message)
+        if fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT):
+            self._tell(worker, frame.item.sequence, fate, payload)
+        self._proceed(worker, now)
+
+    def _tell(self, worker: Worker, sequence: int, fate: Fate, payload: bytes) -> None:
+        error = worker.stream.refusal if fate is Fate.REFUSED else None
+        if error is not None:
+            self.refused += 1
+            self._letters.keep(payload, error, worker.stream.name, sequence)
+        reason = {"reason": str(error)} if error is not None else {}
+        self._episodes.begin(
+            (worker.stream.name, fate), _log.warning, f"item {fate}", sequence=sequence, **reason, **_names(worker)
+        )
+
+    # The handshake.
+
+    def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
+        check_hello(hello, self._settings.limits, self._settings.bus.secret)
+        if self.is_draining:
+            raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
+        known = self.by_id.get(hello.worker_id)
+        if known is not None and known.stream.epoch < epoch:
+            self._make_way(known, now)
+            known = None
+        latest = known.stream.epoch if known is not None else self._epochs.get(hello.worker_id, 0)
+        if epoch < latest or (known is None and epoch == latest):
+            message = f"epoch {epoch} of worker {hello.worker_id}: {latest} was here already"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED, message)
+        if known is None:
+            known = self._new_worker(hello, epoch, now)
+        elif hello.next_sequence < known.stream.expected:
+            message = (
+                f"hello.next_sequence: at least {known.stream.expected}, which is expected, got {hello.next_sequence}"
+            )
+            raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, message)
+        self._connect(known, peer, hello, now)
+
+    def _make_way(self, known: Worker, now: float) -> None:
+        """Let a new life of a worker replace the old one, unless that is alive."""
+        reachable = known.peer is not None and self._heartbeat(known, now) is not Outcome.GONE
+        if reachable and now - known.last_heard <= self._timeout:
+            message = f"worker {known.stream.worker_id}: epoch {known.stream.epoch} of it is alive"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
+        self._lose(known, "a new life of it said hello")
+
+    def _new_worker(self, hello: Hello, epoch: int, now: float) -> Worker:
+        if len(self.by_id) >= self._settings.processor.max_workers:
+            message = f"workers: at most {self._settings.processor.max_workers}"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
+        stream = Stream(hello, epoch, self._settings.limits, self._settings.processor)
+        source = Source(next(self._streams), stream.name, hello.first_sequence > 1, takes_over(hello))
+        assembler = Assembler(hello.worker_id, epoch, self._settings.processor)
+        worker = Worker(stream, assembler, source, None, now, acknowledged=hello.first_sequence - 1)
+        self.by_id[hello.worker_id] = worker
+        self.by_stream[source.stream] = worker
+        self._epochs[hello.worker_id] = epoch
+        self._epochs.move_to_end(hello.worker_id)
+        if len(self._epochs) > _MOST_STRANGERS:
+            self._epochs.popitem(last=False)
+        return worker
+
+    def _connect(self, worker: Worker, peer: bytes, hello: Hello, now: float) -> None:
+        if worker.peer is not None:
+            self._by_peer.pop(worker.peer, None)
+        worker.peer = peer
+        worker.last_heard = now
+        worker.next_heartbeat = now + self._interval
+        self._by_peer[peer] = worker
+        self._strangers.pop(peer, None)
+        stream = worker.stream
+        stream.open_connection()
+        if hello.first_sequence > stream.expected:
+            reason = GapReason.GAP_REASON_RETENTION
+            stream.declare_lost(stream.expected, hello.first_sequence - 1, reason, frozenset())
+        for key in hello.request_keys:
+            self._intake.book.answer(key, worker.source)
+        worker.roll_call = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        welcome = Welcome(
+            processor_id=self._settings.processor.id,
+            schema_minor=MINOR,
+            resume_from=stream.expected,
+            credit=self._credit(worker),
+            heartbeat_interval_ms=self._settings.bus.heartbeat_interval_ms,
+            heartbeat_timeout_ms=self._settings.bus.heartbeat_timeout_ms,
+        )
+        self._send(worker, ProcessorFrame(welcome=welcome))
+        _log.info("worker connected", resume_from=stream.expected, **_names(worker))
+        self._episodes.end(worker.stream.worker_id)
+        self._intake.on_stream(worker)
+        self._proceed(worker, now)
+
+    def _stranger(self, peer: bytes, now: float) -> None:
+        """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
+        told = self._strangers.pop(peer, None)
+        self._strangers[peer] = now if told is None or now - told >= self._interval else told
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._strangers.popitem(last=False)
+        if told is None or now - told >= self._interval:
+            refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
+            self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
+
+    def _refuse(self, peer: bytes, worker: Worker | None, refused: RefusedError) -> None:
+        self.refused += 1
+        refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
+        self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
+        if worker is not None and worker.peer == peer:
+            self._disconnect(worker)
+        self._episodes.begin(
+            ("refused", str(refused)), _log.warning, "worker refused", reason=str(refused), **_names(worker)
+        )
+
+    def _disconnect(self, worker: Worker) -> None:
+        if worker.peer is not None:
+            self._by_peer.pop(worker.peer, None)
+            worker.peer = None
+
+    def _goodbye(self, worker: Worker, goodbye: Goodbye) -> None:
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
+            self._disconnect(worker)  # its retention stays good until the heartbeat's time is over
+            return
+        self._lose(worker, goodbye.message or "it stopped")
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        """Forget a worker: nothing more comes from it, and its requests end."""
+        self._intake.close(worker)
+        self._disconnect(worker)
+        self.by_id.pop(worker.stream.worker_id, None)
+        self.by_stream.pop(worker.source.stream, None)
+        ended = self._intake.book.end_those_of(worker.source.stream, worker.stream.worker_id, why)
+        self.lost += 1
+        log = _log.warning if ended else _log.info
+        log("worker gone", reason=why, requests_ended=ended, **_names(worker))
+
+    # What goes out.
+
+    def _proceed(self, worker: Worker, now: float) -> None:
+        """Hand on what is in order, and tell the worker what that means for it."""
+        self._intake.proceed(worker, now)
+        missing = worker.stream.missing(now)
+        if missing is not None:
+            first, last = missing
+            replay = ReplayRequest(first_sequence=first, last_sequence=last)
+            self._send(worker, ProcessorFrame(replay=replay))
+            self._episodes.begin(
+                (worker.stream.name, "replay"),
+                _log.warning,
+                "items asked for again",
+                first=first,
+                last=last,
+                **_names(worker),
+            )
+        if worker.stream.wants_handshake:
+            worker.stream.wants_handshake = False
+            self._intake.proceed(worker, now)
+            refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="count credit anew")
+            self._send(worker, ProcessorFrame(refusal=refusal))
+        self.acknowledge(worker)
+        if not self._intake.is_throttled(worker) and worker.stream.grant():
+            self._send(worker, ProcessorFrame(credit=self._credit(worker)))
+
+    def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
+        """Let the worker forget what has arrived; now and then, as each time costs a message."""
+        holds = worker.stream.holds
+        holds.advance()
+        behind = holds.acknowledged - worker.acknowledged
+        if behind and (at_once or behind >= self._settings.processor.credit_items // 8):
+            worker.acknowledged = holds.acknowledged
+            self._send(worker, ProcessorFrame(ack=Ack(through_sequence=holds.acknowledged)))
+
+    def generate(self, worker: Worker, generate: Generate) -> bool:
+        """Hand a request to a worker; False if it cannot be told just now."""
+        return self._send(worker, ProcessorFrame(generate=generate)) is Outcome.SENT
+
+    def abort(self, stream: int, key: int) -> None:
+        """Tell a worker to end a request."""
+        worker = self.by_stream.get(stream)
+        if worker is not None:
+            self._send(worker, ProcessorFrame(abort=Abort(request_key=key)))
+
+    def tick(self, now: float) -> None:
+        """Do what time alone demands: heartbeats, lost workers, late steps, late replays, acknowledgements."""
+        for worker in list(self.by_id.values()):
+            if now - worker.last_heard > self._timeout:
+                self._lose(worker, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
+                continue
+            self._proceed(worker, now)
+            self.acknowledge(worker, at_once=True)
+            if now >= worker.next_heartbeat:
+                self._heartbeat(worker, now)
+        self._episodes.expire()
+
+    def close(self, reason: GoodbyeReason, message: str) -> None:
+        """Say goodbye to every worker."""
+        for worker in self.by_id.values():
+            self.acknowledge(worker, at_once=True)
+            goodbye = Goodbye(reason=reason, message=message, last_sequence=worker.stream.expected - 1)
+            self._send(worker, ProcessorFrame(goodbye=goodbye))
+        self._episodes.close()
+
+    def _heartbeat(self, worker: Worker, now: float) -> Outcome:
+        worker.next_heartbeat = now + self._interval
+        beat = Heartbeat(
+            sent_at_ns=max(1, int(now * _NS)), echo_ns=worker.echo_ns, last_sequence=worker.stream.expected - 1
+        )
+        return self._send(worker, ProcessorFrame(heartbeat=beat))
+
+    def _credit(self, worker: Worker) -> Credit:
+        return Credit(through_sequence=worker.stream.granted_sequence, bytes=worker.stream.granted_bytes)
+
+    def _send(self, worker: Worker, frame: ProcessorFrame) -> Outcome:
+        if worker.peer is None:
+            return Outcome.GONE
+        outcome = self._send_parts(worker.peer, [write_frame(frame)])
+        if outcome is Outcome.FULL:
+            # A worker that reads nothing: what it is to know is told again at its next hello.
+            self._disconnect(worker)
+        return outcome
+
+
+def _names(worker: Worker | None) -> dict[str, object]:
+    return {} if worker is None else {"stream": worker.stream.worker_id, "epoch": worker.stream.epoch}

@@ -1,0 +1,308 @@
+"""Publisher: what an engine embeds to publish its batches and to take its requests."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
+from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
+from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.link import Link
+from tokenbus_services.logs import logger
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
+from tokenbus_services.worker.retention import Retention
+from tokenbus_services.worker.session import WorkerSession
+
+_log = logger("worker")
+
+
+class Publisher:
+    """One engine process's stream.
+
+    `with Publisher(settings) as publisher` runs the connection in a thread of its own, for an engine with its
+    own loop; `async with` runs it on the current event loop. `publish` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        vocabulary_size: int = 0,
+        epoch: int | None = None,
+        transport: Transport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take the settings and the model's vocabulary; a later epoch than this process's time may be given."""
+        self.settings = settings or Settings()
+        self.worker_id = self.settings.worker.id
+        self.epoch = epoch or time.time_ns()
+        worker = self.settings.worker
+        self._limits = self.settings.limits
+        self._retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
+        self._publishing = threading.Lock()  # held while waiting for room, so that batches keep their order
+        self._room = threading.Condition()
+        self._requests: deque[Generate | Abort] = deque()
+        self._arrived = threading.Condition()
+        self._session = WorkerSession(
+            _hello(self.settings, vocabulary_size),
+            self.epoch,
+            self._retention,
+            interval=self.settings.bus.heartbeat_interval_ms / 1000,
+            timeout=self.settings.bus.heartbeat_timeout_ms / 1000,
+        )
+        self._session.on_request = self._take_request
+        self._session.on_room = self._room.notify_all
+        self._clock = clock or SystemClock()
+        self._transport = transport
+        self._link = Link(self._session, self._room, self._clock, "worker")
+        self._running = False
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.gated = 0
+        self.shed = 0
+        self.failed = 0
+
+    # Its life.
+
+    def __enter__(self) -> Self:
+        """Start, in a thread of its own."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run_thread, args=(started,), name=f"tokenbus-{self.worker_id}")
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread.join()
+            raise
+        self._running = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take nothing more, wait until all is acknowledged or the drain's time is over, and leave."""
+        self._close(error)
+        if self._thread is not None:
+            self._thread.join()
+
+    async def __aenter__(self) -> Self:
+        """Start, on this event loop."""
+        started: Future[None] = Future()
+        self._task = asyncio.create_task(self._run(started))
+        await asyncio.wait([self._task, asyncio.wrap_future(started)], return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self._running = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take nothing more, wait until all is acknowledged or the drain's time is over, and leave."""
+        self._close(error)
+        if self._task is not None:
+            await self._task
+
+    def _close(self, error: BaseException | None) -> None:
+        with self._room:
+            self._running = False
+            self._room.notify_all()
+        with self._arrived:
+            self._arrived.notify_all()
+        self._link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
+
+    def _run_thread(self, started: Future[None]) -> None:
+        try:
+            asyncio.run(self._run(started))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who started the thread
+            if not started.done():
+                started.set_exception(error)
+            else:
+                _log.exception("the publisher's thread ended")
+                with self._room:
+                    self._running = False
+                    self._room.notify_all()
+
+    async def _run(self, started: Future[None]) -> None:
+        transport = self._transport or transport_for(self.settings.bus)
+        await self._link.run(transport, self.settings.bus.workers_address, lambda: started.set_result(None))
+
+    # What goes out.
+
+    def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+        """Publish one batch; return its sequence, or 0 where it is not this rank's to publish.
+
+        Worker, epoch and sequence are filled in here, whatever the header says. It never waits for the network;
+        it waits only under the policies `block` and `shed`, and only while retention is full. A batch that
+        breaks the contract is a ContractError, and one that finds no room a RetentionFullError: then the
+        batch's requests end with an error, and all of them are named in it.
+        """
+        if self.settings.worker.tp_rank and not every_rank:
+            self.gated += 1
+            return 0
+        with self._publishing:
+            self._check_running()
+            payload = encode(self._addressed(batch), self._limits)
+            keys = batch.request_keys.tolist()
+            sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, keys)
+            leaving = _LEAVES[batch.statuses]
+            with self._room:
+                self._session.requests.update(keys)
+                if leaving.any():
+                    self._session.requests.difference_update(batch.request_keys[leaving].tolist())
+        return sequence
+
+    async def published(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+        """Publish one batch as `publish` does, and let the event loop go on while retention is full."""
+        with self._room:
+            has_room = self._retention.has_room(self._limits.max_message_bytes)
+        if has_room and not self._publishing.locked():
+            return self.publish(batch, every_rank=every_rank)
+        return await asyncio.to_thread(self.publish, batch, every_rank=every_rank)
+
+    def admitted(self, key: int, prompt_tokens: int) -> int:
+        """Tell that the engine took a request; return the event's sequence."""
+        admitted = Admitted(
+            request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=max(1, prompt_tokens)
+        )
+        return self._publish_event(key, RequestEvent(admitted=admitted))
+
+    def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
+        """Tell that a request ended with an error; return the event's sequence."""
+        with self._room:
+            self._session.requests.discard(key)
+        error = RequestError(request_key=key, code=code, message=message[:_LONGEST], emitted_tokens=emitted_tokens)
+        return self._publish_event(key, RequestEvent(error=error))
+
+    def _publish_event(self, key: int, event: RequestEvent) -> int:
+        with self._publishing:
+            self._check_running()
+            event.sequence = self._retention.next_sequence
+            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), [key])
+
+    def _addressed(self, batch: LogprobBatch) -> LogprobBatch:
+        header = batch.header._replace(
+            worker_id=self.worker_id,
+            epoch=self.epoch,
+            sequence=self._retention.next_sequence,
+            tp_rank=self.settings.worker.tp_rank,
+            dp_rank=self.settings.worker.dp_rank,
+            produced_at_ns=batch.header.produced_at_ns or time.time_ns(),
+            schema_major=MAJOR,
+            schema_minor=MINOR,
+        )
+        if self.settings.worker.policy == "shed" and self._retention.share_used() >= self.settings.worker.shed_at:
+            self.shed += 1
+            return _without_alternatives(header, batch)
+        return LogprobBatch.of_views(header, batch.columns)
+
+    def _keep(self, kind: PayloadKind, payload: bytes, keys: list[int]) -> int:
+        with self._room:
+            if not self._retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
+                self._retention.drop(keys)
+                self._link.wake()
+                self.failed += len(keys)
+                worker = self.settings.worker
+                why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
+                raise RetentionFullError(keys, len(self._retention), self._retention.bytes, why)
+            sequence = self._retention.keep(kind, payload).sequence
+            self._link.wake()
+        return sequence
+
+    def _wait_for_room(self, size: int) -> bool:
+        if self.settings.worker.policy == "fail":
+            return False
+        if threading.get_ident() == self._link.thread_id:
+            raise WouldWaitError(
+                "retention is full, and this thread empties it: use `await publisher.published(batch)`"
+            )
+        seconds = self.settings.worker.block_timeout_ms / 1000
+        found = self._room.wait_for(lambda: not self._running or self._retention.has_room(size), seconds)
+        self._check_running()
+        return found
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise NotRunningError("the publisher is not running: it was not started, or it was closed")
+
+    # What comes in.
+
+    def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
+        """Return the requests that came since the last call; wait for some at most so many seconds."""
+        with self._arrived:
+            if seconds:
+                self._arrived.wait_for(lambda: self._requests or not self._running, seconds)
+            taken = list(self._requests)
+            self._requests.clear()
+        return taken
+
+    def _take_request(self, request: Generate | Abort) -> None:
+        """Keep a request for the engine: called on the link's thread."""
+        most = 2 * self.settings.worker.max_requests  # as many may be aborted as may be open
+        with self._arrived:
+            if len(self._requests) >= most:
+                # A processor keeps to max_requests, and gives up what is not admitted in time.
+                limit = f"at most {most} requests that the engine has not taken yet"
+                raise ContractError("generate", limit, len(self._requests) + 1, rule=Rule.ITEMS)
+            self._requests.append(request)
+            self._arrived.notify_all()
+
+
+def _hello(settings: Settings, vocabulary_size: int) -> Hello:
+    worker, limits = settings.worker, settings.limits
+    return Hello(
+        schema_major=MAJOR,
+        schema_minor=MINOR,
+        worker_id=worker.id,
+        role=_ROLES[worker.role],
+        limits=StreamLimits(
+            max_message_bytes=limits.max_message_bytes,
+            max_rows=limits.max_rows,
+            max_tokens_per_row=limits.max_tokens_per_row,
+            max_draft_tokens_per_row=limits.max_draft_tokens_per_row,
+            max_top_k=limits.max_top_k,
+        ),
+        model=worker.model,
+        vocabulary_size=vocabulary_size,
+        tp_rank=worker.tp_rank,
+        dp_rank=worker.dp_rank,
+        max_requests=worker.max_requests,
+        secret=settings.bus.secret.encode(),
+    )
+
+
+_ROLES = {
+    "mixed": WorkerRole.WORKER_ROLE_MIXED,
+    "prefill": WorkerRole.WORKER_ROLE_PREFILL,
+    "decode": WorkerRole.WORKER_ROLE_DECODE,
+}
+_LONGEST = 1000
+_LEAVES = np.isin(
+    np.arange(256),
+    [
+        int(status)
+        for status in (
+            *(RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED),
+            *(RowStatus.UNRECOVERABLE, RowStatus.HANDED_OFF),
+        )
+    ],
+)
+
+
+def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:
+    """Return the batch with its tokens, logprobs and ranks, but without alternatives, and its rows marked as shed."""
+    shed = {name: NO_COLUMNS[name] for name in ("alternative_token_ids", "alternative_logprobs")}
+    shed["scorings"] = np.where(batch.top_ks > 0, np.uint8(Scoring.SHED), batch.scorings)
+    shed["top_ks"] = np.zeros_like(batch.top_ks)
+    return LogprobBatch.of_views(header, batch.columns | shed)

@@ -1,0 +1,111 @@
+"""What a worker keeps until it is acknowledged: bounded in items and in bytes."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from zlib import crc32
+
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+
+_MOST_KEYS = 65_536
+
+
+@dataclass(slots=True)
+class Retained:
+    """One item as it was published; it is sent again as the same bytes."""
+
+    sequence: int
+    kind: PayloadKind
+    payload: bytes
+    checksum: int | None
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence that it reaches to: its own."""
+        return self.sequence
+
+
+@dataclass(slots=True)
+class Dropped:
+    """A run of items that found no room: their numbers are used up, and their requests end with an error."""
+
+    sequence: int
+    last_sequence: int
+    keys: frozenset[int]
+    """Of the requests that had rows in them; empty: too many to say."""
+
+
+class Retention:
+    """The items that were published and not acknowledged yet; one thread at a time may use it."""
+
+    def __init__(self, max_items: int, max_bytes: int, *, checksum: bool) -> None:
+        """Keep at most so many items, and so many bytes of payload."""
+        self._kept: deque[Retained | Dropped] = deque()
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._checksum = checksum
+        self.next_sequence = 1
+        self.bytes = 0
+        self.peak_items = 0
+        self.peak_bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many entries are kept."""
+        return len(self._kept)
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest sequence that is kept; the next one's if none is."""
+        return self._kept[0].sequence if self._kept else self.next_sequence
+
+    def has_room(self, size: int) -> bool:
+        """Tell whether an item of that size fits. The last place is for a `Dropped`, so that a loss is always told."""
+        return len(self._kept) + 1 < self._max_items and self.bytes + size <= self._max_bytes
+
+    def share_used(self) -> float:
+        """Return how full it is, from 0 to 1, by items or by bytes, whichever is fuller."""
+        return max(len(self._kept) / self._max_items, self.bytes / self._max_bytes)
+
+    def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
+        """Keep an item under the next sequence; its owner asked for room before."""
+        item = Retained(self.next_sequence, kind, payload, crc32(payload) if self._checksum else None)
+        self._kept.append(item)
+        self.next_sequence += 1
+        self.bytes += len(payload)
+        self.peak_items = max(self.peak_items, len(self._kept))
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return item
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Use the next sequence for an item that is not kept; neighbours become one entry, so this always fits."""
+        lost = frozenset(keys)
+        last = self._kept[-1] if self._kept else None
+        if isinstance(last, Dropped):
+            together = last.keys | lost
+            # A new entry, not a changed one: the old one may be on its way out.
+            known = bool(last.keys) and len(together) <= _MOST_KEYS
+            self._kept[-1] = Dropped(last.sequence, self.next_sequence, together if known else frozenset())
+        else:
+            self._kept.append(Dropped(self.next_sequence, self.next_sequence, lost))
+        self.next_sequence += 1
+
+    def acknowledge(self, through: int) -> bool:
+        """Let go of everything up to a sequence; tell whether that made room."""
+        before = len(self._kept)
+        while self._kept and self._kept[0].last_sequence <= through:
+            gone = self._kept.popleft()
+            if isinstance(gone, Retained):
+                self.bytes -= len(gone.payload)
+        return len(self._kept) < before
+
+    def find(self, sequence: int) -> Retained | Dropped | None:
+        """Return the entry that has a sequence, or None: it was acknowledged, or is yet to come."""
+        if not self._kept or not self.first_sequence <= sequence < self.next_sequence:
+            return None
+        # Without a run of dropped items the place follows from the sequence; with one it lies before that.
+        place = min(sequence - self.first_sequence, len(self._kept) - 1)
+        entry = self._kept[place]
+        if entry.sequence <= sequence <= entry.last_sequence:
+            return entry
+        return next(entry for entry in islice(self._kept, place) if entry.last_sequence >= sequence)

@@ -1,0 +1,264 @@
+"""A worker's side of the stream protocol, without sockets and without a clock of its own.
+
+Frames come in through `receive`, what is to be sent next comes out of `next_message`. Its owner calls it from
+one thread at a time, and tells it what time it is.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
+from tokenbus_contracts.generated.stream_pb2 import (
+    Gap,
+    GapReason,
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Hello,
+    Item,
+    ProcessorFrame,
+    Refusal,
+    RefusalReason,
+    Welcome,
+    WorkerFrame,
+)
+from tokenbus_services.link import SessionState
+from tokenbus_services.worker.retention import Dropped, Retained, Retention
+
+_NS = 1_000_000_000
+_MOST_REPLAYS = 64
+_MOST_KEYS = 65_536
+
+
+class WorkerSession:
+    """One worker's connection to a processor, whichever processor that is just now."""
+
+    def __init__(self, hello: Hello, epoch: int, retention: Retention, *, interval: float, timeout: float) -> None:
+        """Take what the worker says of itself, what it retains, and how often peers are to be heard, in seconds."""
+        self._hello = hello
+        self._epoch = epoch
+        self._retention = retention
+        self._interval = interval
+        self._timeout = timeout
+        self._next_greeting = 0.0
+        self._last_sent = 0.0
+        self._last_heard = 0.0
+        self._echo_ns = 0
+        self._replays: deque[tuple[int, int]] = deque()
+        self._next_sequence = 1
+        self._sent_bytes = 0
+        self._granted_sequence = 0
+        self._granted_bytes = 0
+        self.state = SessionState.GREETING
+        self.processor_id = ""
+        self.refusal: Refusal | None = None
+        self.requests: set[int] = set()
+        """The keys of the requests that the worker has, whether the engine took them yet or not."""
+        self.acknowledged = 0
+        self.handshakes = 0
+        self.replayed = 0
+        self.on_request: Callable[[Generate | Abort], None] = _ignore
+        self.on_room: Callable[[], None] = _nothing
+
+    @property
+    def credit(self) -> tuple[int, int]:
+        """How many more items, and how many more bytes, may be sent just now."""
+        return self._granted_sequence + 1 - self._next_sequence, self._granted_bytes - self._sent_bytes
+
+    @property
+    def outstanding(self) -> int:
+        """How many items no processor has acknowledged yet."""
+        return len(self._retention)
+
+    # What comes in.
+
+    def receive(self, parts: list[bytes], now: float) -> None:
+        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+        if len(parts) != 1:
+            raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
+        frame = read_frame(ProcessorFrame, parts[0])
+        body = frame.WhichOneof("body")
+        if body is None or self.state is SessionState.LEFT:
+            return
+        self._last_heard = now
+        if body == "welcome":
+            self._welcome(frame.welcome)
+        elif body == "refusal":
+            self._refused(frame.refusal, now)
+        elif self.state is SessionState.OPEN:
+            self._open_frame(frame, body, now)
+
+    def _open_frame(self, frame: ProcessorFrame, body: str, now: float) -> None:
+        match body:
+            case "credit":
+                self._granted_sequence = max(self._granted_sequence, frame.credit.through_sequence)
+                self._granted_bytes = max(self._granted_bytes, frame.credit.bytes)
+            case "ack":
+                self._acknowledge(frame.ack.through_sequence)
+            case "replay":
+                self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
+            case "heartbeat":
+                self._echo_ns = frame.heartbeat.sent_at_ns
+            case "goodbye":
+                self._greet_again(now + self._interval)
+            case "generate":
+                # One that is known is being asked for again, because nobody could tell whether it came.
+                if frame.generate.request_key not in self.requests:
+                    self.on_request(frame.generate)
+                    self.requests.add(frame.generate.request_key)
+            case "abort":
+                self.on_request(frame.abort)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if welcome.resume_from > self._retention.next_sequence:
+            limit = f"at most {self._retention.next_sequence}, the next item"
+            raise ContractError("welcome.resume_from", limit, welcome.resume_from)
+        if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
+            limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
+            raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
+        self.state = SessionState.OPEN
+        self.refusal = None
+        self.processor_id = welcome.processor_id
+        self.handshakes += 1
+        self._interval = welcome.heartbeat_interval_ms / 1000
+        self._timeout = welcome.heartbeat_timeout_ms / 1000
+        self._replays.clear()
+        self._next_sequence = welcome.resume_from
+        self._sent_bytes = 0
+        self._granted_sequence = welcome.credit.through_sequence
+        self._granted_bytes = welcome.credit.bytes
+        # What the processor does not want again may still be on its way to a client: it is kept until an Ack.
+
+    def _acknowledge(self, through: int) -> None:
+        if through >= self._retention.next_sequence:
+            limit = f"at most {self._retention.next_sequence - 1}, the last item"
+            raise ContractError("ack.through_sequence", limit, through)
+        self.acknowledged = max(self.acknowledged, through)
+        if self._retention.acknowledge(through):
+            self.on_room()
+
+    def _replay(self, first: int, last: int) -> None:
+        if not first <= last < self._next_sequence:
+            limit = f"a range within what was sent, up to {self._next_sequence - 1}"
+            raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
+        if len(self._replays) < _MOST_REPLAYS:  # beyond that it will be asked for again
+            self._replays.append((first, last))
+
+    def _refused(self, refusal: Refusal, now: float) -> None:
+        if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
+            if self.state is SessionState.OPEN:
+                self._greet_again(now)
+            return
+        self.state = SessionState.REFUSED
+        self.refusal = refusal
+        self._next_greeting = now + self._timeout
+
+    def _greet_again(self, at: float) -> None:
+        self.state = SessionState.GREETING
+        self._next_greeting = at
+
+    # What goes out.
+
+    def next_message(self, now: float) -> list[bytes] | None:
+        """Return the next message to send, or None: there is nothing, or no credit for it."""
+        if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
+            self._greet_again(now)
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            return self._greeting(now)
+        if self.state is SessionState.LEFT:
+            return None
+        message = self._next_replay() or self._next_item()
+        if message is None and now - self._last_sent >= self._interval:
+            message = self._heartbeat(now)
+        if message is not None:
+            self._last_sent = now
+        return message
+
+    def seconds_to_wait(self, now: float) -> float:
+        """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            return max(0.0, min(self._next_greeting - now, self._interval))
+        return max(0.0, min(self._last_sent + self._interval - now, self._interval))
+
+    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
+        """Leave: return the last message to send."""
+        self.state = SessionState.LEFT
+        body = Goodbye(reason=reason, message=message, last_sequence=self._next_sequence - 1)
+        return [write_frame(WorkerFrame(epoch=self._epoch, goodbye=body))]
+
+    def _greeting(self, now: float) -> list[bytes] | None:
+        if now < self._next_greeting:
+            return None
+        self.state = SessionState.GREETING
+        self._next_greeting = now + self._interval
+        hello = Hello()
+        hello.CopyFrom(self._hello)
+        hello.first_sequence = self._retention.first_sequence
+        hello.next_sequence = self._retention.next_sequence
+        hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
+        return [write_frame(WorkerFrame(epoch=self._epoch, hello=hello))]
+
+    def _next_replay(self) -> list[bytes] | None:
+        while self._replays:
+            first, last = self._replays.popleft()
+            # What was acknowledged in the meantime, nobody needs.
+            entry = self._retention.find(max(first, self._retention.first_sequence))
+            if entry is None or entry.sequence > last:
+                continue
+            if entry.last_sequence < last:
+                self._replays.appendleft((entry.last_sequence + 1, last))
+            self.replayed += 1
+            return self._message(entry)
+        return None
+
+    def _next_item(self) -> list[bytes] | None:
+        sequence = self._next_sequence
+        if sequence < self._retention.first_sequence:
+            # What was asked for from here on is gone: it was acknowledged to another processor.
+            self._next_sequence = self._retention.first_sequence
+            return [self._gap(sequence, self._next_sequence - 1, frozenset())]
+        entry = self._retention.find(sequence)
+        if entry is None:
+            return None
+        size = len(entry.payload) if isinstance(entry, Retained) else 0
+        if entry.last_sequence > self._granted_sequence or self._sent_bytes + size > self._granted_bytes:
+            return None
+        self._next_sequence = entry.last_sequence + 1
+        self._sent_bytes += size
+        return self._message(entry)
+
+    def _message(self, entry: Retained | Dropped) -> list[bytes]:
+        if isinstance(entry, Dropped):
+            return [self._gap(entry.sequence, entry.last_sequence, entry.keys)]
+        item = Item(
+            sequence=entry.sequence,
+            payload_kind=entry.kind,
+            payload_bytes=len(entry.payload),
+            payload_crc32=entry.checksum,
+        )
+        return [write_frame(WorkerFrame(epoch=self._epoch, item=item)), entry.payload]
+
+    def _gap(self, first: int, last: int, keys: frozenset[int]) -> bytes:
+        gap = Gap(
+            first_sequence=first,
+            last_sequence=last,
+            reason=GapReason.GAP_REASON_RETENTION,
+            request_keys=sorted(keys),
+        )
+        return write_frame(WorkerFrame(epoch=self._epoch, gap=gap))
+
+    def _heartbeat(self, now: float) -> list[bytes]:
+        beat = Heartbeat(
+            sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns, last_sequence=self._next_sequence - 1
+        )
+        return [write_frame(WorkerFrame(epoch=self._epoch, heartbeat=beat))]
+
+
+def _ignore(_request: Generate | Abort) -> None:
+    """Take a request that nobody waits for."""
+
+
+def _nothing() -> None:
+    """Nobody waits for room."""

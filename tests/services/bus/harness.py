@@ -1,0 +1,125 @@
+"""What the tests of transports share: one transport with fresh addresses, closed at the end, and waits that end."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from tokenbus_services.bus import Connection, Listener, MemoryTransport, Transport, ZeroMQTransport
+from tokenbus_services.settings import BusSettings
+
+MOST = 30.0  # seconds, after which a test that waits has failed
+MAX_PART_BYTES = 300_000
+SETTINGS = BusSettings(reconnect_ms=1, reconnect_max_ms=20, max_part_bytes=MAX_PART_BYTES)
+
+T = TypeVar("T")
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """Return what is awaited, or fail."""
+    return await asyncio.wait_for(awaitable, MOST)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds that nothing announces, as room in the kernel's buffers."""
+    async with asyncio.timeout(MOST):
+        while not condition():  # noqa: ASYNC110 - no event exists
+            await asyncio.sleep(0)
+
+
+class Bus:
+    """A transport of one kind."""
+
+    def __init__(self, kind: str, folder: Path, settings: BusSettings = SETTINGS) -> None:
+        """Make the transport."""
+        self.kind = kind
+        self.settings = settings
+        self.transport: Transport = MemoryTransport(settings) if kind == "memory" else ZeroMQTransport(settings)
+        self._folder = folder
+        self._cleanup = AsyncExitStack()
+        self._addresses = 0
+
+    def with_settings(self, settings: BusSettings) -> "Bus":
+        """Return another transport of the same kind."""
+        other = Bus(self.kind, self._folder, settings)
+        self._cleanup.push_async_callback(other.close)
+        return other
+
+    def address(self) -> str:
+        """Return an address that is free, and that nobody else takes."""
+        self._addresses += 1
+        if self.kind == "memory":
+            return f"memory://bus-{self._addresses}"
+        if self.kind == "zeromq-ipc":
+            return f"ipc://{self._folder}/{id(self)}-{self._addresses}"
+        # A port that is bound without listening is given to nobody but who asks for it by number.
+        reserved = socket.socket()
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        self._cleanup.callback(reserved.close)
+        return f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+
+    async def listen(self, address: str | None = None, refused: Callable[[str], None] | None = None) -> Listener:
+        """Listen; any peer that is refused fails the test, unless it says otherwise."""
+        listener = await soon(self.transport.listen(address or self.address(), refused or _fail))
+        self._cleanup.push_async_callback(listener.close)
+        return listener
+
+    async def connect(self, address: str) -> Connection:
+        """Connect."""
+        connection = await soon(self.transport.connect(address))
+        self._cleanup.push_async_callback(connection.close)
+        return connection
+
+    async def pair(self) -> tuple[Listener, Connection, bytes]:
+        """Return a listener, a connection, and its peer id there."""
+        listener = await self.listen()
+        connection = await self.connect(listener.address)
+        return listener, connection, await introduce(connection, listener)
+
+    def spawn(self, coroutine: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        """Run a coroutine beside the test; it ends with it."""
+        task = asyncio.create_task(coroutine)
+        self._cleanup.callback(task.cancel)
+        return task
+
+    async def close(self) -> None:
+        """Close all that was opened."""
+        await soon(self._cleanup.aclose())
+
+
+async def introduce(connection: Connection, listener: Listener) -> bytes:
+    """Return the id that a connection has at its listener; it sends one message."""
+    assert connection.send([b"hello"])
+    peer, parts = await soon(listener.receive())
+    assert parts == [b"hello"]
+    return peer
+
+
+async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes, list[list[bytes]]]:
+    """Return the id that a connection has at a new listener, and what it had sent before and was not lost.
+
+    Until the connection notices that its old listener is gone, what it sends is lost; so it sends until it is heard.
+    """
+    first = asyncio.ensure_future(listener.receive())
+    await until(lambda: first.done() or (connection.send([_PROBE]) and False))
+    peer, parts = await first
+    await until(lambda: connection.send([_MET]))
+    seen = []
+    while parts != [_MET]:
+        if parts != [_PROBE]:
+            seen.append(parts)
+        again, parts = await soon(listener.receive())
+        assert again == peer
+    return peer, seen
+
+
+_PROBE = b"anybody there?"
+_MET = b"there you are"
+
+
+def _fail(reason: str) -> None:
+    # The loop's handler of exceptions would hide this from the test; its own exception handler is set to fail.
+    raise AssertionError(reason)
