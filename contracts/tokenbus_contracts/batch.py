@@ -8,13 +8,13 @@ import numpy.typing as npt
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.fitting import fitted, kind_of
-from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.generated.enums import RowStatus, Scoring
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.layout import Index, Layout
 from tokenbus_contracts.schema import COLUMN, COLUMNS
 
 _TYPES = [(column.name, column.dtype) for column in COLUMNS]
+_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value, of which none is left out
 _set = object.__setattr__  # a batch's own is for others, and refuses
 
 
@@ -176,23 +176,22 @@ class LogprobBatch:
         """Return one row, by its place in the columns."""
         if not 0 <= index < self.row_count:
             raise IndexError(f"row {index} of a batch of {self.row_count}")
-        layout = self._laid_out()
-        scored = layout.span(ColumnLength.COLUMN_LENGTH_SCORED_TOKENS, index)
-        alternatives = layout.span(ColumnLength.COLUMN_LENGTH_ALTERNATIVES, index)
-        table = (-1, self.top_ks[index]) if self.top_ks[index] else (int(self.token_counts[index]), 0)
+        place = self._laid_out().rows[index]
+        top_k = int(self.top_ks[index])
+        table = (-1, top_k) if top_k else (int(self.token_counts[index]), 0)
         return Row(
             int(self.request_keys[index]),
             int(self.batch_indices[index]),
             int(self.positions[index]),
-            RowStatus(self.statuses[index]),
+            _STATUSES[self.statuses[index]],
             int(self.draft_token_counts[index]),
-            Scoring(self.scorings[index]),
-            self.token_ids[layout.span(ColumnLength.COLUMN_LENGTH_TOKENS, index)],
-            self.logprobs[scored],
-            self.ranks[scored],
-            self.alternative_token_ids[alternatives].reshape(table),
-            self.alternative_logprobs[alternatives].reshape(table),
-            self.proposal_token_ids[layout.span(ColumnLength.COLUMN_LENGTH_PROPOSALS, index)],
+            _SCORINGS[self.scorings[index]],
+            self.token_ids[place.tokens],
+            self.logprobs[place.scored_tokens],
+            self.ranks[place.scored_tokens],
+            self.alternative_token_ids[place.alternatives].reshape(table),
+            self.alternative_logprobs[place.alternatives].reshape(table),
+            self.proposal_token_ids[place.proposals],
         )
 
     def in_batch_order(self) -> Self:

@@ -46,6 +46,10 @@ class LoopSocket:
     def send(self, parts: Sequence[bytes]) -> None:
         """Send a message, or raise what libzmq says of its first part and send nothing."""
         self.check_open()
+        # Even a send that fails may have consumed what the descriptor had to say.
+        if not self._look_is_due and not self._readable.is_set():
+            self._look_is_due = True
+            self._loop.call_soon(self._look)
         send = self._socket.send
         if len(parts) == 1:
             send(parts[0], zmq.NOBLOCK)
@@ -58,9 +62,6 @@ class LoopSocket:
                     with contextlib.suppress(zmq.Again):
                         send(part, zmq.NOBLOCK | zmq.SNDMORE)
                 send(parts[-1], zmq.NOBLOCK)
-        if not self._look_is_due and not self._readable.is_set():
-            self._look_is_due = True
-            self._loop.call_soon(self._look)
 
     def check_open(self) -> None:
         """Raise a ClosedError after `stop`."""

@@ -90,9 +90,9 @@ def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
             zmq.MAXMSGSIZE: settings.max_part_bytes,
             zmq.HANDSHAKE_IVL: silence,
             zmq.CONNECT_TIMEOUT: silence,
-            # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left with
-            # more messages unread than the high-water mark. The kernel finds out about hosts that are gone; of processes
-            # that hang, the stream protocol's own heartbeats tell.
+            # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
+            # with more messages unread than the high-water mark. The kernel finds out about hosts that are gone; of
+            # processes that hang, the stream protocol's own heartbeats tell.
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: interval,
             zmq.TCP_KEEPALIVE_INTVL: interval,

@@ -13,17 +13,39 @@ class Step:
     worker_id: str
     epoch: int
     number: int
-    target: LogprobBatch
-    """All of the step's rows, in original batch order."""
-    draft: LogprobBatch | None
-    """What the draft model proposed for them, its rows a selection of the target's."""
+    rows: LogprobBatch
+    """All of the step's rows, in the order in which they came: who hands rows to requests needs no other."""
+    draft_rows: LogprobBatch | None
+    """What the draft model proposed for them, its rows a selection of theirs, in some order."""
     hold: Hold = field(repr=False)
     first_arrival: float = 0.0
     """When its first part arrived, by the processor's clock."""
     is_whole: bool = True
     """Whether every row of the step is known; the requests of others ended with an error."""
+    _target: LogprobBatch | None = field(default=None, repr=False)
+    _draft: LogprobBatch | None = field(default=None, repr=False)
 
     @property
     def sequence(self) -> int:
         """The last sequence that belongs to it."""
         return self.hold.last_sequence
+
+    @property
+    def target(self) -> LogprobBatch:
+        """All of the step's rows, in original batch order."""
+        # Put in order when somebody looks: that is most of a step's cost, and requests do not need it.
+        if self._target is None:
+            self._target = self.rows.in_batch_order()
+        return self._target
+
+    @property
+    def draft(self) -> LogprobBatch | None:
+        """What the draft model proposed for them, in original batch order."""
+        if self._draft is None and self.draft_rows is not None:
+            self._draft = self.draft_rows.in_batch_order()
+        return self._draft
+
+    def keep(self, rows: LogprobBatch, draft_rows: LogprobBatch | None) -> None:
+        """Have other rows from now on: what is left after some were taken out."""
+        self.rows, self.draft_rows = rows, draft_rows
+        self._target = self._draft = None

@@ -43,49 +43,57 @@ class RequestTokens:
         self.status: RowStatus | None = None
         """The status of its last row, once it has ended without an error."""
         self.error: RequestError | None = None
-        self.on_taken: Callable[[RequestTokens, Step], None] | None = None
-        self._rows: deque[tuple[Step, int]] = deque()
+        self.on_waiting: Callable[[RequestTokens], None] = _nobody
+        """Told when its consumer waits."""
+        self.waiting: deque[tuple[Step, int]] = deque()
+        """The rows that were not taken yet; who adds some wakes the consumer."""
         self._tokens: deque[Token] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
         """Return how many rows wait to be taken."""
-        return len(self._rows)
+        return len(self.waiting)
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing more will come."""
         return self.status is not None or self.error is not None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its consumer waits for something to come."""
+        return self._waiter is not None
+
     # For who delivers.
 
     def put(self, step: Step, row: int) -> int:
         """Add a row of a step, which the step's hold counts; return how many rows wait now."""
-        self._rows.append((step, row))
-        if self._waiter is not None:
-            self._wake()
-        return len(self._rows)
+        self.waiting.append((step, row))
+        self.wake()
+        return len(self.waiting)
 
     def finish(self, status: RowStatus) -> None:
         """Say that the last row was the last."""
         self.status = status
-        self._wake()
+        self.wake()
 
     def fail(self, error: RequestError) -> None:
         """Say that nothing more comes, and why; what has come can still be taken."""
         self.error = error
-        self._wake()
+        self.wake()
 
     def give_up(self) -> deque[tuple[Step, int]]:
         """Return the rows that were not taken, for somebody else; their holds go with them."""
-        rows, self._rows = self._rows, deque()
+        rows = self.waiting.copy()
+        self.waiting.clear()
         return rows
 
     def oldest(self) -> Step | None:
         """Return the step of the row that has waited the longest."""
-        return self._rows[0][0] if self._rows else None
+        return self.waiting[0][0] if self.waiting else None
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the consumer look, if it waits."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -112,7 +120,7 @@ class RequestTokens:
 
     async def _next_row(self) -> Row | None:
         while True:
-            while self._rows:
+            while self.waiting:
                 row = self._taken()
                 if row is not None:
                     return row
@@ -121,6 +129,7 @@ class RequestTokens:
             if self.status is not None:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
+            self.on_waiting(self)
             try:
                 await self._waiter
             finally:
@@ -128,11 +137,9 @@ class RequestTokens:
 
     def _taken(self) -> Row | None:
         """Take the next row; None if it has no token that was not taken before."""
-        step, place = self._rows.popleft()
-        row = step.target.row(place)
+        step, place = self.waiting.popleft()
+        row = step.rows.row(place)
         step.hold.release()
-        if self.on_taken is not None:
-            self.on_taken(self, step)
         count = row.token_ids.size
         skip = min(max(self.position - row.position, 0), count)
         if skip == count:
@@ -165,3 +172,7 @@ def _tokens_of(row: Row) -> list[Token]:
     return [
         Token(*token, shed) for token in zip(row.token_ids.tolist(), places, logprobs, ranks, alternatives, strict=True)
     ]
+
+
+def _nobody(_tokens: RequestTokens) -> None:
+    """Nobody wants to know."""

@@ -29,7 +29,7 @@ class _Parts:
         if not self.parts:
             return None
         if len(self.parts) == self.count == 1:
-            return self.parts[0].in_batch_order()
+            return self.parts[0]
         return LogprobBatch.joined([self.parts[place] for place in sorted(self.parts)])
 
 

@@ -46,17 +46,23 @@ class RequestBook:
     # How they begin.
 
     def submit(self, generate: Generate, stream: int, route: int) -> Request:
-        """Open a request that was asked for here, and that a worker is being told of."""
+        """Open a request that was asked for here, and that a worker is being told of; without a stream, later."""
         seconds = self._settings.request_timeout_ms / 1000
         if generate.deadline_ms:
             seconds = min(seconds, generate.deadline_ms / 1000)
-        request = self.table.open(generate.request_key, 0, stream, State.OPEN, self._now() + seconds)
+        state = State.HANDED_OFF if stream == NO_STREAM else State.OPEN
+        request = self.table.open(generate.request_key, 0, stream, state, self._now() + seconds)
         request.generate = generate
         request.is_claimed = True
         self.table.route[request.slot] = route
         self.table.wants_draft[request.slot] = generate.include_draft_logprobs
         self.counts.opened += 1
         return request
+
+    def hand_to(self, request: Request, stream: int) -> None:
+        """Learn that a worker is being told of a request that had waited for one."""
+        self.table.owner[request.slot] = stream
+        self.table.state[request.slot] = State.OPEN
 
     def meet(self, key: int, position: int, source: Source, now: float) -> Request | None:
         """Open a request that a stream brought, or return None: it cannot be one."""
@@ -182,6 +188,16 @@ class RequestBook:
         self.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, waiting)
         self.buffers.forget(tokens)
 
+    def check_buffers(self, held_items: int) -> None:
+        """End the requests that have too many rows waiting here, or let that slow their workers down.
+
+        A row waits only while its step is held: a request's rows are at most as many as a stream's held items.
+        """
+        for tokens in self.buffers.check(held_items):
+            request = self.table.get(tokens.key)
+            if request is not None and self._settings.slow_consumer == "end":
+                self.end_slow(request)
+
     def relieve(self, hold: Hold) -> None:
         """End the requests whose rows wait here and hold a stream back the longest."""
         for request in self.table.open_requests():
@@ -191,8 +207,12 @@ class RequestBook:
             if self.table.route[request.slot] != BUFFERED:
                 continue
             step = self.buffers.tokens_of(request).oldest()
-            if step is not None and step.hold is hold:
-                self.end_slow(request) if request.is_claimed else self._drop_unclaimed(request)
+            if step is None or step.hold is not hold:
+                continue
+            if not request.is_claimed:
+                self._drop_unclaimed(request)
+            elif self._settings.slow_consumer == "end":
+                self.end_slow(request)
 
     def abort(self, key: int) -> None:
         """Ask the worker that has a request to end it; what has ended or was never known needs no end."""
@@ -236,7 +256,7 @@ class RequestBook:
     def _fail_handed_off(self, request: Request) -> None:
         expected = int(self.table.next_position[request.slot])
         if request.early:
-            first = min(int(early.step.target.positions[0]) for early in request.early)
+            first = min(int(early.step.rows.positions[0]) for early in request.early)
             self.fail(request, ErrorCode.ERROR_CODE_GAP, f"tokens {expected} to {first - 1} never came")
         elif request.first_position == expected:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
@@ -268,7 +288,7 @@ class RequestBook:
     def tokens(self, key: int, position: int = 0) -> RequestTokens:
         """Claim a request for an iterator in this process, and return that."""
         request = self.claim(key, position, BUFFERED, drafts=True)
-        tokens = self.buffers.tokens_of(request)
+        tokens = self.buffers.adopt(request)
         tokens.position = position
         self.settle(request)
         return tokens

@@ -128,7 +128,13 @@ class ClientDesk:
         key = generate.request_key
         if key in session.requests:  # asked again, because the connection broke before the answer came
             return
-        error = _closing(key) if self.is_draining else self._dispatch.submit(generate, session.route)
+        known = self._book.table.get(key)
+        if known is not None and not known.is_claimed:
+            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
+            again = Resume(request_key=key, include_draft_logprobs=generate.include_draft_logprobs)
+            self._resume(session, again)
+            return
+        error = _closing(key) if self.is_draining else self._dispatch.submit(generate, session.route, may_wait=True)
         if error is None:
             session.requests.add(key)
         else:
@@ -168,7 +174,8 @@ class ClientDesk:
             tokens = self._book.buffers.tokens_of(request)
             error = tokens.error
             for step, row in tokens.give_up():
-                session.put_outputs(step.target.select([row]), step.draft and _drafts(step.draft, key), step.hold)
+                draft = step.draft_rows
+                session.put_outputs(step.rows.select([row]), draft and _drafts(draft, key), step.hold)
                 step.hold.release()
         elif other is not None and other is not session:
             self._take_from(other, session, request, resume.next_position)

@@ -1,13 +1,14 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
 from collections.abc import Callable, Iterable
+from math import inf
 
 import numpy as np
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.processor.book import RequestBook
-from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.requests import NO_STREAM, Request
 from tokenbus_services.processor.worker import Worker
 from tokenbus_services.processor.workers import WorkerDesk
 from tokenbus_services.settings import Settings
@@ -23,13 +24,27 @@ class Dispatch:
         self._settings = settings
         self.book = book
         self._desk = desk
+        self._waiting: list[Request] = []
+        self._waits_until = -inf
+
+    def begin(self, now: float) -> None:
+        """Let requests wait for a worker from now on, as long as a worker that is alive may be silent.
+
+        After a restart, clients may be back before workers are.
+        """
+        self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
     def workers(self) -> Iterable[Worker]:
         """Return the workers that are known."""
         return self._desk.by_id.values()
 
     def submit(
-        self, generate: Generate, route: int, prepare: Callable[[Request], None] = lambda _: None
+        self,
+        generate: Generate,
+        route: int,
+        prepare: Callable[[Request], None] = lambda _: None,
+        *,
+        may_wait: bool = False,
     ) -> RequestError | None:
         """Open a request and hand it to a worker, or return why not."""
         error = self._refusal(generate)
@@ -37,12 +52,43 @@ class Dispatch:
             return error
         worker = self._choice(generate)
         if worker is None:
-            return self._no_worker(generate)
+            if not (may_wait and self._waits_until > -inf):
+                return self._no_worker(generate)
+            self._waiting.append(self.book.submit(generate, NO_STREAM, route))
+            return None
         request = self.book.submit(generate, worker.source.stream, route)
         prepare(request)
         # One that cannot be told just now is told at its next hello, because the request is in the book.
         self._desk.generate(worker, generate)
         return None
+
+    def hand_out_waiting(self) -> None:
+        """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            if not self._is_waiting(request) or request.generate is None:
+                continue
+            worker = self._choice(request.generate)
+            if worker is None:
+                self._waiting.append(request)
+                continue
+            self.book.hand_to(request, worker.source.stream)
+            self._desk.generate(worker, request.generate)
+
+    def tick(self, now: float) -> None:
+        """End the requests that waited long enough."""
+        if now < self._waits_until:
+            return
+        self._waits_until = -inf
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            if self._is_waiting(request) and request.generate is not None:
+                error = self._no_worker(request.generate)
+                self.book.fail(request, error.code, error.message)
+
+    def _is_waiting(self, request: Request) -> bool:
+        is_open = self.book.table.get(request.key) is request
+        return is_open and bool(self.book.table.owner[request.slot] == NO_STREAM)
 
     def resend(self, worker: Worker, request: Request) -> None:
         """Hand a request to its worker again, which never got it."""

@@ -120,7 +120,7 @@ class Intake:
             self.refused += 1
             draft, error = unpaired
             self._letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
-        touched = None if step.is_whole else frozenset(step.target.request_keys.tolist())
+        touched = None if step.is_whole else frozenset(step.rows.request_keys.tolist())
         self.steps += 1
         self.book.router.route(step, worker.source, now)
         if touched is not None:
@@ -171,12 +171,6 @@ class Intake:
 
     def _watch_holds(self, worker: Worker) -> None:
         worker.stream.holds.advance()
-        if self._settings.processor.slow_consumer != "end":
-            return
-        for key in self.book.buffers.over_full():
-            request = self.book.table.get(key)
-            if request is not None:
-                self.book.end_slow(request)
         if self._holds_too_much(worker) and (oldest := worker.stream.holds.oldest) is not None:
             self.relieve(oldest)
 

@@ -11,16 +11,11 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import ClosedError, Listener, Outcome, Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
-from tokenbus_services.delivery import Hold, RequestFailedError, RequestTokens, Step
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import Episodes, logger
-from tokenbus_services.processor.book import RequestBook
-from tokenbus_services.processor.clients import ClientDesk
-from tokenbus_services.processor.dead_letters import DeadLetters
-from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.feed import StepFeed
-from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.router import BUFFERED, NOBODY
-from tokenbus_services.processor.workers import WorkerDesk
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -42,12 +37,9 @@ class TokenProcessor:
         self.settings = _named(settings or Settings())
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
-        self.letters = DeadLetters(self.settings.dead_letters)
-        self.book = RequestBook(self.settings.processor, self.clock.now)
-        self.intake = Intake(self.settings, self.book, self.letters, self.clock.now)
-        self.workers = WorkerDesk(self.settings, self.intake, self.letters, self._send_worker)
-        self.dispatch = Dispatch(self.settings, self.book, self.workers)
-        self.clients = ClientDesk(self.settings, self.dispatch, self.letters, self._send_client)
+        self._core = core = Core(self.settings, self.clock.now, self._send_worker, self._send_client)
+        self.letters, self.book, self.intake = core.letters, core.book, core.intake
+        self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self._transport = transport
         self._worker_listener: Listener | None = None
         self._client_listener: Listener | None = None
@@ -56,16 +48,6 @@ class TokenProcessor:
         self._changed = asyncio.Event()
         self._episodes = Episodes()
         self.transport_refusals: dict[str, int] = {}
-        self._wire()
-
-    def _wire(self) -> None:
-        book, intake, workers, clients = self.book, self.intake, self.workers, self.clients
-        book.abort_at_worker = workers.abort
-        intake.on_admitted = clients.admitted
-        intake.on_stream = clients.watchers.show_stream
-        intake.on_item = clients.watchers.show_item
-        intake.relieve = self._relieve
-        intake.resend = self.dispatch.resend
 
     # Its life.
 
@@ -75,6 +57,7 @@ class TokenProcessor:
         bus = self.settings.bus
         loop = asyncio.get_running_loop()
         self.clients.call_soon = loop.call_soon
+        self._core.begin(self.clock.now())
         try:
             self._worker_listener = await transport.listen(bus.workers_address, self._transport_refused)
             self._client_listener = await transport.listen(bus.clients_address, self._transport_refused)
@@ -153,10 +136,7 @@ class TokenProcessor:
     async def _tick(self) -> None:
         while True:
             await self.clock.wait(self._stopping, self._tick_seconds)
-            now = self.clock.now()
-            self.book.expire()
-            self.workers.tick(now)
-            self.clients.tick(now)
+            self._core.tick(self.clock.now())
             self._episodes.expire()
             self._changed.set()
 
@@ -173,11 +153,6 @@ class TokenProcessor:
     def _transport_refused(self, reason: str) -> None:
         self.transport_refusals[reason] = self.transport_refusals.get(reason, 0) + 1
         self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
-
-    def _relieve(self, hold: Hold) -> None:
-        """End what holds a stream back the longest."""
-        self.clients.relieve(hold)
-        self.book.relieve(hold)
 
     # What it offers in this process.
 

@@ -84,7 +84,7 @@ class Router:
         """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
         table = self._table
         slots = self._settle(step, source, now)
-        target = step.target
+        target = step.rows
         if not slots.size:
             return
         table.next_position[slots] += target.token_counts
@@ -98,7 +98,7 @@ class Router:
     # Settling.
 
     def _settle(self, step: Step, source: Source, now: float) -> Slots:
-        table, target = self._table, step.target
+        table, target = self._table, step.rows
         slots = table.slots_of(target.request_keys)
         settled: npt.NDArray[np.bool_] = (
             (table.owner[slots] == source.stream)
@@ -115,19 +115,20 @@ class Router:
             if place is not None:
                 keep[row] = True
                 skip[row] = place
+        draft = step.draft_rows
         if skip.any():
-            step.target = target = target.between(skip, target.token_counts)
-            step.draft = None  # it is about tokens that are partly known
+            target = target.between(skip, target.token_counts)
+            draft = None  # it is about tokens that are partly known
         if not keep.all():
-            kept = np.flatnonzero(keep)
-            step.target = target = target.select(kept)
-            if step.draft is not None:
-                step.draft = step.draft.select(np.flatnonzero(np.isin(step.draft.request_keys, target.request_keys)))
+            target = target.select(np.flatnonzero(keep))
+            if draft is not None:
+                draft = draft.select(np.flatnonzero(np.isin(draft.request_keys, target.request_keys)))
+        step.keep(target, draft)
         return table.slots_of(target.request_keys)
 
     def _place(self, step: Step, row: int, source: Source, now: float) -> int | None:
         """Return how many of a row's tokens its request has had, or None: the row is not for it, or not yet."""
-        table, target = self._table, step.target
+        table, target = self._table, step.rows
         key, position = int(target.request_keys[row]), int(target.positions[row])
         request = table.get(key) or self._met(key, position, source, now)
         if request is None:
@@ -170,11 +171,11 @@ class Router:
 
     def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
         """Keep a row until what is before it has come."""
-        draft = step.draft
+        draft = step.draft_rows
         if draft is not None:
             draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.key)))
         step.hold.keep()
-        alone = Step(step.worker_id, step.epoch, step.number, step.target.select([row]), draft, step.hold)
+        alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.hold)
         request.early.append(EarlyRow(source, alone))
         self.counts.early += 1
         expected = int(self._table.next_position[request.slot])
@@ -183,7 +184,7 @@ class Router:
 
     def recall(self, request: Request, now: float) -> None:
         """Look again at the rows that came early: they may be next."""
-        rows = sorted(request.early, key=lambda early: int(early.step.target.positions[0]))
+        rows = sorted(request.early, key=lambda early: int(early.step.rows.positions[0]))
         request.early = []
         for source, step in rows:
             self.route(step, source, now)  # what is still too early goes back to wait
@@ -216,4 +217,4 @@ class Router:
 
 
 def _is_past(step: Step, expected: int) -> bool:
-    return int(step.target.positions[0]) + int(step.target.token_counts[0]) < expected
+    return int(step.rows.positions[0]) + int(step.rows.token_counts[0]) < expected

@@ -33,10 +33,10 @@ class Session:
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all, as one letter."""
-        target = step.target if rows is None else step.target.select(rows)
+        target = step.target if rows is None else step.rows.select(rows).in_batch_order()
         draft = step.draft
         if draft is not None:
-            wanted = target.request_keys[self.table.wants_draft[slots]]
+            wanted = step.rows.request_keys[slice(None) if rows is None else rows][self.table.wants_draft[slots]]
             places = np.flatnonzero(np.isin(draft.request_keys, wanted))
             draft = draft.select(places) if places.size else None
         self.put_outputs(target, draft, step.hold)

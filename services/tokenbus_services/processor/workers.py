@@ -314,6 +314,7 @@ class WorkerDesk:
             self.acknowledge(worker, at_once=True)
             if now >= worker.next_heartbeat:
                 self._heartbeat(worker, now)
+        self._intake.book.check_buffers(max((len(worker.stream.holds) for worker in self.by_id.values()), default=0))
         self._episodes.expire()
 
     def close(self, reason: GoodbyeReason, message: str) -> None:

@@ -163,10 +163,11 @@ class ProcessorSettings:
     step_queue: int = setting(64, _count("steps", "the most that wait for whoever iterates by step"))
     request_buffer_rows: int = setting(1024, _count("rows", "the most that wait for whoever iterates by request"))
     slow_consumer: Literal["end", "wait"] = setting(
-        "end",
+        "wait",
         Choice(
             ("end", "wait"),
-            "what happens to a request that is read too slowly: it ends, or its worker waits",
+            "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
+            "worker waits; a client that is slow loses its requests in any case, and nobody else notices",
         ),
     )
     drain_timeout_ms: int = setting(

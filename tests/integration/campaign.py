@@ -1,0 +1,182 @@
+"""Kill the processor again and again while requests run, and compare all that was delivered with the truth.
+
+`python -m tests.integration.campaign --kills 50` prints the figures, and fails unless nothing was lost, repeated or
+out of order.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.integration.audit import Audit
+from tests.integration.deployment import Deployment
+from tests.integration.programs import Program
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_services.client import TokenClient
+from tokenbus_services.delivery import RequestFailedError
+
+_CLIENTS = 2
+_LIFE_SECONDS = 0.7
+_EARLY = 0.1  # so many of the kills come before the new processor listens
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a campaign did, and what it found."""
+
+    seed: int
+    kills: int = 0
+    kills_while_starting: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    tokens: int = 0
+    lost: int = 0
+    repeated: int = 0
+    wrong_rows: int = 0
+    errors: int = 0
+    items_sent: int = 0
+    items_sent_again: int = 0
+    rows_dropped_as_repeated: int = 0
+    client_handshakes: int = 0
+    longest_pause_ms: int = 0
+    delivered_sha256: str = ""
+    true_sha256: str = ""
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was lost, repeated, out of order or wrong, and no request ended with an error."""
+        return not (self.lost or self.repeated or self.wrong_rows or self.errors) and (
+            self.delivered_sha256 == self.true_sha256 != ""
+        )
+
+
+class Campaign:
+    """A worker, clients whose requests follow each other without end, and a processor that is killed."""
+
+    def __init__(self, deployment: Deployment, kills: int, seed: int, requests: int) -> None:
+        """Take how often to kill, when, and how many requests to have open at once."""
+        self._deployment = deployment
+        self._kills = kills
+        self._requests = requests
+        self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
+        self._over = asyncio.Event()
+        self._audits: list[Audit] = []
+        self._last_row = 0.0
+        self._longest_pause = 0.0
+        self.figures = Figures(seed)
+
+    async def run(self) -> Figures:
+        """Run it to its end."""
+        begin = time.monotonic()
+        processor = await asyncio.to_thread(self._deployment.start_processor)
+        worker = await asyncio.to_thread(self._deployment.start_worker, "worker-0", "--drafts", "--parts=2")
+        settings = self._deployment.settings()
+        clients = [TokenClient(settings) for _ in range(_CLIENTS)]
+        async with clients[0], clients[1], asyncio.TaskGroup() as tasks:
+            self._last_row = time.monotonic()
+            for place in range(self._requests):
+                tasks.create_task(self._ask(clients[place % _CLIENTS]))
+            processor = await self._kill_often(processor)
+            self._over.set()
+        figures = self.figures
+        figures.client_handshakes = sum(client.session.handshakes for client in clients)
+        figures.rows_dropped_as_repeated = sum(client.session.repeated for client in clients)
+        status = await asyncio.to_thread(worker.terminate)
+        if status:
+            raise RuntimeError(f"the worker ended with status {status}:\n{worker.output}")
+        counts = json.loads(worker.wait_for('{"sent"'))
+        figures.items_sent, figures.items_sent_again = counts["sent"], counts["sent_again"]
+        await asyncio.to_thread(processor.terminate)
+        figures.seconds = round(time.monotonic() - begin, 1)
+        self._sum_up()
+        return figures
+
+    async def _kill_often(self, processor: Program) -> Program:
+        for _ in range(self._kills):
+            if self._random.random() < _EARLY:
+                self.figures.kills_while_starting += 1
+            else:
+                await asyncio.to_thread(processor.wait_for, '"listening"')
+            await asyncio.sleep(self._random.random() * _LIFE_SECONDS)
+            await asyncio.to_thread(processor.kill)
+            self.figures.kills += 1
+            processor = self._deployment.start("processor_program", ())
+        await asyncio.to_thread(processor.wait_for, '"listening"')
+        return processor
+
+    async def _ask(self, client: TokenClient) -> None:
+        """Have one request after the other, until the last kill."""
+        while not self._over.is_set():
+            tokens = client.generate(
+                Generate(
+                    tokens=TokenPrompt(token_ids=[1]),
+                    sampling=SamplingParameters(max_tokens=self._random.randrange(1, 1500)),
+                    top_logprobs=self._random.choice((None, 0, 3)),
+                    include_draft_logprobs=self._random.random() < 0.5,  # noqa: PLR2004 - one in two
+                )
+            )
+            audit = Audit(tokens.key)
+            self._audits.append(audit)
+            try:
+                async for row in tokens.rows():
+                    now = time.monotonic()
+                    self._longest_pause = max(self._longest_pause, now - self._last_row)
+                    self._last_row = now
+                    audit.take(row)
+            except RequestFailedError as error:
+                audit.error = error
+
+    def _sum_up(self) -> None:
+        figures = self.figures
+        delivered, true = hashlib.sha256(), hashlib.sha256()
+        for audit in self._audits:
+            figures.requests += 1
+            figures.tokens += audit.position
+            figures.lost += audit.lost
+            figures.repeated += audit.repeated
+            figures.wrong_rows += audit.wrong
+            if audit.error is not None:
+                figures.errors += 1
+                figures.reasons.append(str(audit.error))
+            delivered.update(f"{audit.key:016x} {audit.delivered}\n".encode())
+            true.update(f"{audit.key:016x} {audit.true}\n".encode())
+        figures.delivered_sha256, figures.true_sha256 = delivered.hexdigest(), true.hexdigest()
+        figures.longest_pause_ms = round(self._longest_pause * 1000)
+
+
+async def campaign(deployment: Deployment, kills: int, seed: int, requests: int = 48) -> Figures:
+    """Run a campaign, and return its figures."""
+    return await Campaign(deployment, kills, seed, requests).run()
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=48, help="how many are open at once")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:  # noqa: S108 - a socket's path must be short
+        deployment = Deployment(Path(folder))
+        try:
+            figures = asyncio.run(campaign(deployment, options.kills, options.seed, options.requests))
+        finally:
+            deployment.close()
+    values = asdict(figures)
+    if options.json:
+        print(json.dumps(values, indent=2))
+    else:
+        print("\n".join(f"{name:26} {value}" for name, value in values.items()))
+    return 0 if figures.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,280 @@
+"""The peers of a processor in a simulated network: workers and clients without threads, sockets or time."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.services.manual_clock import ManualClock
+from tests.services.network import Network, Wire
+from tokenbus_contracts import ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientHello
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestError, SamplingParameters, TokenPrompt
+from tokenbus_contracts.schema import MAJOR, MINOR
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.link import Session, SessionState
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Publisher, truth
+from tokenbus_services.worker.retention import Retention
+from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.session import WorkerSession
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+
+class Node:
+    """A session at the end of a connection; what a Link does in an event loop, the test does by hand."""
+
+    def __init__(self, session: Session, network: Network, clock: ManualClock) -> None:
+        """Connect."""
+        self.session = session
+        self.network = network
+        self.clock = clock
+        self.wire: Wire = network.connect()
+        self.is_paused = False
+        self.refused_frames = 0
+        self._unsent: list[bytes] | None = None
+
+    def pump(self) -> None:
+        """Send all that the session has to say, as far as the connection takes it."""
+        while not self.is_paused:
+            message = self._unsent or self.session.next_message(self.clock.now())
+            self._unsent = None
+            if message is None:
+                return
+            if not self.wire.send(message):
+                self._unsent = message
+                return
+
+    def receive(self) -> bool:
+        """Take the next message that has arrived; False: there is none, or nobody to take it."""
+        if self.is_paused or not self.wire.down:
+            return False
+        try:
+            self.session.receive(self.wire.down.popleft(), self.clock.now())
+        except ContractError:
+            self.refused_frames += 1
+        self.pump()
+        return True
+
+    def reconnect(self, *, keeps_unsent: bool) -> None:
+        """Lose the connection, and have another."""
+        self.wire = self.network.reconnect(self.wire, keeps_unsent=keeps_unsent)
+
+
+class DrivenPublisher(Publisher):
+    """A Publisher without a thread: the test carries its messages, and its engine never waits in earnest."""
+
+    def __init__(self, settings: Settings, epoch: int, clock: ManualClock) -> None:
+        """Be running from the start."""
+        super().__init__(settings, vocabulary_size=truth.VOCABULARY_SIZE, epoch=epoch, clock=clock)
+        self._running = True
+        self.turn_over = threading.Event()
+        self.emitted: dict[int, int] = {}
+        """How many tokens of each request were published."""
+
+    @property
+    def retention(self) -> Retention:
+        """What is kept until it is acknowledged."""
+        return self._retention
+
+    @property
+    def session(self) -> WorkerSession:
+        """The worker's side of the protocol."""
+        return self._session
+
+    @property
+    def waiting_requests(self) -> int:
+        """How many requests the engine has not looked at yet."""
+        return len(self._requests)
+
+    def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
+        """Return what is there without waiting: the engine has one turn at a time."""
+        del seconds
+        self.turn_over.set()
+        return super().take_requests()
+
+    def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
+        """Publish, and remember how far each request came."""
+        sequence = super().publish(batch, every_rank=every_rank)
+        ends = (batch.positions + batch.token_counts).tolist()
+        self.emitted.update(zip(batch.request_keys.tolist(), ends, strict=True))
+        return sequence
+
+    def _wait_for_room(self, size: int) -> bool:
+        """Time out at once: who would wait in earnest does not take a turn before there is room."""
+        del size
+        return False
+
+
+class WorkerNode(Node):
+    """One life of a worker: an engine, its publisher, and a connection."""
+
+    def __init__(  # noqa: PLR0913 - what differs from world to world
+        self, settings: Settings, epoch: int, network: Network, clock: ManualClock, *, parts: int, drafts: bool
+    ) -> None:
+        """Start."""
+        self.publisher = DrivenPublisher(settings, epoch, clock)
+        self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
+        self.epoch = epoch
+        self.settings = settings
+        self._messages_per_step = parts * (1 + drafts)
+        super().__init__(self.publisher.session, network, clock)
+
+    def has_room(self) -> bool:
+        """Tell whether nothing that a turn publishes would have to wait."""
+        retention, worker = self.publisher.retention, self.settings.worker
+        messages = self.publisher.waiting_requests + self._messages_per_step
+        size = messages * self.settings.limits.max_message_bytes
+        return len(retention) + messages < worker.retention_items and retention.bytes + size <= worker.retention_bytes
+
+    def turn(self) -> None:
+        """Let the engine take its requests and compute one step."""
+        self.publisher.turn_over.clear()
+        serve(self.publisher, self.engine, self.publisher.turn_over)
+        self.pump()
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as its client sees it: what it asked for, and what it got."""
+
+    generate: Generate
+    tokens: list[Token] = field(default_factory=list)
+    source: RequestTokens | None = None
+    is_aborted: bool = False
+    status: RowStatus | None = None
+    error: RequestFailedError | None = None
+
+    @property
+    def key(self) -> int:
+        """The request's key."""
+        return self.generate.request_key
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its client knows how it ended."""
+        return self.status is not None or self.error is not None
+
+
+def generate_request(key: int, max_tokens: int, top_logprobs: int | None, *, drafts: bool) -> Generate:
+    """Return a request."""
+    return Generate(
+        request_key=key,
+        tokens=TokenPrompt(token_ids=[1, 2, 3]),
+        sampling=SamplingParameters(max_tokens=max_tokens),
+        top_logprobs=top_logprobs,
+        include_draft_logprobs=drafts,
+    )
+
+
+class ClientNode(Node):
+    """One life of a client, and what it took of each of its requests."""
+
+    def __init__(self, settings: Settings, life: int, network: Network, clock: ManualClock) -> None:
+        """Start."""
+        client, bus = settings.client, settings.bus
+        hello = ClientHello(
+            schema_major=MAJOR,
+            schema_minor=MINOR,
+            name=client.name,
+            window_frames=client.window_frames,
+            window_bytes=client.window_bytes,
+            session=life,
+        )
+        self.client = ClientSession(
+            hello,
+            settings.limits,
+            client.request_buffer_rows,
+            interval=bus.heartbeat_interval_ms / 1000,
+            timeout=bus.heartbeat_timeout_ms / 1000,
+        )
+        self.client.on_outputs = self._check_drafts
+        self.settings = settings
+        self.asked: dict[int, Asked] = {}
+        self.is_reading = True
+        self.drafted = 0
+        super().__init__(self.client, network, clock)
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for a request."""
+        self.asked[asked.key] = asked
+        asked.source = self.client.open(asked.generate)
+        self.pump()
+
+    def take_over(self, asked: Asked) -> None:
+        """Ask for the rest of what an earlier life of this client asked for."""
+        self.asked[asked.key] = asked
+        drafts = asked.generate.include_draft_logprobs
+        asked.source = self.client.resume(asked.key, len(asked.tokens), include_drafts=drafts)
+
+    def abort(self, asked: Asked) -> None:
+        """Ask for a request's end."""
+        asked.is_aborted = True
+        self.client.abort(asked.key)
+        self.pump()
+
+    def read(self) -> None:
+        """Take all that has come, unless this client stopped reading, and compare it with what is true."""
+        if self.is_reading:
+            for asked in self.asked.values():
+                if not asked.has_ended:
+                    _take(asked)
+
+    def watch_over(self) -> None:
+        """Give up when there has been no processor for too long, as TokenClient does."""
+        since, patience = self.client.lost_since, self.settings.client.resume_timeout_ms / 1000
+        if since is not None and self.clock.now() - since >= patience:
+            self.client.give_up("no processor answered in time")
+
+    def _check_drafts(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
+        """Assert that what was drafted is about the same tokens as the rows beside it."""
+        if draft is None:
+            return
+        self.drafted += draft.row_count
+        mine = dict(zip(target.request_keys.tolist(), target.positions.tolist(), strict=True))
+        for row in draft.rows():
+            assert mine[row.request_key] == row.position
+            ids = truth.true_tokens(row.request_key, row.position, row.position + row.token_ids.size).ids
+            assert np.array_equal(row.token_ids, ids)
+
+
+def _take(asked: Asked) -> None:
+    """Take tokens until there are no more just now."""
+    source = asked.source
+    assert source is not None
+    while len(source) or source.has_ended or source._tokens:
+        try:
+            anext(source).send(None)
+        except StopIteration as taken:
+            asked.tokens.append(taken.value)
+            assert_true(asked, len(asked.tokens) - 1)
+        except StopAsyncIteration:
+            asked.status = source.status
+            return
+        except RequestFailedError as error:
+            asked.error = error
+            return
+        except RuntimeError:  # without an event loop it cannot wait, and nothing was there but what it had
+            return
+
+
+def assert_true(asked: Asked, place: int) -> None:
+    """Assert that a token is the one that its request has at that place, with all that belongs to it."""
+    token = asked.tokens[place]
+    assert token.position == place
+    true = truth.true_tokens(asked.key, place, place + 1)
+    assert token.id == true.ids[0]
+    if not asked.generate.HasField("top_logprobs"):
+        assert (token.logprob, token.rank, token.alternatives) == (None, None, ())
+        return
+    assert token.logprob == true.logprobs[0]
+    assert token.rank == true.ranks[0]
+    top_k = 0 if token.is_shed else asked.generate.top_logprobs
+    numbers = truth.draws(np.array([asked.key], np.uint64), np.array([place]))
+    ids, logprobs = truth.alternatives(numbers, np.array([top_k]))
+    assert token.alternatives == tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+
+__all__ = ["Asked", "ClientNode", "Node", "RequestError", "Sequence", "SessionState", "WorkerNode", "generate_request"]
