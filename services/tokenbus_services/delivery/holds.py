@@ -33,6 +33,7 @@ class Holds:
         self._reach = acknowledged
         self.acknowledged = acknowledged
         self.bytes = 0
+        self.peak = 0
 
     def __len__(self) -> int:
         """Return how many items are held."""
@@ -44,6 +45,7 @@ class Holds:
         hold.bytes += size
         self.bytes += size
         self._items.append((sequence, hold, size))
+        self.peak = max(self.peak, len(self._items))
 
     @property
     def oldest(self) -> Hold | None:

@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Self
 
-import numpy as np
-
 from tokenbus_contracts import Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery.errors import RequestFailedError
@@ -168,7 +166,7 @@ def _tokens_of(row: Row) -> list[Token]:
     pairs = zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
     alternatives = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
     shed = row.scoring is Scoring.SHED
-    places = np.arange(row.position, row.position + count).tolist()
+    places = range(row.position, row.position + count)
     return [
         Token(*token, shed) for token in zip(row.token_ids.tolist(), places, logprobs, ranks, alternatives, strict=True)
     ]

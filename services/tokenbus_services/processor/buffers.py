@@ -76,7 +76,8 @@ class Buffers:
 
     def check(self, held_items: int) -> list[RequestTokens]:
         """Return those that have more rows waiting than may wait; none can, where fewer items are held."""
-        self._hungry = {tokens for tokens in self._hungry if tokens.is_awaited}
+        # In place: every buffer of ours adds itself to this very set.
+        self._hungry.difference_update([tokens for tokens in self._hungry if not tokens.is_awaited])
         most = self._max_rows
         found = self._table.contexts if held_items > most else []
         self._over_full = [
