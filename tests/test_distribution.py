@@ -52,13 +52,6 @@ def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     assert run.stdout == "[42] []\n"
 
 
-def test_readme_example_runs_as_written() -> None:
-    """The README's Python example runs, and prints both rows in batch order."""
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
-    assert run.stdout == "11 0 [0] [-0.01]\n10 7 [11 12] [-0.25 -1.5 ]\n"
-
-
 def test_links_in_the_documents_lead_somewhere() -> None:
     """Every relative link in the README and in docs/ names a file that is there."""
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):

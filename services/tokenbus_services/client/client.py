@@ -34,8 +34,8 @@ class TokenClient:
     def __init__(
         self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
     ) -> None:
-        """Take the settings; a transport and a clock may be handed in."""
-        self.settings = settings or Settings()
+        """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
+        self.settings = settings or Settings.load()
         client, bus = self.settings.client, self.settings.bus
         hello = ClientHello(
             schema_major=MAJOR,
