@@ -159,7 +159,7 @@ class Endpoint:
 
     meaning: str
     unit: str = ""
-    range: str = "tcp://HOST:PORT, ipc://PATH or inproc://NAME"
+    range: str = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
 
     def read(self, text: str) -> object:
         """Return the text."""
@@ -169,7 +169,7 @@ class Endpoint:
         """Return the forms, if it has none of them, or None."""
         if isinstance(value, str) and value.isprintable():
             scheme, _, rest = value.partition("://")
-            if scheme in ("ipc", "inproc") and rest:
+            if scheme in ("ipc", "memory") and rest:
                 return None
             if scheme == "tcp" and _is_host_and_port(rest, wildcard=True):
                 return None

@@ -115,6 +115,10 @@ class WorkerSettings:
     max_requests: int = setting(
         1024, _count("requests", "the most that it works on at once; 0: it takes none from the processor", low=0)
     )
+    metrics_address: str = setting(
+        "",
+        HostAndPort("where it serves its metrics; no two processes of a host can have one; port 0: any; empty: nowhere"),
+    )
     drain_timeout_ms: int = setting(
         10_000, _time("how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0)
     )
@@ -240,9 +244,14 @@ class DeadLetterSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where metrics are served."""
+    """How a process is watched from outside."""
 
-    address: str = setting("127.0.0.1:9470", HostAndPort("where they are served; empty: they are not"))
+    address: str = setting(
+        "127.0.0.1:9470", HostAndPort("where the processor serves its metrics; port 0: any that is free; empty: nowhere")
+    )
+    stall_timeout_ms: int = setting(
+        5000, _time("after how long an event loop that does not answer makes its process unhealthy")
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
