@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 MESSAGES ?= 2000000
+EXAMPLES ?= 2000
+KILLS ?= 200
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -80,11 +82,17 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 	@echo "==> fuzz"
 	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
 
-soak: fuzz ## Run the long campaigns
+soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000)
+	@echo "==> soak: the bus under random faults"
+	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
+	@echo "==> soak: the processor killed $(KILLS) times"
+	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
 
-bench: setup ## Measure the codec against its peers
-	@echo "==> bench"
+bench: setup ## Measure the codec and the bus against their peers
+	@echo "==> bench: codec"
 	@$(BIN)/python -m benchmarks.codec
+	@echo "==> bench: bus"
+	@$(BIN)/python -m benchmarks.bus
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"

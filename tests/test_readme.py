@@ -42,7 +42,7 @@ def test_batch_example() -> None:
 
 def test_request_example_with_the_commands_above_it(environment: dict[str, str]) -> None:
     """Beside `tokenbus processor` and `tokenbus worker`, the second example prints a request's eight tokens."""
-    tokenbus = Path(sys.executable).with_name("tokenbus")
+    tokenbus = str(Path(sys.executable).with_name("tokenbus"))
     commands = [[tokenbus, "processor"], [tokenbus, "worker", "--engine", "synthetic"]]
     started = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
     try:

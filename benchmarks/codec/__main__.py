@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.codec.document import write_documents, write_json
 from benchmarks.codec.plot import plot
 from benchmarks.codec.record import run
-from benchmarks.codec.tables import Paint, render
+from benchmarks.codec.tables import render
+from benchmarks.paint import Paint
 
 _COMMAND = "python -m benchmarks.codec --write-docs"
 _DOCS = Path("docs/benchmarks")

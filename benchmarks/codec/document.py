@@ -5,7 +5,8 @@ from pathlib import Path
 
 from benchmarks.codec.plot import plot
 from benchmarks.codec.record import Record
-from benchmarks.codec.tables import Paint, render
+from benchmarks.codec.tables import render
+from benchmarks.paint import Paint
 
 _PAGE = """\
 <!-- Written by `{command}`. Do not edit: the next run writes it anew. -->

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from benchmarks.codec.peer import Peer
-from benchmarks.codec.workload import Share
+from benchmarks.workload import Share
 
 
 class LogprobsLists(NamedTuple):

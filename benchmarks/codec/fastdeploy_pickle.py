@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.codec.fastdeploy import CompletionOutput, FastDeploy, LogprobsLists, RequestOutput
 from benchmarks.codec.peer import Queues
-from benchmarks.codec.workload import Array, Step
+from benchmarks.workload import Array, Step
 
 
 class DecoderState(Enum):
@@ -57,8 +57,17 @@ class Pickle(FastDeploy):
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Slice, pickle, unpickle, and build the outputs."""
-        message = pickle.dumps(_sliced(step), pickle.DEFAULT_PROTOCOL)
-        for data in pickle.loads(message):  # noqa: S301 - written a line above
+        message = self.dumped(step)
+        self.loaded(message, step, queues)
+        return len(message)
+
+    def dumped(self, step: Step) -> bytes:
+        """Slice and pickle."""
+        return pickle.dumps(_sliced(step), pickle.DEFAULT_PROTOCOL)
+
+    def loaded(self, message: bytes, step: Step, queues: Queues) -> None:
+        """Unpickle, and build the outputs for the step's requests."""
+        for data in pickle.loads(message):  # noqa: S301 - written by `dumped`
             outputs = CompletionOutput(data.batch_id, 0, [])
             lists = data.logprobs.to_lists()
             outputs.logprob = lists.logprobs[0][0]
@@ -66,7 +75,6 @@ class Pickle(FastDeploy):
             for token_id in data.tokens.tolist():
                 outputs.token_ids.append(token_id)
             queues[step.keys[data.batch_id]].append(RequestOutput(step.request_ids[data.batch_id], outputs))
-        return len(message)
 
 
 def _sliced(step: Step) -> Sequence[StreamTransferData]:

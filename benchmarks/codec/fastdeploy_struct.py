@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.codec.fastdeploy import CompletionOutput, FastDeploy, LogprobsLists, RequestOutput
 from benchmarks.codec.peer import Queues
-from benchmarks.codec.sysv import Queue, queue_for
-from benchmarks.codec.workload import Step
+from benchmarks.sysv import Queue, queue_for
+from benchmarks.workload import Step
 
 _SLOTS, _DRAFT_TOKENS, _COLUMNS = 512, 6, 21
 _TARGET = 3
@@ -57,9 +57,26 @@ class SysVStruct(FastDeploy):
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Save, get, and build the outputs."""
+        size = self.send(step)
+        self.receive(step, queues)
+        return size
+
+    def send(self, step: Step) -> int:
+        """Save, and return the bytes of the message."""
         self._save(step)
         self._queue.send(self._sent)
+        return self._sent.nbytes
+
+    def send_end(self) -> None:
+        """Send a struct without slots."""
+        self._sent["meta"][:3] = 1, _TARGET, 0
+        self._queue.send(self._sent)
+
+    def receive(self, step: Step, queues: Queues) -> bool:
+        """Get, and build the outputs for the step's requests; False: it was the end."""
         self._queue.receive(self._got)
+        if not self._got["meta"][2]:
+            return False
         slots, counts, columns = self._get()
         tokens, scores = self._tokens[:slots, :, :columns], self._scores[:slots, :, :columns]
         ranks = self._ranks[:slots]
@@ -75,7 +92,7 @@ class SysVStruct(FastDeploy):
                 lists.sampled_token_ranks.append(ranks[slot, place].item())
             outputs.top_logprobs = lists
             queues[step.keys[slot]].append(RequestOutput(step.request_ids[slot], outputs))
-        return self._sent.nbytes
+        return True
 
     def _save(self, step: Step) -> None:
         """Fill the struct as the engine's save op does: the columns that nobody asked for are blanked."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.codec.ours import READ, deliver_lists, share_of_lists
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.codec.workload import VOCABULARY_SIZE, Share, Step
+from benchmarks.workload import VOCABULARY_SIZE, Share, Step
 from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader, LogprobBatch
 
 

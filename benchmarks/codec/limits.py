@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchmarks.codec.ours import message_of
 from benchmarks.codec.peer import Peer, Queues
 from benchmarks.codec.sockets import Pipe
-from benchmarks.codec.workload import Step
+from benchmarks.workload import Step
 
 
 class _Limit(Peer):

@@ -7,11 +7,12 @@ from benchmarks.codec.fastdeploy_pickle import Pickle
 from benchmarks.codec.fastdeploy_struct import SysVStruct
 from benchmarks.codec.generated import GeneratedClasses
 from benchmarks.codec.limits import Memcpy, RawZeroMQ, RawZeroMQElsewhere
-from benchmarks.codec.machine import Placement, on_cores
 from benchmarks.codec.ours import Lists, ThroughZeroMQ, Views
-from benchmarks.codec.peer import NotRunError, Peer
+from benchmarks.codec.peer import Peer
 from benchmarks.codec.sockets import Pipe
 from benchmarks.codec.vllm import Installed, InstalledToItsEnd, MsgspecShape
+from benchmarks.errors import NotRunError
+from benchmarks.machine import Placement, on_cores
 
 PEERS: tuple[type[Peer], ...] = (
     Views,

@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.codec.ours import STAGES, staged
 from benchmarks.codec.peer import Peer, Queues
-from benchmarks.codec.workload import Case, Step, make_steps, truth
+from benchmarks.errors import WrongDeliveryError
+from benchmarks.workload import Case, Step, make_steps, truth
 
 STEPS = 8
 """How many different steps take turns, so that nothing that was computed for one serves the next."""
@@ -28,10 +29,6 @@ class Timing(NamedTuple):
     first_median_us: float
     """Of the first steps of its turns alone; the others are of all but these."""
     message_bytes: int
-
-
-class WrongDeliveryError(Exception):
-    """A peer delivered something else than the engine emitted: its time would mean nothing."""
 
 
 def measure(case: Case, peers: Sequence[Peer], turns: int, seed: int) -> dict[str, Timing]:

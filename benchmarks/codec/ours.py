@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.codec.peer import Peer, Queues
 from benchmarks.codec.sockets import Pipe
-from benchmarks.codec.workload import VOCABULARY_SIZE, Share, Step
+from benchmarks.workload import VOCABULARY_SIZE, Share, Step
 from tokenbus_contracts import BatchHeader, LogprobBatch, SpeculativeMethod, ValueKind, decode, encode
 
 READ = (

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from benchmarks.codec.workload import Share, Step
+from benchmarks.workload import Share, Step
 
 Queues = dict[Hashable, deque[Any]]
 
@@ -58,7 +58,3 @@ class Peer:
         trace: TracebackType | None,
     ) -> None:
         """Let go of what the peer holds."""
-
-
-class NotRunError(Exception):
-    """A peer cannot run here; the message says why, for the tables."""

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.codec.lineup import PEERS, lineup
-from benchmarks.codec.machine import Placement, description, on_cores
 from benchmarks.codec.measure import STEADY, STEPS, Timing, measure, measure_stages
-from benchmarks.codec.workload import MIXED, Case, cases
+from benchmarks.machine import Placement, description, on_cores
+from benchmarks.workload import MIXED, Case, cases
 
 Record = dict[str, Any]
 

@@ -8,9 +8,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-from benchmarks.codec.peer import NotRunError, Peer, Queues
+from benchmarks.codec.peer import Peer, Queues
 from benchmarks.codec.vllm_shape import ArrayCodec, EngineCoreOutput, EngineCoreOutputs, LogprobsLists
-from benchmarks.codec.workload import Array, Share, Step
+from benchmarks.errors import NotRunError
+from benchmarks.workload import Array, Share, Step
 
 
 class _PerRequest(Peer):

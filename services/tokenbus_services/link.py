@@ -74,6 +74,11 @@ class Link:
         self.thread_id = 0
         self.refused_frames = 0
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop it runs on, once it does."""
+        return self._loop
+
     def wake(self) -> None:
         """Tell the coroutine that there may be something to send; any thread may call this, with the lock held."""
         # One call into the loop, however many items wait: each of them costs a system call.
@@ -118,7 +123,8 @@ class Link:
             await self._clock.wait(self._progress, remaining)
         with self._lock:
             left = self._session.outstanding
-        self._log.error("left with items that no processor acknowledged", items=left)
+        if left:
+            self._log.error("left before the processor had answered for everything", unanswered=left)
 
     async def _receive(self, connection: Connection) -> None:
         while True:

@@ -12,13 +12,15 @@ from benchmarks.codec import measure, vllm_shape
 from benchmarks.codec.__main__ import main
 from benchmarks.codec.fastdeploy_struct import STRUCT_BYTES
 from benchmarks.codec.lineup import PEERS, lineup
-from benchmarks.codec.machine import Placement
 from benchmarks.codec.ours import STAGES, Views, message_of
 from benchmarks.codec.peer import Queues
 from benchmarks.codec.plot import plot
 from benchmarks.codec.record import goals_of
-from benchmarks.codec.tables import Paint, render
-from benchmarks.codec.workload import Case, Step, cases, make_steps, truth
+from benchmarks.codec.tables import render
+from benchmarks.errors import WrongDeliveryError
+from benchmarks.machine import Placement
+from benchmarks.paint import Paint
+from benchmarks.workload import Case, Step, cases, make_steps, truth
 
 # What only some machines can run; anything else that is absent is a failure.
 MAY_BE_ABSENT = {"fastdeploy_sysv", "vllm", "vllm_processed", "zeromq_other_core"}
@@ -106,7 +108,7 @@ def test_wrong_delivery_ends_the_run() -> None:
             queues[first], queues[second] = queues[second], queues[first]
             return size
 
-    with pytest.raises(measure.WrongDeliveryError, match=r"ours, .* row 0"):
+    with pytest.raises(WrongDeliveryError, match=r"ours, .* row 0"):
         measure.measure(Case(16, 3, 5), [Shifted()], turns=1, seed=7)
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.codec import machine, vllm, vllm_shape
-from benchmarks.codec.machine import Placement
-from benchmarks.codec.peer import NotRunError, Queues
+from benchmarks import machine
+from benchmarks.codec import vllm, vllm_shape
+from benchmarks.codec.peer import Queues
 from benchmarks.codec.vllm import Installed, InstalledToItsEnd
-from benchmarks.codec.workload import Case, make_steps, truth
+from benchmarks.errors import NotRunError
+from benchmarks.machine import Placement
+from benchmarks.workload import Case, make_steps, truth
 
 TOP_KS = (0, 20, None)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenbus_contracts import Row, Scoring
-from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.worker import truth
 
 
@@ -69,14 +69,3 @@ def _is_true(key: int, row: Row) -> bool:
         and np.array_equal(row.alternative_token_ids.ravel(), ids)
         and np.array_equal(row.alternative_logprobs.ravel(), logprobs)
     )
-
-
-async def audited(tokens: RequestTokens, position: int = 0) -> Audit:
-    """Consume a request to its end, and return what is to be said of it."""
-    audit = Audit(tokens.key, position)
-    try:
-        async for row in tokens.rows():
-            audit.take(row)
-    except RequestFailedError as error:
-        audit.error = error
-    return audit

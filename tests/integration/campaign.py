@@ -16,14 +16,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.integration.audit import Audit
-from tests.integration.deployment import Deployment
-from tests.integration.programs import Program
+from tests.integration.deployment import Deployment, Overrides
+from tests.integration.programs import Program, tell
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import TokenClient
 from tokenbus_services.delivery import RequestFailedError
+from tokenbus_services.logs import configure
+from tokenbus_services.settings import LogSettings
 
 _CLIENTS = 2
-_LIFE_SECONDS = 0.7
+_LIFE_TOKENS = 3000
+_LIFE_SECONDS = 15.0
+_MOST_SECONDS = 60.0
+_LOOK_SECONDS = 0.002
+_PATIENCE: Overrides = {
+    "bus.heartbeat_timeout_ms": 3000,
+    "processor.unclaimed_timeout_ms": 5000,
+    "processor.handoff_timeout_ms": 8000,
+}
+"""A request that died with the processor, before a worker had it, is asked for again only when these are over."""
 _EARLY = 0.1  # so many of the kills come before the new processor listens
 
 
@@ -41,6 +52,7 @@ class Figures:
     repeated: int = 0
     wrong_rows: int = 0
     errors: int = 0
+    unfinished: int = 0
     items_sent: int = 0
     items_sent_again: int = 0
     rows_dropped_as_repeated: int = 0
@@ -53,7 +65,7 @@ class Figures:
     @property
     def is_clean(self) -> bool:
         """Whether nothing was lost, repeated, out of order or wrong, and no request ended with an error."""
-        return not (self.lost or self.repeated or self.wrong_rows or self.errors) and (
+        return not (self.lost or self.repeated or self.wrong_rows or self.errors or self.unfinished) and (
             self.delivered_sha256 == self.true_sha256 != ""
         )
 
@@ -64,11 +76,13 @@ class Campaign:
     def __init__(self, deployment: Deployment, kills: int, seed: int, requests: int) -> None:
         """Take how often to kill, when, and how many requests to have open at once."""
         self._deployment = deployment
+        deployment.overrides.update(_PATIENCE)
         self._kills = kills
         self._requests = requests
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
         self._over = asyncio.Event()
         self._audits: list[Audit] = []
+        self._tokens = 0
         self._last_row = 0.0
         self._longest_pause = 0.0
         self.figures = Figures(seed)
@@ -77,15 +91,19 @@ class Campaign:
         """Run it to its end."""
         begin = time.monotonic()
         processor = await asyncio.to_thread(self._deployment.start_processor)
-        worker = await asyncio.to_thread(self._deployment.start_worker, "worker-0", "--drafts", "--parts=2")
+        worker = self._deployment.start_module("counting_worker")
+        await asyncio.to_thread(worker.wait_for, '"connected"')
         settings = self._deployment.settings()
         clients = [TokenClient(settings) for _ in range(_CLIENTS)]
-        async with clients[0], clients[1], asyncio.TaskGroup() as tasks:
+        async with clients[0], clients[1]:
             self._last_row = time.monotonic()
-            for place in range(self._requests):
-                tasks.create_task(self._ask(clients[place % _CLIENTS]))
+            asking = [asyncio.create_task(self._ask(clients[place % _CLIENTS])) for place in range(self._requests)]
             processor = await self._kill_often(processor)
             self._over.set()
+            _, pending = await asyncio.wait(asking, timeout=_MOST_SECONDS)
+            for task in pending:
+                task.cancel()
+        self.figures.unfinished = len(pending)
         figures = self.figures
         figures.client_handshakes = sum(client.session.handshakes for client in clients)
         figures.rows_dropped_as_repeated = sum(client.session.repeated for client in clients)
@@ -103,14 +121,21 @@ class Campaign:
         for _ in range(self._kills):
             if self._random.random() < _EARLY:
                 self.figures.kills_while_starting += 1
+                await asyncio.sleep(self._random.random())
             else:
                 await asyncio.to_thread(processor.wait_for, '"listening"')
-            await asyncio.sleep(self._random.random() * _LIFE_SECONDS)
+                await self._see_tokens(self._random.randrange(_LIFE_TOKENS))
             await asyncio.to_thread(processor.kill)
             self.figures.kills += 1
-            processor = self._deployment.start("processor_program", ())
+            processor = self._deployment.start_processor(is_awaited=False)
         await asyncio.to_thread(processor.wait_for, '"listening"')
         return processor
+
+    async def _see_tokens(self, count: int) -> None:
+        """Wait until so many more tokens came, and not for ever: a request may wait to be found unknown."""
+        most, enough = time.monotonic() + _LIFE_SECONDS, self._tokens + count
+        while self._tokens < enough and time.monotonic() < most:  # noqa: ASYNC110 - several clients, one count
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _ask(self, client: TokenClient) -> None:
         """Have one request after the other, until the last kill."""
@@ -120,7 +145,7 @@ class Campaign:
                     tokens=TokenPrompt(token_ids=[1]),
                     sampling=SamplingParameters(max_tokens=self._random.randrange(1, 1500)),
                     top_logprobs=self._random.choice((None, 0, 3)),
-                    include_draft_logprobs=self._random.random() < 0.5,  # noqa: PLR2004 - one in two
+                    include_draft_logprobs=self._random.random() < 0.5,
                 )
             )
             audit = Audit(tokens.key)
@@ -131,6 +156,7 @@ class Campaign:
                     self._longest_pause = max(self._longest_pause, now - self._last_row)
                     self._last_row = now
                     audit.take(row)
+                    self._tokens += row.token_ids.size
             except RequestFailedError as error:
                 audit.error = error
 
@@ -164,7 +190,8 @@ def _main() -> int:
     parser.add_argument("--requests", type=int, default=48, help="how many are open at once")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:  # noqa: S108 - a socket's path must be short
+    configure(LogSettings(level="error"))
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         deployment = Deployment(Path(folder))
         try:
             figures = asyncio.run(campaign(deployment, options.kills, options.seed, options.requests))
@@ -172,9 +199,9 @@ def _main() -> int:
             deployment.close()
     values = asdict(figures)
     if options.json:
-        print(json.dumps(values, indent=2))
+        tell(json.dumps(values, indent=2))
     else:
-        print("\n".join(f"{name:26} {value}" for name, value in values.items()))
+        tell("\n".join(f"{name:26} {value}" for name, value in values.items()))
     return 0 if figures.is_clean else 1
 
 

@@ -1,13 +1,16 @@
 """A deployment of a test's own: short addresses in a folder of its own, settings, and processes that end with it."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.integration.programs import Program
 from tokenbus_services.settings import Settings
 
-Overrides = Mapping[str, object]
+COMMAND = str(Path(sys.executable).parent / "tokenbus")
+Overrides = Mapping[str, Any]
 
 
 class Deployment:
@@ -42,25 +45,29 @@ class Deployment:
         wanted = {**self.overrides, **_keys(overrides)}
         return ours | {f"TOKENBUS_{key.replace('.', '_').upper()}": str(value) for key, value in wanted.items()}
 
-    def start_processor(self, *, before: Sequence[str] = (), **overrides: object) -> Program:
-        """Start a processor, and return when it listens."""
-        program = self.start("processor_program", (), before=before, **overrides)
-        program.wait_for('"listening"')
+    def start_processor(self, *, before: Sequence[str] = (), is_awaited: bool = True, **overrides: object) -> Program:
+        """Start a processor, and return when it listens; `before` is a command that runs it somewhere else."""
+        program = self.start("processor", [*before, COMMAND, "processor"], **overrides)
+        if is_awaited:
+            program.wait_for('"listening"')
         return program
 
     def start_worker(
         self, name: str = "worker-0", *arguments: str, before: Sequence[str] = (), **overrides: object
     ) -> Program:
-        """Start a worker, and return when a processor has taken it."""
-        program = self.start("worker_program", arguments, before=before, worker__id=name, **overrides)
+        """Start a worker that makes haste slowly, and return when a processor has taken it."""
+        command = [*before, COMMAND, "worker", "--steps-per-second", "300", *arguments]
+        program = self.start(name, command, worker__id=name, **overrides)
         program.wait_for('"connected"')
         return program
 
-    def start(
-        self, module: str, arguments: Sequence[str], *, before: Sequence[str] = (), **overrides: object
-    ) -> Program:
-        """Start one of the programs beside this module."""
-        program = Program(f"tests.integration.{module}", arguments, self.environment(**overrides), before)
+    def start_module(self, module: str, *arguments: str, **overrides: object) -> Program:
+        """Start a module beside this one."""
+        return self.start(module, [sys.executable, "-m", f"tests.integration.{module}", *arguments], **overrides)
+
+    def start(self, name: str, command: Sequence[str], **overrides: object) -> Program:
+        """Start any command with the settings; it ends with the deployment."""
+        program = Program(name, command, self.environment(**overrides))
         self._programs.append(program)
         return program
 

@@ -12,14 +12,20 @@ MOST = 30.0
 _LINES = 4096
 
 
+def tell(line: str) -> None:
+    """Write a line for whoever started this process, at once: the next moment may be its last."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 class Program:
     """A process; what it writes is read as it comes, so that it never waits for a reader."""
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], before: Sequence[str] = ()) -> None:
-        """Start a module; `before` is a command that runs it, as in another namespace."""
-        self.name = module.rpartition(".")[2]
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a command; the name is for whoever reads of a failure."""
+        self.name = name
         self._process = subprocess.Popen(
-            [*before, sys.executable, "-m", module, *arguments],
+            command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -43,16 +49,18 @@ class Program:
         with self._news:
             return "\n".join(self._lines)
 
-    def wait_for(self, text: str, times: int = 1) -> str:
-        """Return the line in which a text appears for the so-manieth time; fail if the process ends before."""
-
-        def found() -> list[str]:
+    def lines(self, text: str) -> list[str]:
+        """Return the lines so far in which a text appears."""
+        with self._news:
             return [line for line in self._lines if text in line]
 
+    def wait_for(self, text: str, times: int = 1) -> str:
+        """Return the line in which a text appears for the so-manieth time; fail if the process ends before."""
         with self._news:
-            self._news.wait_for(lambda: self._at_end or len(found()) >= times, MOST)
-            if len(found()) >= times:
-                return found()[times - 1]
+            self._news.wait_for(lambda: self._at_end or len(self.lines(text)) >= times, MOST)
+            found = self.lines(text)
+        if len(found) >= times:
+            return found[times - 1]
         raise AssertionError(f"{self.name} did not write {text!r} {times} times; it wrote:\n{self.output}")
 
     def kill(self) -> None:

@@ -33,23 +33,27 @@ class LoopSocket:
     async def receive(self) -> list[bytes]:
         """Return the next message's parts; nothing is lost by cancelling this."""
         await self._turns.next()
-        while True:
-            self.check_open()
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self._readable.clear()
-                await self._readable.wait()
-            else:
-                return parts
+        while (parts := self.receive_now()) is None:
+            await self.wait()
+        return parts
+
+    async def wait(self) -> None:
+        """Wait, after a receive that found nothing, until there may be something, or all is closed."""
+        await self._readable.wait()
+
+    def receive_now(self) -> list[bytes] | None:
+        """Return the next message's parts, or None."""
+        self.check_open()
+        try:
+            return self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            self._readable.clear()
+            return None
 
     def send(self, parts: Sequence[bytes]) -> None:
         """Send a message, or raise what libzmq says of its first part and send nothing."""
         self.check_open()
-        # Even a send that fails may have consumed what the descriptor had to say.
-        if not self._look_is_due and not self._readable.is_set():
-            self._look_is_due = True
-            self._loop.call_soon(self._look)
+        self._look_soon()  # even a send that fails may have consumed what the descriptor had to say
         send = self._socket.send
         if len(parts) == 1:
             send(parts[0], zmq.NOBLOCK)
@@ -62,6 +66,13 @@ class LoopSocket:
                     with contextlib.suppress(zmq.Again):
                         send(part, zmq.NOBLOCK | zmq.SNDMORE)
                 send(parts[-1], zmq.NOBLOCK)
+
+    def connect_anew(self, address: str) -> None:
+        """Connect again, after taking away what is left of an earlier connection: never two at once."""
+        self._look_soon()
+        with contextlib.suppress(zmq.ZMQError):  # nothing is left
+            self._socket.disconnect(address)
+        self._socket.connect(address)
 
     def check_open(self) -> None:
         """Raise a ClosedError after `stop`."""
@@ -79,6 +90,11 @@ class LoopSocket:
         """Stop, and give the socket back; what was sent still goes out for its linger."""
         self.stop()
         self._socket.close()
+
+    def _look_soon(self) -> None:
+        if not self._look_is_due and not self._readable.is_set():
+            self._look_is_due = True
+            self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         self._look_is_due = False

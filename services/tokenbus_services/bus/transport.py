@@ -1,7 +1,8 @@
 """What a transport is: messages of several parts between one listener and many connections.
 
 A message arrives whole or not at all, at most once, and those of one connection in the order in which they were sent.
-What was sent while a connection was broken may be lost: who needs more asks for more, as the stream protocol does.
+What was sent while a connection was broken may be lost, and so may the last that a peer sent before it left, if more
+than the high-water mark was unread: who needs it all asks for it, as the stream protocol does.
 Nothing here waits but `receive`, `listen`, `connect` and `close`. All of a transport is used on one event loop.
 """
 
@@ -37,7 +38,7 @@ class Listener(Protocol):
         """Send to one peer, without waiting. FULL: nothing was sent, try later. GONE: this peer does not come back."""
 
     async def close(self) -> None:
-        """Close; what was sent still goes out for `linger_ms`, and the address is free on return."""
+        """Close, when what was sent is out or after `linger_ms`; the address is free on return."""
 
 
 class Connection(Protocol):

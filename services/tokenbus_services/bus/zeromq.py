@@ -1,22 +1,19 @@
 """The transport over ZeroMQ: a ROUTER listens, DEALERs connect, over TCP or Unix sockets."""
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import MappingProxyType
 
 import zmq
 
 from tokenbus_services.bus.addresses import TcpEndpoint, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
+from tokenbus_services.bus.context import SharedContext
 from tokenbus_services.bus.errors import AddressError
+from tokenbus_services.bus.keeper import Keeper
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Outcome, Parts, check_message, ignore
 from tokenbus_services.settings import BusSettings
-
-_Leave = Callable[[], Coroutine[None, None, None]]
-_UNBIND_SECONDS = 1.0  # libzmq's thread takes milliseconds, unless the machine stands still
 
 
 class ZeroMQTransport:
@@ -25,58 +22,51 @@ class ZeroMQTransport:
     def __init__(self, settings: BusSettings) -> None:
         """Take the bounds and times from the settings."""
         self._settings = settings
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._open = 0
+        # Apart: a peer of ours that leaves does not wait for the gate, and would lose its last messages there.
+        self._listening = SharedContext()
+        self._connecting = SharedContext()
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
         """Listen at an address, or raise an AddressError; refused hears of whom libzmq turns away or cuts off."""
         binding = await bind(address)
-        socket = self._socket(zmq.ROUTER)
-        monitor = None
+        socket = _socket(self._listening, zmq.ROUTER, self._settings)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.IPV6, int("[" in binding.address))
+        socket.setsockopt(zmq.USE_FD, binding.descriptor)
+        monitor = Monitor(socket, self._settings, refused, self._listening.gate())
         try:
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            socket.setsockopt(zmq.IPV6, int("[" in binding.address))
-            socket.setsockopt(zmq.USE_FD, binding.descriptor)
-            monitor = Monitor(socket, binding.descriptor, self._settings, refused)
             socket.bind(binding.address)
         except zmq.ZMQError as error:
-            if monitor is not None:
-                await monitor.close()
+            monitor.silence()
             socket.close(linger=0)
             binding.release()
-            await self._leave()
+            await monitor.stopped()
+            await self._listening.leave()
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
-        return ZeroMQListener(socket, binding, monitor, self._settings, self._leave)
+        return ZeroMQListener(socket, binding, monitor, self._settings, self._listening)
 
     async def connect(self, address: str) -> "ZeroMQConnection":
         """Connect to an address, whether or not somebody listens there yet, or raise an AddressError."""
         endpoint = parse_remote(address)
-        socket = self._socket(zmq.DEALER)
+        socket = _socket(self._connecting, zmq.DEALER, self._settings)
+        socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
+        connected = LoopSocket(socket, f"connection to {address}")
+        keeper = Keeper(socket, connected, address, self._settings)
+        connection = ZeroMQConnection(connected, keeper, self._settings, self._connecting)
         try:
-            socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
             socket.connect(address)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
-            await self._leave()
+            await connection.close()
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
-        return ZeroMQConnection(socket, address, self._settings, self._leave)
+        return connection
 
-    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
-        if self._context is None:
-            self._context = zmq.Context()
-        socket = self._context.socket(kind)
-        self._open += 1
-        for option, value in _options(self._settings).items():
-            socket.setsockopt(option, value)
-        return socket
 
-    async def _leave(self) -> None:
-        """End the context with its last socket; that waits, at most for the linger, until what was sent is out."""
-        self._open -= 1
-        if not self._open and self._context is not None:
-            context, self._context = self._context, None
-            await asyncio.to_thread(context.term)
+def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.Socket[bytes]":
+    socket = context.socket(kind)
+    for option, value in _options(settings).items():
+        socket.setsockopt(option, value)
+    return socket
 
 
 def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
@@ -116,16 +106,15 @@ class ZeroMQListener:
         binding: Binding,
         monitor: Monitor,
         settings: BusSettings,
-        leave: _Leave,
+        context: SharedContext,
     ) -> None:
         """Take a socket that is bound and watched."""
         self.address = binding.address
-        self._zmq = socket
         self._socket = LoopSocket(socket, f"listener at {binding.address}")
         self._binding = binding
         self._monitor = monitor
         self._max_part_bytes = settings.max_part_bytes
-        self._leave = leave
+        self._context = context
         self._closed = False
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
@@ -147,32 +136,28 @@ class ZeroMQListener:
         return Outcome.SENT
 
     async def close(self) -> None:
-        """Close; what was sent still goes out for `linger_ms`, and the address is free on return."""
+        """Close, when what was sent is out or after `linger_ms`; the address is free on return."""
         if self._closed:
             return
         self._closed = True
-        self._socket.stop()
         self._monitor.silence()
+        self._socket.close()
+        self._binding.release()
         try:
-            self._zmq.unbind(self._zmq.getsockopt_string(zmq.LAST_ENDPOINT))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_UNBIND_SECONDS):
-                    await self._monitor.unbound.wait()
+            await self._monitor.stopped()
         finally:
-            await self._monitor.close()
-            self._socket.close()
-            self._binding.release()
-            await self._leave()
+            await self._context.leave()
 
 
 class ZeroMQConnection:
     """A DEALER."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", address: str, settings: BusSettings, leave: _Leave) -> None:
+    def __init__(self, socket: LoopSocket, keeper: Keeper, settings: BusSettings, context: SharedContext) -> None:
         """Take a socket that is connected, or will be."""
-        self._socket = LoopSocket(socket, f"connection to {address}")
+        self._socket = socket
+        self._keeper = keeper
         self._max_part_bytes = settings.max_part_bytes
-        self._leave = leave
+        self._context = context
         self._closed = False
 
     async def receive(self) -> list[bytes]:
@@ -192,5 +177,9 @@ class ZeroMQConnection:
         """Close; what was sent still goes out for `linger_ms`."""
         if not self._closed:
             self._closed = True
-            self._socket.close()
-            await self._leave()
+            self._socket.stop()
+            try:
+                await self._keeper.close()
+            finally:
+                self._socket.close()
+                await self._context.leave()

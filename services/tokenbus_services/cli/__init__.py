@@ -10,11 +10,17 @@ from importlib.metadata import version
 from typing import TextIO
 
 from tokenbus_services.cli.arguments import Parser
+from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.terminal import printable
 
 _COMMANDS = {
     "check": "say whether message files hold, and if not, why",
     "demo": "show a batch built, encoded, read, broken and refused",
+    "processor": "take workers and clients, and hand every request its tokens",
+    "worker": "run an engine, and publish what it emits",
+    "tap": "show what workers emit, as it passes",
+    "record": "write a worker's stream to a file",
+    "replay": "publish a recorded stream again",
 }
 _INTERRUPTED = 130
 
@@ -55,6 +61,9 @@ def _status(given: list[str]) -> int:
         return int(module.run(parser.options(rest)))
     except SystemExit as end:  # argparse's; what it printed is not flushed yet
         return int(end.code or 0)
+    except CommandError as error:
+        _complain(str(error))
+        return error.status
 
 
 def _complain(what: str) -> None:

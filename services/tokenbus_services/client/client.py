@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -74,6 +74,8 @@ class TokenClient:
         waiting.cancel()
         if running.done():
             running.result()
+        # However the connection ended: nothing more comes, and nobody is to wait for it.
+        running.add_done_callback(lambda _: self._session.give_up("the client was closed"))
         self._tasks = [running, asyncio.create_task(self._watch_over())]
         return self
 
@@ -84,7 +86,6 @@ class TokenClient:
         self._closing.set()
         self._link.stop(0 if error else self.settings.client.drain_timeout_ms / 1000)
         await asyncio.gather(*self._tasks)
-        self._session.give_up("the client was closed")
 
     async def _watch_over(self) -> None:
         """Give the requests up when there has been no processor for too long."""
@@ -115,22 +116,27 @@ class TokenClient:
         self._session.abort(key)
         self._link.wake()
 
-    async def watch(self, worker_id: str = "", *, most: int = 1024) -> AsyncIterator[WatchedStream | WatchedItem]:
+    async def watch(
+        self, worker_id: str = "", *, most: int = 1024
+    ) -> AsyncGenerator[WatchedStream | WatchedItem, None]:
         """Yield a worker's items as it published them, or every worker's; what is not taken in time is left out."""
         waiting: asyncio.Queue[WatchedStream | WatchedItem] = asyncio.Queue(most)
 
-        def take(frame: ServerFrame, payload: bytes) -> None:
+        def _take(frame: ServerFrame, payload: bytes) -> None:
             if not waiting.full():
                 is_item = frame.WhichOneof("body") == "watched_item"
                 waiting.put_nowait(WatchedItem(frame.watched_item, payload) if is_item else frame.watched_stream)
 
-        self._session.on_watched = take
+        before, self._session.on_watched = self._session.on_watched, _take
         self._session.watch(worker_id)
         self._link.wake()
-        while True:
-            yield await waiting.get()
+        try:
+            while True:
+                yield await waiting.get()
+        finally:
+            self._session.on_watched = before
 
-    async def outputs(self, *, most: int = 64) -> AsyncIterator[tuple[LogprobBatch, LogprobBatch | None]]:
+    async def outputs(self, *, most: int = 64) -> AsyncGenerator[tuple[LogprobBatch, LogprobBatch | None], None]:
         """Yield what comes as it comes: this client's rows of a step as columns, and what was drafted for them.
 
         While more than `most` wait to be taken, nothing more is confirmed, so the processor stops sending.
@@ -138,21 +144,29 @@ class TokenClient:
         waiting: deque[tuple[LogprobBatch, LogprobBatch | None]] = deque()
         arrived = asyncio.Event()
 
-        def take(target: LogprobBatch, draft: LogprobBatch | None) -> None:
+        def _take(target: LogprobBatch, draft: LogprobBatch | None) -> None:
             waiting.append((target, draft))
             self._session.is_paused = len(waiting) > most
             arrived.set()
 
-        self._session.on_outputs = take
-        while True:
-            while waiting:
-                outputs = waiting.popleft()
-                if self._session.is_paused and len(waiting) <= most:
-                    self._session.is_paused = False
-                    self._link.wake()
-                yield outputs
-            arrived.clear()
-            await arrived.wait()
+        before, self._session.on_outputs = self._session.on_outputs, _take
+        try:
+            while True:
+                while waiting:
+                    outputs = waiting.popleft()
+                    if len(waiting) <= most:
+                        self._go_on()
+                    yield outputs
+                arrived.clear()
+                await arrived.wait()
+        finally:  # who takes outputs no longer must not keep those of others back
+            self._session.on_outputs = before
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._session.is_paused:
+            self._session.is_paused = False
+            self._link.wake()
 
     def _check_room(self, key: int) -> None:
         most = self.settings.client.max_requests

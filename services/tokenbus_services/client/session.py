@@ -33,6 +33,8 @@ class OpenRequest:
     next_position: int
     generate: Generate | None
     """What was asked for, until it is known to have been taken."""
+    was_asked: bool
+    """Whether some processor may have been asked for it."""
     include_drafts: bool
     is_aborted: bool = False
 
@@ -51,7 +53,7 @@ class ClientSession:
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
-        self._outgoing: deque[ClientFrame] = deque()
+        self._outgoing: deque[bytes] = deque()
         self._number = 0
         self._confirmed = 0
         self._watched_worker: str | None = None
@@ -78,17 +80,20 @@ class ClientSession:
 
     def open(self, generate: Generate) -> RequestTokens:
         """Ask for a request."""
+        frame = ClientFrame(generate=generate)
+        was_asked = self._say(frame)
         tokens = RequestTokens(generate.request_key)
         drafts = generate.include_draft_logprobs
-        self.requests[generate.request_key] = OpenRequest(tokens, 0, generate, drafts)
-        self._say(ClientFrame(generate=generate))
+        # The frame's own copy: the application may do with its message what it likes.
+        self.requests[tokens.key] = OpenRequest(tokens, 0, frame.generate, was_asked, drafts)
         return tokens
 
     def resume(self, key: int, position: int, *, include_drafts: bool) -> RequestTokens:
         """Ask for the rest of a request."""
         tokens = RequestTokens(key, position)
-        request = self.requests[key] = OpenRequest(tokens, position, None, include_drafts)
+        request = OpenRequest(tokens, position, None, was_asked=True, include_drafts=include_drafts)
         self._say(ClientFrame(resume=_resume(key, request)))
+        self.requests[key] = request
         return tokens
 
     def abort(self, key: int) -> None:
@@ -100,18 +105,27 @@ class ClientSession:
 
     def watch(self, worker_id: str) -> None:
         """Ask to be shown a worker's streams, or every worker's."""
-        self._watched_worker = worker_id
         self._say(ClientFrame(watch=Watch(worker_id=worker_id)))
+        self._watched_worker = worker_id
 
-    def _say(self, frame: ClientFrame) -> None:
-        """Queue a frame; while there is no connection, the next welcome says what is still wanted."""
+    def _say(self, frame: ClientFrame) -> bool:
+        """Queue a frame, and tell whether it will go out; a ContractError says which bound it breaks.
+
+        While there is no connection, the next welcome says what is still wanted.
+        """
+        data = write_frame(frame)
         if self.state is SessionState.OPEN:
-            self._outgoing.append(frame)
+            self._outgoing.append(data)
+            return True
+        return False
 
     # What comes in.
 
     def receive(self, parts: list[bytes], now: float) -> None:
-        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+        """Take one transport message; a ContractError says what is wrong with it.
+
+        It changes nothing, unless tokens are in what cannot be read: then every request that may miss them ends.
+        """
         frame = read_frame(ServerFrame, parts[0]) if parts else None
         if frame is None:
             raise ContractError("message", "a frame, and its batches", 0, rule=Rule.LENGTH)
@@ -155,10 +169,12 @@ class ClientSession:
                 self._greet_again(now + self._interval)
 
     def _outputs(self, parts: list[bytes], *, has_draft: bool) -> None:
-        if len(parts) != 1 + has_draft:
-            raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)
-        target = decode(parts[0], self._limits)
-        draft = decode(parts[1], self._limits) if has_draft else None
+        try:
+            target, draft = _read(parts, self._limits, has_draft=has_draft)
+        except ContractError as error:
+            # The same bytes would come again, and nobody knows whose tokens they hold.
+            self._end_all(ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be read: {error}")
+            raise
         header = target.header
         step = Step(header.worker_id, header.epoch, header.step, target, draft, Hold())
         rows = zip(
@@ -198,9 +214,16 @@ class ClientSession:
             request.tokens.finish(status)
 
     def _failed(self, error: RequestError) -> None:
-        request = self.requests.pop(error.request_key, None)
-        if request is not None:
-            request.tokens.fail(error)
+        request = self.requests.get(error.request_key)
+        if request is None:
+            return
+        if error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
+            self._say(ClientFrame(generate=request.generate))
+            return
+        del self.requests[error.request_key]
+        # A processor that came later may know less of it than this client holds.
+        error.emitted_tokens = max(error.emitted_tokens, request.next_position)
+        request.tokens.fail(error)
 
     def _end(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
         """End a request from this side."""
@@ -214,8 +237,12 @@ class ClientSession:
 
     def give_up(self, message: str) -> None:
         """End every request: there has been no processor for too long."""
+        self._end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
+        self.lost_since = None
+
+    def _end_all(self, code: ErrorCode, message: str) -> None:
         for request in list(self.requests.values()):
-            self._end(request, ErrorCode.ERROR_CODE_DEADLINE, message)
+            self._end(request, code, message)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
         self.state = SessionState.OPEN
@@ -231,7 +258,10 @@ class ClientSession:
         if not resumed:
             self._outgoing.clear()
         for key, request in self.requests.items():
-            if request.generate is not None:
+            # An earlier life of the processor may have handed it to a worker: asked anew, it could go to another one
+            # beside that. Only when nobody has it, it is asked for again.
+            if request.generate is not None and (resumed or not request.was_asked):
+                request.was_asked = True
                 self._say(ClientFrame(generate=request.generate))
             elif not resumed:
                 self._say(ClientFrame(resume=_resume(key, request)))
@@ -263,20 +293,21 @@ class ClientSession:
             return self._greeting(now)
         if self.state is SessionState.LEFT:
             return None
-        frame = self._next_frame(now)
-        if frame is None:
+        data = self._next_frame(now)
+        if data is None:
             return None
         self._last_sent = now
-        return [write_frame(frame)]
+        return [data]
 
-    def _next_frame(self, now: float) -> ClientFrame | None:
+    def _next_frame(self, now: float) -> bytes | None:
         if self._outgoing:
             return self._outgoing.popleft()
         if self._number > self._confirmed and not self.is_paused:
             self._confirmed = self._number
-            return ClientFrame(confirm=Confirm(through_number=self._number))
+            return write_frame(ClientFrame(confirm=Confirm(through_number=self._number)))
         if now - self._last_sent >= self._interval:
-            return ClientFrame(heartbeat=Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns))
+            beat = Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns)
+            return write_frame(ClientFrame(heartbeat=beat))
         return None
 
     def seconds_to_wait(self, now: float) -> float:
@@ -291,13 +322,21 @@ class ClientSession:
         return [write_frame(ClientFrame(goodbye=Goodbye(reason=reason, message=message)))]
 
     def _greeting(self, now: float) -> list[bytes] | None:
-        if self.lost_since is None:
+        if not self.requests:
+            self.lost_since = None
+        elif self.lost_since is None:
             self.lost_since = now
         if now < self._next_greeting:
             return None
         self.state = SessionState.GREETING
         self._next_greeting = now + self._interval
         return [write_frame(ClientFrame(hello=self._hello))]
+
+
+def _read(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[LogprobBatch, LogprobBatch | None]:
+    if len(parts) != 1 + has_draft:
+        raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)
+    return decode(parts[0], limits), decode(parts[1], limits) if has_draft else None
 
 
 def _resume(key: int, request: OpenRequest) -> Resume:

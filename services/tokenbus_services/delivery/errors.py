@@ -3,6 +3,8 @@
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _PREFIX = len("ERROR_CODE_")
+_LONGEST = 1000
+"""In bytes; what the schema allows, and some room."""
 
 
 class RequestFailedError(Exception):
@@ -24,3 +26,8 @@ class RequestFailedError(Exception):
 def code_name(code: int) -> str:
     """Return an error code's name in small letters; a newer minor's code is its number."""
     return ErrorCode.Name(code)[_PREFIX:].lower() if code in ErrorCode.values() else str(code)
+
+
+def brief(message: str, code: int) -> str:
+    """Return a text that fits into an error: what is too long is cut off, and none at all becomes the code's name."""
+    return message.encode(errors="replace")[:_LONGEST].decode(errors="ignore") or code_name(code)

@@ -73,6 +73,11 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     _Configured.output = _Output(stream, _LEVELS[settings.level], render)
 
 
+def unconfigure() -> None:
+    """Hand lines to Python's own logging again, as before `configure`."""
+    _Configured.output = None
+
+
 def logger(name: str) -> FilteringBoundLogger:
     """Return the logger of a part of Tokenbus; until `configure` its lines go to Python's own logging."""
     made = structlog.wrap_logger(

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -60,6 +61,7 @@ class Assembler:
         self._settings = settings
         self._open: dict[int, _Open] = {}
         self._released: OrderedDict[int, _Open] = OrderedDict()
+        self._renewed_at = -inf
         self.last_released = 0
         self.incomplete = 0
         self.drafts_missing = 0
@@ -123,8 +125,16 @@ class Assembler:
             return True
         return (
             len(self._open) > self._settings.max_open_steps
-            or now - step.opened_at >= self._settings.step_timeout_ms / 1000
+            or now - max(step.opened_at, self._renewed_at) >= self._settings.step_timeout_ms / 1000
         )
+
+    def keeps(self, hold: Hold) -> bool:
+        """Tell whether a hold is that of an open step: then no consumer can let go of it, only the worker help."""
+        return any(step.hold is hold for step in self._open.values())
+
+    def renew(self, now: float) -> None:
+        """Give the steps that are open all of their time again: until now, nothing could come."""
+        self._renewed_at = now
 
     def close(self) -> Iterator[Step]:
         """Yield all that is left, whole or not: nothing more will come."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_services.delivery import Hold, RequestTokens
-from tokenbus_services.delivery.errors import code_name
+from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.processor.buffers import Buffers
 from tokenbus_services.processor.requests import NO_STREAM, Request, RequestTable, Source, State
@@ -14,7 +14,6 @@ from tokenbus_services.processor.router import BUFFERED, NOBODY, Router
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
-_LONGEST = 1000
 
 
 @dataclass(slots=True)
@@ -85,7 +84,10 @@ class RequestBook:
         """Learn that a stream has a request, before any row of it came."""
         request = self.table.get(key)
         if request is None:
-            if self.default_route == NOBODY or self.table.is_full or self.table.ended(key) is not None:
+            if self.table.ended(key) is not None:  # as when its worker had been given up
+                self.abort_at_worker(source.stream, key)
+                return
+            if self.default_route == NOBODY or self.table.is_full:
                 return
             due = self._now() + self._settings.unclaimed_timeout_ms / 1000
             request = self.table.open(key, 0, NO_STREAM, State.WAITING, due)
@@ -132,6 +134,13 @@ class RequestBook:
                 self.table.state[request.slot] = State.OPEN
         return request
 
+    def hand_off(self, request: Request, now: float) -> None:
+        """Let another stream go on with a request, if one does so in time."""
+        self.table.state[request.slot] = State.HANDED_OFF
+        self.table.owner[request.slot] = NO_STREAM
+        request.handed_off_at = now
+        self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+
     def settle(self, request: Request) -> None:
         """Go on after a claim: hand out what came early, and close what has ended."""
         if self.table.state[request.slot] == State.ENDED:
@@ -157,9 +166,11 @@ class RequestBook:
         """End a request with an error that says how far it got."""
         slot = request.slot
         emitted = max(0, int(self.table.next_position[slot]))
-        error = RequestError(request_key=request.key, code=code, message=message[:_LONGEST], emitted_tokens=emitted)
+        error = RequestError(request_key=request.key, code=code, message=brief(message, code), emitted_tokens=emitted)
         name = code_name(code)
-        self.counts.failed[name] = self.counts.failed.get(name, 0) + 1
+        # A worker may send any number for a code: a count for each would let it fill the memory.
+        counted = name if code in ErrorCode.values() else "other"
+        self.counts.failed[counted] = self.counts.failed.get(counted, 0) + 1
         owner = int(self.table.owner[slot])
         if tell_worker and owner != NO_STREAM:
             self.abort_at_worker(owner, request.key)
@@ -284,6 +295,12 @@ class RequestBook:
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
         return len(ended)
+
+    def close(self, message: str) -> None:
+        """End the requests that are iterated over in this process: nothing more comes. Their workers keep them."""
+        for request in self.table.open_requests():
+            if request.is_claimed and self.table.route[request.slot] == BUFFERED:
+                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, message, tell_worker=False)
 
     def tokens(self, key: int, position: int = 0) -> RequestTokens:
         """Claim a request for an iterator in this process, and return that."""

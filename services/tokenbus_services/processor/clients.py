@@ -1,12 +1,9 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
 
-import numpy as np
-
-from tokenbus_contracts import ContractError, LogprobBatch, Rule
+from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
@@ -26,18 +23,20 @@ from tokenbus_contracts.generated.stream_pb2 import (
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Outcome
 from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery.tokens import FINISHED
 from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.answers import closing_error, ended_error, error_of, refusal_of
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
-from tokenbus_services.processor.mailbox import Mailbox, admitted_letter, error_letter
+from tokenbus_services.processor.mailbox import Mailbox, admitted_letter, error_letter, reached_in
 from tokenbus_services.processor.requests import Request
-from tokenbus_services.processor.session import Session
+from tokenbus_services.processor.session import Session, drafts_of
+from tokenbus_services.processor.strangers import Strangers
 from tokenbus_services.processor.watchers import Watchers
 from tokenbus_services.processor.worker import RefusedError, check_secret, protocol_error
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
-_MOST_STRANGERS = 1024
 _FIRST_ROUTE = 1
 _NS = 1_000_000_000
 
@@ -60,10 +59,10 @@ class ClientDesk:
         self.watchers = Watchers(dispatch.workers)
         self._send_parts = send
         self._by_peer: dict[bytes, Session] = {}
-        self._strangers: OrderedDict[bytes, float] = OrderedDict()
         self._routes = count(_FIRST_ROUTE)
         self._episodes = Episodes()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
+        self._strangers = Strangers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._resumed: list[tuple[Session, Resume]] = []
         self.sessions: dict[int, Session] = {}
@@ -86,9 +85,10 @@ class ClientDesk:
             self._letters.keep(parts[-1] if parts else b"", error, name)
             self._episodes.begin(("frame", name), _log.warning, "frame refused", reason=str(error), client=name)
             if session is None:
-                self._refuse(peer, protocol_error(error))
+                self._tell_refused(peer, protocol_error(error))
             else:
-                session.put(error_letter(_refusal_of(parts, error)))
+                session.put(error_letter(refusal_of(parts, error)))
+                self._watch_news(session)
 
     def _take(self, peer: bytes, session: Session | None, parts: list[bytes], now: float) -> None:
         if len(parts) != 1:
@@ -102,6 +102,12 @@ class ClientDesk:
         else:
             session.last_heard = now
             self._frame(session, frame, body)
+            self._watch_news(session)
+
+    def _watch_news(self, session: Session) -> None:
+        """End a client that asks on and on, and confirms no answer."""
+        if session.mailbox.news > 2 * self._settings.processor.max_requests:  # each admitted, and ended
+            self._end(session, "it does not confirm what it is told")
 
     def _frame(self, session: Session, frame: ClientFrame, body: str | None) -> None:
         match body:
@@ -128,13 +134,18 @@ class ClientDesk:
         key = generate.request_key
         if key in session.requests:  # asked again, because the connection broke before the answer came
             return
+        if self._book.table.ended(key) is not None and session.mailbox.has_rows_of(key, session.limits):
+            return  # the same, and it has ended since: all of it is on its way
         known = self._book.table.get(key)
         if known is not None and not known.is_claimed:
             # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
             again = Resume(request_key=key, include_draft_logprobs=generate.include_draft_logprobs)
             self._resume(session, again)
             return
-        error = _closing(key) if self.is_draining else self._dispatch.submit(generate, session.route, may_wait=True)
+        if self.is_draining:
+            error: RequestError | None = closing_error(key)
+        else:
+            error = self._dispatch.submit(generate, session.route, may_wait=True)
         if error is None:
             session.requests.add(key)
         else:
@@ -142,9 +153,9 @@ class ClientDesk:
 
     def _resume(self, session: Session, resume: Resume) -> None:
         """Take up a request again, with those that are resumed in the same moment: they share steps."""
-        if not self._resumed:
-            self.call_soon(self.take_up_resumed)
         self._resumed.append((session, resume))
+        if len(self._resumed) == 1:
+            self.call_soon(self.take_up_resumed)
 
     def take_up_resumed(self) -> None:
         """Take up the requests that were resumed: what waits goes to their clients, and so does what follows."""
@@ -163,9 +174,11 @@ class ClientDesk:
         key, table = resume.request_key, self._book.table
         ended, before = table.ended(key), table.get(key)
         if ended is not None:
-            return session, ended.error or _ended(key, ended.tokens)
+            if ended.error is None and self._take_rest(session, key, resume.next_position):
+                return None
+            return session, ended.error or ended_error(key, ended.tokens)
         if before is None and table.is_full:
-            return session, _error(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
+            return session, error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
         was_claimed, other = before is not None and before.is_claimed, self._holder(key)
         request = self._book.claim(key, resume.next_position, session.route, drafts=resume.include_draft_logprobs)
         session.requests.add(key)
@@ -175,12 +188,14 @@ class ClientDesk:
             error = tokens.error
             for step, row in tokens.give_up():
                 draft = step.draft_rows
-                session.put_outputs(step.rows.select([row]), draft and _drafts(draft, key), step.hold)
+                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, key), step.hold)
                 step.hold.release()
         elif other is not None and other is not session:
             self._take_from(other, session, request, resume.next_position)
         if table.get(key) is request:
             self._book.settle(request)
+        if table.get(key) is not request:  # it had ended
+            session.requests.discard(key)
         return None if error is None else (session, error)
 
     def _holder(self, key: int) -> Session | None:
@@ -190,6 +205,28 @@ class ClientDesk:
         route = int(self._book.table.route[request.slot])
         consumer = self._book.router.consumers.get(route)
         return consumer if isinstance(consumer, Session) else None
+
+    def _take_rest(self, session: Session, key: int, position: int) -> bool:
+        """Give a client what is still on its way of a request that has ended; False if some of it is not."""
+        letters = [letter for other in self.sessions.values() for letter in other.mailbox.letters()]
+        found = [
+            (*rows, letter.hold)
+            for letter in letters
+            if letter.hold is not None and (rows := letter.rows_of(key, session.limits)) is not None
+        ]
+        rest: list[tuple[LogprobBatch, LogprobBatch | None, Hold]] = []
+        # Several clients that went away may each have some of it, or the same.
+        for target, draft, hold in sorted(found, key=lambda entry: int(entry[0].positions[0])):
+            begin, status = int(target.positions[0]), RowStatus(target.statuses[0])
+            end = begin + int(target.token_counts[0])
+            if begin <= position and (end > position or (end == position and status in FINISHED)):
+                rest.append((target, draft, hold))
+                position = end
+                if status in FINISHED:
+                    for entry in rest:
+                        session.put_outputs(*entry)
+                    return True
+        return False
 
     def _take_from(self, other: Session, session: Session, request: Request, position: int) -> None:
         """Move what is on its way to another client: this one has taken the request up."""
@@ -225,7 +262,7 @@ class ClientDesk:
         session.last_heard = now
         session.next_heartbeat = now + self._interval
         self._by_peer[peer] = session
-        self._strangers.pop(peer, None)
+        self._strangers.forget(peer)
         session.mailbox.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(
             processor_id=self._settings.processor.id,
@@ -255,19 +292,18 @@ class ClientDesk:
 
     def _stranger(self, peer: bytes, now: float) -> None:
         """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
-        told = self._strangers.pop(peer, None)
-        self._strangers[peer] = now if told is None or now - told >= self._interval else told
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._strangers.popitem(last=False)
-        if told is None or now - told >= self._interval:
+        if self._strangers.is_to_be_told(peer, now):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
             self._send_parts(peer, [write_frame(ServerFrame(refusal=refusal))])
 
     def _refuse(self, peer: bytes, refused: RefusedError) -> None:
         self.refused += 1
+        self._tell_refused(peer, refused)
+        self._episodes.begin(("refused", str(refused)), _log.warning, "client refused", reason=str(refused))
+
+    def _tell_refused(self, peer: bytes, refused: RefusedError) -> None:
         refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
         self._send_parts(peer, [write_frame(ServerFrame(refusal=refusal))])
-        self._episodes.begin(("refused", str(refused)), _log.warning, "client refused", reason=str(refused))
 
     # Their end.
 
@@ -292,13 +328,18 @@ class ClientDesk:
     def _end_slow(self, session: Session) -> None:
         """End the requests of a client that reads too slowly, and drop what waits for it."""
         waiting, size = len(session.mailbox), session.mailbox.bytes
-        session.mailbox.discard()
+        dropped = session.mailbox.drop_outputs()
         self.watchers.remove(session)
         reason = f"its client left {waiting} frames with {size} bytes waiting"
+        reached = reached_in(dropped, session.limits)
         for key in list(session.requests):
             request = self._book.table.get(key)
             if request is not None:
                 self._book.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
+                reached.pop(key, None)
+        # Of those that had their last row, only what was dropped is known here any more.
+        for key, tokens in reached.items():
+            session.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason, tokens)))
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
 
     def relieve(self, hold: Hold) -> None:
@@ -341,6 +382,11 @@ class ClientDesk:
                     self._send(session, ServerFrame(heartbeat=beat))
         self._episodes.expire()
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """Do not count some seconds as the clients' silence."""
+        for session in self.sessions.values():
+            session.last_heard = min(now, session.last_heard + seconds)
+
     def close(self, reason: GoodbyeReason, message: str) -> None:
         """Say goodbye to every client."""
         for session in self.sessions.values():
@@ -351,35 +397,3 @@ class ClientDesk:
     def _send(self, session: Session, frame: ServerFrame) -> None:
         if session.peer is not None:
             self._send_parts(session.peer, [write_frame(frame)])
-
-
-def _drafts(draft: LogprobBatch, key: int) -> LogprobBatch | None:
-    found = np.flatnonzero(draft.request_keys == np.uint64(key))
-    return draft.select(found) if found.size else None
-
-
-def _error(key: int, code: ErrorCode, message: str) -> RequestError:
-    return RequestError(request_key=key, code=code, message=message)
-
-
-def _closing(key: int) -> RequestError:
-    return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, "the processor is closing")
-
-
-def _ended(key: int, tokens: int) -> RequestError:
-    message = "it has ended, and what it had was taken before"
-    return RequestError(
-        request_key=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message=message, emitted_tokens=tokens
-    )
-
-
-def _refusal_of(parts: list[bytes], error: ContractError) -> RequestError:
-    """Return the answer to a frame that was refused, for the request that it was about if that can be said."""
-    key = 0
-    try:
-        frame = ClientFrame.FromString(parts[0])
-        body = frame.WhichOneof("body")
-        key = getattr(getattr(frame, body), "request_key", 0) if body else 0
-    except (ValueError, IndexError):
-        pass
-    return _error(key, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)[:1000])

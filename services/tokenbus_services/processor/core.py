@@ -38,6 +38,11 @@ class Core:
         """Learn that messages may come from now on."""
         self.dispatch.begin(now)
 
+    def forgive(self, seconds: float, now: float) -> None:
+        """Learn that for so long nobody listened here: that was nobody's silence but our own."""
+        self.workers.forgive(seconds, now)
+        self.clients.forgive(seconds, now)
+
     def tick(self, now: float) -> None:
         """Do what time alone demands."""
         self.book.expire()

@@ -7,6 +7,7 @@ import numpy as np
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.processor.book import RequestBook
 from tokenbus_services.processor.requests import NO_STREAM, Request
 from tokenbus_services.processor.worker import Worker
@@ -26,6 +27,13 @@ class Dispatch:
         self._desk = desk
         self._waiting: list[Request] = []
         self._waits_until = -inf
+        self.refused: dict[str, int] = {}
+        """How many requests were not taken, by the error that said why."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a worker to come."""
+        return len(self._waiting)
 
     def begin(self, now: float) -> None:
         """Let requests wait for a worker from now on, as long as a worker that is alive may be silent.
@@ -47,12 +55,22 @@ class Dispatch:
         may_wait: bool = False,
     ) -> RequestError | None:
         """Open a request and hand it to a worker, or return why not."""
+        error = self._submit(generate, route, prepare, may_wait=may_wait)
+        if error is not None:
+            name = code_name(error.code)
+            self.refused[name] = self.refused.get(name, 0) + 1
+        return error
+
+    def _submit(
+        self, generate: Generate, route: int, prepare: Callable[[Request], None], *, may_wait: bool
+    ) -> RequestError | None:
         error = self._refusal(generate)
         if error is not None:
             return error
         worker = self._choice(generate)
         if worker is None:
-            if not (may_wait and self._waits_until > -inf):
+            has_room = len(self._waiting) < self._settings.processor.max_requests
+            if not (may_wait and has_room and self._waits_until > -inf):
                 return self._no_worker(generate)
             self._waiting.append(self.book.submit(generate, NO_STREAM, route))
             return None
@@ -141,4 +159,4 @@ class Dispatch:
 
 
 def _error(key: int, code: ErrorCode, message: str, retry_after_ms: int = 0) -> RequestError:
-    return RequestError(request_key=key, code=code, message=message[:1000], retry_after_ms=retry_after_ms)
+    return RequestError(request_key=key, code=code, message=brief(message, code), retry_after_ms=retry_after_ms)

@@ -40,30 +40,35 @@ class Intake:
         """Hand on everything that is in order, and every step that is ready."""
         stream = worker.stream
         for entry in stream.in_order():
+            if worker.roll_call is not None and entry.sequence > worker.roll_call[0]:
+                self._call_roll(worker)  # what follows is younger than what the worker said of itself
             if isinstance(entry, Lost):
                 self._lost(worker, entry)
             else:
                 self._arrived(worker, entry, now)
         for step in worker.assembler.ready(now):
             self._step(worker, step, now)
-        if worker.roll_call is not None and stream.expected > worker.roll_call[0]:
+        is_all_here = worker.roll_call is not None and stream.expected > worker.roll_call[0]
+        if is_all_here and not worker.assembler.open_steps:  # a request's last row may wait for what was drafted
             self._call_roll(worker)
-        self._watch_holds(worker)
+        self._watch_holds(worker, now)
 
     def close(self, worker: Worker) -> None:
-        """Hand out what is left of a stream that has ended."""
+        """Hand out what is left of a stream that has ended; whoever ends it says why its requests end."""
         now = self._now()
         self.proceed(worker, now)
         for step in worker.assembler.close():
-            self._step(worker, step, now)
+            self._step(worker, step, now, is_last=True)
 
     def is_throttled(self, worker: Worker) -> bool:
         """Tell whether a worker gets no more credit for now, because its items are not taken."""
         if self.feed is not None and self.feed.is_full:
             return True
-        if self._settings.processor.slow_consumer == "end":
-            return False
-        return self.book.buffers.is_over_full or self._holds_too_much(worker)
+        # Before it is too much: what is sent again comes in bursts, and whoever comes back after them is not slow.
+        oldest = worker.stream.holds.oldest
+        if self._share_held(worker) > _SHARE_WITH_CREDIT and not (oldest and worker.assembler.keeps(oldest)):
+            return True
+        return self._settings.processor.slow_consumer == "wait" and self.book.buffers.is_over_full
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
         self.on_item(worker, entry)
@@ -82,15 +87,18 @@ class Intake:
         except ContractError as error:
             self.refused += 1
             self._letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
-            reason = f"item {entry.sequence} was refused: {error}"
-            self._fail(worker, frozenset(batch.request_keys.tolist()), reason)
+            if batch.header.step > worker.assembler.last_released:  # else its rows have had their tokens without it
+                reason = f"item {entry.sequence} was refused: {error}"
+                self._fail(worker, frozenset(batch.request_keys.tolist()), reason)
             hold = Hold()
             hold.release()
             return hold
         if fate is Fate.DUPLICATE:
             self.duplicates += 1
+            worker.stream.counts.repeated_parts += 1
         elif fate is Fate.DIVERGENT:
             self.divergences += 1
+            worker.stream.counts.divergent_parts += 1
             differs = ContractError("payload", "what came first for the same part of the step", "something else")
             self._letters.keep(entry.payload, differs, worker.stream.name, entry.sequence)
         return hold
@@ -114,15 +122,16 @@ class Intake:
             return None
         return request
 
-    def _step(self, worker: Worker, step: Step, now: float) -> None:
+    def _step(self, worker: Worker, step: Step, now: float, *, is_last: bool = False) -> None:
         if (unpaired := worker.assembler.unpaired) is not None:
             worker.assembler.unpaired = None
             self.refused += 1
             draft, error = unpaired
             self._letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
-        touched = None if step.is_whole else frozenset(step.rows.request_keys.tolist())
+        touched = None if step.is_whole or is_last else frozenset(step.rows.request_keys.tolist())
         self.steps += 1
         self.book.router.route(step, worker.source, now)
+        worker.count(step)
         if touched is not None:
             self._fail_others(worker, touched, f"step {step.number} never came whole")
         if self.feed is not None:
@@ -157,6 +166,8 @@ class Intake:
         for request in self.book.table.of_stream(worker.source.stream):
             if request.key in keys:
                 request.generate = None
+            elif request.early:
+                continue  # it has had its last row, and that waits here
             elif request.generate is None:
                 why = f"worker {worker.stream.worker_id} does not have it any more"
                 self.book.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
@@ -165,16 +176,25 @@ class Intake:
 
     # Who holds a stream back.
 
-    def _holds_too_much(self, worker: Worker) -> bool:
+    def _share_held(self, worker: Worker) -> float:
+        """Return how much of what may wait for consumers does, from 0 to 1; above 1 it is too much."""
         settings, holds = self._settings.processor, worker.stream.holds
-        return len(holds) > settings.hold_items or holds.bytes > settings.hold_bytes
+        return max(len(holds) / settings.hold_items, holds.bytes / settings.hold_bytes)
 
-    def _watch_holds(self, worker: Worker) -> None:
+    def _watch_holds(self, worker: Worker, now: float) -> None:
         worker.stream.holds.advance()
-        if self._holds_too_much(worker) and (oldest := worker.stream.holds.oldest) is not None:
+        oldest, share = worker.stream.holds.oldest, self._share_held(worker)
+        if oldest is None or share <= _SHARE_WITH_CREDIT:
+            worker.held_back = None
+            return
+        if worker.held_back is None or worker.held_back[0] is not oldest:
+            worker.held_back = oldest, now
+        if share > 1 or now - worker.held_back[1] > self._settings.bus.heartbeat_timeout_ms / 1000:
             self.relieve(oldest)
 
 
+_SHARE_WITH_CREDIT = 0.5
+"""How much of what may wait for consumers may do so while their worker is given credit."""
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
     GapReason.GAP_REASON_REFUSED: "they were refused",

@@ -59,9 +59,14 @@ class Mailbox:
     def is_over_full(self) -> bool:
         """Whether it holds more than it may: its client reads too slowly.
 
-        News without tokens is not counted: there is no more of it than there are requests.
+        News without tokens is not counted: a client that does not read may still have as much as it asked for.
         """
         return self._outputs > self._max_frames or self.bytes > self._max_bytes
+
+    @property
+    def news(self) -> int:
+        """How many letters without tokens it holds."""
+        return len(self) - self._outputs
 
     @property
     def has_room_in_window(self) -> bool:
@@ -120,9 +125,22 @@ class Mailbox:
         self._waiting.clear()
         self._sent_bytes = 0
 
+    def drop_outputs(self) -> list[Letter]:
+        """Let go of all tokens, and return their letters; how requests ended is news that is kept, and sent again."""
+        letters = self.letters()
+        self.discard()
+        for letter in letters:
+            if not letter.parts:
+                self.put(letter)
+        return [letter for letter in letters if letter.parts]
+
     def letters(self) -> list[Letter]:
         """Return all letters, oldest first."""
         return [*self._sent, *self._waiting]
+
+    def has_rows_of(self, key: int, limits: Limits) -> bool:
+        """Tell whether tokens of a request are on their way."""
+        return any(letter.rows_of(key, limits) is not None for letter in self.letters())
 
     def holds_back(self, hold: Hold) -> bool:
         """Tell whether a letter has a hold."""
@@ -156,6 +174,17 @@ def outputs_letters(target: LogprobBatch, draft: LogprobBatch | None, hold: Hold
         frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
         letters.append(Letter(frame, parts, hold, sum(map(len, parts))))
     return letters
+
+
+def reached_in(letters: list[Letter], limits: Limits) -> dict[int, int]:
+    """Return the requests that have rows in some letters, and how far each had come by them, in tokens."""
+    reached: dict[int, int] = {}
+    for letter in letters:
+        if letter.hold is not None:
+            batch = decode(letter.parts[0], limits)
+            ends = (batch.positions + batch.token_counts).tolist()
+            reached.update(zip(batch.request_keys.tolist(), ends, strict=True))
+    return reached
 
 
 def admitted_letter(admitted: Admitted) -> Letter:

@@ -2,17 +2,19 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
 from tokenbus_services.bus import ClosedError, Listener, Outcome, Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.answers import closing_error
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.feed import StepFeed
 from tokenbus_services.processor.router import BUFFERED, NOBODY
@@ -33,8 +35,8 @@ class TokenProcessor:
     def __init__(
         self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
     ) -> None:
-        """Take the settings; a transport and a clock may be handed in."""
-        self.settings = _named(settings or Settings())
+        """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
+        self.settings = _named(settings or Settings.load())
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
         self._core = core = Core(self.settings, self.clock.now, self._send_worker, self._send_client)
@@ -47,7 +49,7 @@ class TokenProcessor:
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._episodes = Episodes()
-        self.transport_refusals: dict[str, int] = {}
+        self.refused_connections = 0
 
     # Its life.
 
@@ -101,6 +103,7 @@ class TokenProcessor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.feed is not None:
             self.intake.feed.close()
+        self.book.close("the processor was closed")
         await self._close_listeners()
         _log.info("closed", processor=self.id)
 
@@ -108,6 +111,11 @@ class TokenProcessor:
         for listener in (self._worker_listener, self._client_listener):
             if listener is not None:
                 await listener.close()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether workers and clients are taken, and what takes them runs."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     @property
     def workers_address(self) -> str:
@@ -134,9 +142,19 @@ class TokenProcessor:
                 self._episodes.begin("internal", _log.exception, "a message could not be handled")
 
     async def _tick(self) -> None:
+        looked = self.clock.now()
         while True:
             await self.clock.wait(self._stopping, self._tick_seconds)
-            self._core.tick(self.clock.now())
+            now = self.clock.now()
+            stood_still = now - looked - self.settings.bus.heartbeat_interval_ms / 1000
+            if stood_still > 0:
+                self._core.forgive(stood_still, now)
+            looked = now
+            try:
+                self._core.tick(now)
+            except Exception:  # noqa: BLE001 - whatever it is
+                # As above: without a tick nobody would ever be found silent, or late.
+                self._episodes.begin("internal", _log.exception, "time could not be looked at")
             self._episodes.expire()
             self._changed.set()
 
@@ -151,12 +169,12 @@ class TokenProcessor:
         return Outcome.GONE if self._client_listener is None else self._client_listener.send(peer, parts)
 
     def _transport_refused(self, reason: str) -> None:
-        self.transport_refusals[reason] = self.transport_refusals.get(reason, 0) + 1
+        self.refused_connections += 1
         self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
 
     # What it offers in this process.
 
-    async def steps(self) -> AsyncIterator[Step]:
+    async def steps(self) -> AsyncGenerator[Step, None]:
         """Yield every step, whole and in original batch order; only one such iteration at a time.
 
         A step is acknowledged when the next one is asked for, and workers wait when steps are not taken. While
@@ -182,7 +200,13 @@ class TokenProcessor:
         return self.book.tokens(key, position)
 
     def generate(self, generate: Generate) -> RequestTokens:
-        """Hand a new request to a worker, and return an iterator over its tokens."""
+        """Hand a new request to a worker, and return an iterator over its tokens.
+
+        One that breaks its bounds is a ContractError, and one that cannot be taken now a RequestFailedError.
+        """
+        write_frame(ProcessorFrame(generate=generate))
+        if self.clients.is_draining:
+            raise RequestFailedError(closing_error(generate.request_key))
         opened: list[RequestTokens] = []
         error = self.dispatch.submit(generate, BUFFERED, lambda request: opened.append(self.book.buffers.open(request)))
         if error is not None:

@@ -97,7 +97,7 @@ class RequestTable:
         self._cached_slots: Slots = np.zeros(0, np.intp)
         self.peak = 0
         self.next_position = np.zeros(64, np.int64)
-        self.owner = np.zeros(64, np.int32)
+        self.owner = np.full(64, NO_STREAM, np.int32)
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
         self.wants_draft = np.zeros(64, np.bool_)
@@ -196,7 +196,9 @@ class RequestTable:
         if slot == self.owner.size:
             for name in ("next_position", "owner", "state", "route", "wants_draft", "due"):
                 column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, column]))  # what is not open yet is never looked at
+                setattr(self, name, np.concatenate([column, column]))
+            # These are counted and searched as a whole: what is not open yet must look like nobody's.
+            self.owner[slot:] = NO_STREAM
             self.due[slot:] = np.inf
             self.state[slot:] = 0
         return slot

@@ -62,6 +62,9 @@ class Requests(Protocol):
     def meet(self, key: int, position: int, source: Source, now: float) -> Request | None:
         """Open a request that a stream brought, or return None: it cannot be one."""
 
+    def hand_off(self, request: Request, now: float) -> None:
+        """Let another stream go on with a request."""
+
     def finish(self, request: Request, status: RowStatus) -> None:
         """End a request that has had its last row."""
 
@@ -93,7 +96,9 @@ class Router:
         self._hand_out(step, slots)
         leaving = np.flatnonzero(_LEAVES[target.statuses])
         for row in leaving.tolist():
-            self._leave(table.at(int(slots[row])), RowStatus(target.statuses[row]), now)
+            # Its consumer may have ended it, for what was handed out here was more than may wait.
+            if (request := table.get(int(target.request_keys[row]))) is not None:
+                self._leave(request, RowStatus(target.statuses[row]), now)
 
     # Settling.
 
@@ -126,7 +131,9 @@ class Router:
         step.keep(target, draft)
         return table.slots_of(target.request_keys)
 
-    def _place(self, step: Step, row: int, source: Source, now: float) -> int | None:
+    def _place(  # noqa: PLR0911 - one for each fate of a row
+        self, step: Step, row: int, source: Source, now: float
+    ) -> int | None:
         """Return how many of a row's tokens its request has had, or None: the row is not for it, or not yet."""
         table, target = self._table, step.rows
         key, position = int(target.request_keys[row]), int(target.positions[row])
@@ -135,11 +142,16 @@ class Router:
             return None
         slot = request.slot
         state, owner, expected = State(table.state[slot]), int(table.owner[slot]), int(table.next_position[slot])
+        if state is State.ENDED:  # nobody has asked for its tokens yet, and there will be no more
+            self.counts.late += 1
+            return None
         if state is State.WAITING:
-            if position:
+            if position or owner not in (NO_STREAM, source.stream):
                 self._wait(request, step, row, source)
                 return None
-            table.next_position[slot] = expected = 0  # here is its beginning: all the rest follows
+            # Here is its beginning: all the rest follows, and is this stream's.
+            table.next_position[slot] = expected = 0
+            table.owner[slot], table.state[slot] = owner, state = source.stream, State.OPEN
         count = int(target.token_counts[row])
         if position < expected and position + count <= expected:
             if owner == source.stream:
@@ -210,9 +222,7 @@ class Router:
         if status is not RowStatus.HANDED_OFF:
             self._requests.finish(request, status)
             return
-        self._table.state[request.slot] = State.HANDED_OFF
-        self._table.owner[request.slot] = NO_STREAM
-        request.handed_off_at = now
+        self._requests.hand_off(request, now)
         self.recall(request, now)
 
 

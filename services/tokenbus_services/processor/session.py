@@ -78,3 +78,9 @@ class Session:
         """Learn that a request ended with an error."""
         self.requests.discard(request.key)
         self.put(error_letter(error))
+
+
+def drafts_of(draft: LogprobBatch, key: int) -> LogprobBatch | None:
+    """Return what was drafted for one request, or None."""
+    found = np.flatnonzero(draft.request_keys == np.uint64(key))
+    return draft.select(found) if found.size else None

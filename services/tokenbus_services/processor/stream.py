@@ -23,8 +23,14 @@ class Arrived:
 
     sequence: int
     contents: LogprobBatch | RequestEvent | None
+    kind: PayloadKind
     payload: bytes
     last_sequence: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes of credit it used."""
+        return len(self.payload)
 
 
 @dataclass(slots=True)
@@ -56,7 +62,7 @@ class Fate(StrEnum):
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What happened in a stream, in items."""
+    """What happened in the streams of one worker, over all of its lives; in items, where the name says nothing else."""
 
     items: int = 0
     bytes: int = 0
@@ -67,6 +73,14 @@ class StreamCounts:
     replays: int = 0
     gaps: int = 0
     lost: int = 0
+    repeated_parts: int = 0
+    """Batches that came in another item before, with the same contents."""
+    divergent_parts: int = 0
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    incomplete_steps: int = 0
+    missing_drafts: int = 0
 
 
 class Stream:
@@ -94,8 +108,20 @@ class Stream:
         self.granted_bytes = 0
         self.refusal: ContractError | None = None
         self.wants_handshake = False
+        self.produced_at_ns = 0
+        """When the last step that was handed out was produced, by the worker's clock; zero: it did not say."""
+
+    @property
+    def lag(self) -> int:
+        """How many items are known to have been sent and are not in order yet."""
+        return max(0, self.known_last - self.expected + 1)
 
     # Credit.
+
+    @property
+    def credit_left(self) -> tuple[int, int]:
+        """How many more items, and how many more bytes, the worker may send, as far as is known here."""
+        return max(0, self.granted_sequence - self.known_last), max(0, self.granted_bytes - self._taken_bytes)
 
     def open_connection(self) -> None:
         """Begin to count anew: the worker goes on from what is expected, in a connection of its own."""
@@ -113,10 +139,9 @@ class Stream:
         """Let the worker send as much as may be on its way; tell whether that is worth a message."""
         through = self.expected - 1 + self._settings.credit_items
         size = self._taken_bytes + self._settings.credit_bytes
-        worth = (
-            through - self.granted_sequence >= self._settings.credit_items // 4
-            or size - self.granted_bytes >= self._settings.credit_bytes // 4
-        )
+        worth = through - self.granted_sequence >= max(
+            1, self._settings.credit_items // 4
+        ) or size - self.granted_bytes >= max(1, self._settings.credit_bytes // 4)
         if worth:
             self.granted_sequence, self.granted_bytes = through, size
         return worth
@@ -145,7 +170,7 @@ class Stream:
         except ContractError as error:
             return self._refuse(item, payload, error)
         self._remember(sequence, checksum)
-        self._ahead[sequence] = Arrived(sequence, contents, payload, sequence)
+        self._ahead[sequence] = Arrived(sequence, contents, item.payload_kind, payload, sequence)
         return Fate.TAKEN
 
     def _read(self, item: Item, payload: bytes) -> LogprobBatch | RequestEvent | None:
@@ -198,8 +223,10 @@ class Stream:
         if last < self.expected:
             return
         first = max(first, self.expected)
-        while first in self._ahead and first < last:  # what came after all is not lost
+        while isinstance(self._ahead.get(first), Arrived):  # what came after all is not lost
             first += 1
+        if first > last:
+            return
         self.known_last = max(self.known_last, last)
         self._ahead[first] = Lost(first, last, reason, keys)
 
@@ -208,14 +235,12 @@ class Stream:
         ready: deque[Arrived | Lost] = deque()
         while (entry := self._ahead.pop(self.expected, None)) is not None:
             self.expected = entry.last_sequence + 1
+            self._taken_bytes += entry.size
             if isinstance(entry, Lost):
                 self.counts.gaps += 1
                 self.counts.lost += entry.last_sequence - entry.sequence + 1
-                self._taken_bytes += entry.size
                 for covered in [each for each in self._ahead if each < self.expected]:
-                    del self._ahead[covered]
-            else:
-                self._taken_bytes += len(entry.payload)
+                    self._taken_bytes += self._ahead.pop(covered).size  # they cost credit all the same
             self._refused_once.discard(entry.sequence)
             ready.append(entry)
         if ready:

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from zlib import crc32
 
-from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
-from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
+from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_services.processor.mailbox import Letter, watched_letter
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import Arrived
@@ -45,10 +44,9 @@ class Watchers:
         """Show an item to who watches its stream; what does not fit into a client's window is left out."""
         if not self._watched:
             return
-        is_batch = isinstance(entry.contents, LogprobBatch)
         item = Item(
             sequence=entry.sequence,
-            payload_kind=PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH if is_batch else PayloadKind.PAYLOAD_KIND_REQUEST_EVENT,
+            payload_kind=entry.kind,
             payload_bytes=len(entry.payload),
             payload_crc32=crc32(entry.payload),
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tokenbus_contracts import ContractError, Limits, Rule
 from tokenbus_contracts.generated.stream_pb2 import Hello, RefusalReason, WorkerRole
+from tokenbus_services.delivery import Hold, Step
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.requests import Source
 from tokenbus_services.processor.stream import Stream
@@ -22,8 +23,19 @@ class Worker:
     next_heartbeat: float = 0.0
     echo_ns: int = 0
     acknowledged: int = 0
+    held_back: tuple[Hold, float] | None = None
+    """What has held its stream back for the longest, and since when, while too much waits for more to be sent."""
     roll_call: tuple[int, frozenset[int]] | None = None
     """When the stream has come to that sequence, the worker has no other requests than these."""
+
+    def count(self, step: Step) -> None:
+        """Count a step that was handed out, with the rows of it that were."""
+        counts, rows = self.stream.counts, step.rows
+        counts.steps += 1
+        counts.rows += rows.row_count
+        counts.tokens += rows.token_ids.size
+        counts.incomplete_steps += not step.is_whole
+        self.stream.produced_at_ns = rows.header.produced_at_ns
 
 
 class RefusedError(Exception):

@@ -29,12 +29,15 @@ from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.requests import Source
-from tokenbus_services.processor.stream import Fate, Stream
+from tokenbus_services.processor.strangers import Strangers
+from tokenbus_services.processor.stream import Fate, Stream, StreamCounts
 from tokenbus_services.processor.worker import RefusedError, Worker, check_hello, protocol_error, takes_over
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
-_MOST_STRANGERS = 1024
+_MOST_EPOCHS = 1024
+_SILENCE = 1.5
+"""How many of a heartbeat's intervals without a word are more than chance."""
 _NS = 1_000_000_000
 
 
@@ -55,13 +58,15 @@ class WorkerDesk:
         self._send_parts = send
         self._by_peer: dict[bytes, Worker] = {}
         self._epochs: OrderedDict[str, int] = OrderedDict()
-        self._strangers: OrderedDict[bytes, float] = OrderedDict()
         self._streams = count()
         self._episodes = Episodes()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
+        self._strangers = Strangers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
+        self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
+        """What was counted of workers that are gone, for as many as may be here: who adds it up misses nothing."""
         self.refused = 0
         self.lost = 0
         self.is_draining = False
@@ -81,7 +86,7 @@ class WorkerDesk:
             self._letters.keep(parts[-1] if parts else b"", error, name)
             self._episodes.begin(("frame", name), _log.warning, "frame refused", reason=str(error), **_names(worker))
             if worker is None:
-                self._refuse(peer, None, protocol_error(error))
+                self._tell_refused(peer, protocol_error(error))
 
     def _take(self, peer: bytes, worker: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
@@ -95,6 +100,7 @@ class WorkerDesk:
         elif frame.epoch != worker.stream.epoch:
             raise ContractError("epoch", f"{worker.stream.epoch}, as in its hello", frame.epoch)
         elif body is not None:
+            self._mind_silence(worker, now)
             worker.last_heard = now
             self._frame(worker, frame, body, parts, now)
 
@@ -175,6 +181,7 @@ class WorkerDesk:
             message = f"workers: at most {self._settings.processor.max_workers}"
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
         stream = Stream(hello, epoch, self._settings.limits, self._settings.processor)
+        stream.counts = self.departed.pop(hello.worker_id, stream.counts)
         source = Source(next(self._streams), stream.name, hello.first_sequence > 1, takes_over(hello))
         assembler = Assembler(hello.worker_id, epoch, self._settings.processor)
         worker = Worker(stream, assembler, source, None, now, acknowledged=hello.first_sequence - 1)
@@ -182,7 +189,7 @@ class WorkerDesk:
         self.by_stream[source.stream] = worker
         self._epochs[hello.worker_id] = epoch
         self._epochs.move_to_end(hello.worker_id)
-        if len(self._epochs) > _MOST_STRANGERS:
+        if len(self._epochs) > _MOST_EPOCHS:
             self._epochs.popitem(last=False)
         return worker
 
@@ -193,15 +200,12 @@ class WorkerDesk:
         worker.last_heard = now
         worker.next_heartbeat = now + self._interval
         self._by_peer[peer] = worker
-        self._strangers.pop(peer, None)
+        self._strangers.forget(peer)
         stream = worker.stream
         stream.open_connection()
         if hello.first_sequence > stream.expected:
             reason = GapReason.GAP_REASON_RETENTION
             stream.declare_lost(stream.expected, hello.first_sequence - 1, reason, frozenset())
-        for key in hello.request_keys:
-            self._intake.book.answer(key, worker.source)
-        worker.roll_call = (hello.next_sequence - 1, frozenset(hello.request_keys))
         welcome = Welcome(
             processor_id=self._settings.processor.id,
             schema_minor=MINOR,
@@ -211,6 +215,10 @@ class WorkerDesk:
             heartbeat_timeout_ms=self._settings.bus.heartbeat_timeout_ms,
         )
         self._send(worker, ProcessorFrame(welcome=welcome))
+        # After the welcome: before that, a worker hears of no request that it is to end.
+        for key in hello.request_keys:
+            self._intake.book.answer(key, worker.source)
+        worker.roll_call = (hello.next_sequence - 1, frozenset(hello.request_keys))
         _log.info("worker connected", resume_from=stream.expected, **_names(worker))
         self._episodes.end(worker.stream.worker_id)
         self._intake.on_stream(worker)
@@ -218,23 +226,22 @@ class WorkerDesk:
 
     def _stranger(self, peer: bytes, now: float) -> None:
         """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
-        told = self._strangers.pop(peer, None)
-        self._strangers[peer] = now if told is None or now - told >= self._interval else told
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._strangers.popitem(last=False)
-        if told is None or now - told >= self._interval:
+        if self._strangers.is_to_be_told(peer, now):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
             self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
 
     def _refuse(self, peer: bytes, worker: Worker | None, refused: RefusedError) -> None:
         self.refused += 1
-        refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
-        self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
+        self._tell_refused(peer, refused)
         if worker is not None and worker.peer == peer:
             self._disconnect(worker)
         self._episodes.begin(
             ("refused", str(refused)), _log.warning, "worker refused", reason=str(refused), **_names(worker)
         )
+
+    def _tell_refused(self, peer: bytes, refused: RefusedError) -> None:
+        refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
+        self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
 
     def _disconnect(self, worker: Worker) -> None:
         if worker.peer is not None:
@@ -255,8 +262,16 @@ class WorkerDesk:
         self.by_stream.pop(worker.source.stream, None)
         ended = self._intake.book.end_those_of(worker.source.stream, worker.stream.worker_id, why)
         self.lost += 1
+        self._keep_counts(worker)
         log = _log.warning if ended else _log.info
         log("worker gone", reason=why, requests_ended=ended, **_names(worker))
+
+    def _keep_counts(self, worker: Worker) -> None:
+        counts = worker.stream.counts
+        counts.missing_drafts += worker.assembler.drafts_missing
+        self.departed[worker.stream.worker_id] = counts
+        if len(self.departed) > self._settings.processor.max_workers:
+            self.departed.popitem(last=False)
 
     # What goes out.
 
@@ -309,13 +324,29 @@ class WorkerDesk:
         for worker in list(self.by_id.values()):
             if now - worker.last_heard > self._timeout:
                 self._lose(worker, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
+                self._epochs[worker.stream.worker_id] = worker.stream.epoch - 1  # the same life may come back
                 continue
+            self._mind_silence(worker, now)
             self._proceed(worker, now)
             self.acknowledge(worker, at_once=True)
             if now >= worker.next_heartbeat:
                 self._heartbeat(worker, now)
+                # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
+                self._send(worker, ProcessorFrame(ack=Ack(through_sequence=worker.acknowledged)))
+                self._send(worker, ProcessorFrame(credit=self._credit(worker)))
         self._intake.book.check_buffers(max((len(worker.stream.holds) for worker in self.by_id.values()), default=0))
         self._episodes.expire()
+
+    def _mind_silence(self, worker: Worker, now: float) -> None:
+        """Count no time against a worker's steps in which it could not send: its link stalls, or we give no credit."""
+        if now - worker.last_heard > _SILENCE * self._interval or self._intake.is_throttled(worker):
+            worker.assembler.renew(now)
+
+    def forgive(self, seconds: float, now: float) -> None:
+        """Do not count some seconds as the workers' silence, nor against their steps."""
+        for worker in self.by_id.values():
+            worker.assembler.renew(now)
+            worker.last_heard = min(now, worker.last_heard + seconds)
 
     def close(self, reason: GoodbyeReason, message: str) -> None:
         """Say goodbye to every worker."""

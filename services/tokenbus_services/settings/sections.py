@@ -117,7 +117,7 @@ class WorkerSettings:
     )
     metrics_address: str = setting(
         "",
-        HostAndPort("where it serves its metrics; no two processes of a host can have one; port 0: any; empty: nowhere"),
+        HostAndPort("where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"),
     )
     drain_timeout_ms: int = setting(
         10_000, _time("how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0)
@@ -247,7 +247,7 @@ class MetricsSettings:
     """How a process is watched from outside."""
 
     address: str = setting(
-        "127.0.0.1:9470", HostAndPort("where the processor serves its metrics; port 0: any that is free; empty: nowhere")
+        "127.0.0.1:9470", HostAndPort("where the processor serves its metrics; port 0: any free one; empty: nowhere")
     )
     stall_timeout_ms: int = setting(
         5000, _time("after how long an event loop that does not answer makes its process unhealthy")

@@ -10,13 +10,14 @@ from typing import Self
 
 import numpy as np
 
-from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, encode
+from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, RowStatus, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.delivery.errors import brief
 from tokenbus_services.link import Link
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
@@ -44,7 +45,7 @@ class Publisher:
         clock: Clock | None = None,
     ) -> None:
         """Take the settings and the model's vocabulary; a later epoch than this process's time may be given."""
-        self.settings = settings or Settings()
+        self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
         self.epoch = epoch or time.time_ns()
         worker = self.settings.worker
@@ -66,12 +67,21 @@ class Publisher:
         self._clock = clock or SystemClock()
         self._transport = transport
         self._link = Link(self._session, self._room, self._clock, "worker")
+        self._vocabulary_size = vocabulary_size
+        self._last_step = 0
         self._running = False
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self.gated = 0
+        """How many batches were not this rank's to publish."""
         self.shed = 0
+        """How many batches lost their alternatives for want of room."""
         self.failed = 0
+        """How many rows' requests ended for want of room."""
+        self.blocked = 0
+        """How many batches had to wait for room."""
+        self.blocked_seconds = 0.0
+        """How long they waited in all."""
 
     # Its life.
 
@@ -85,7 +95,6 @@ class Publisher:
         except BaseException:
             self._thread.join()
             raise
-        self._running = True
         return self
 
     def __exit__(
@@ -103,7 +112,6 @@ class Publisher:
         await asyncio.wait([self._task, asyncio.wrap_future(started)], return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             self._task.result()
-        self._running = True
         return self
 
     async def __aexit__(
@@ -115,11 +123,7 @@ class Publisher:
             await self._task
 
     def _close(self, error: BaseException | None) -> None:
-        with self._room:
-            self._running = False
-            self._room.notify_all()
-        with self._arrived:
-            self._arrived.notify_all()
+        self._take_no_more()
         self._link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
 
     def _run_thread(self, started: Future[None]) -> None:
@@ -130,13 +134,49 @@ class Publisher:
                 started.set_exception(error)
             else:
                 _log.exception("the publisher's thread ended")
-                with self._room:
-                    self._running = False
-                    self._room.notify_all()
 
     async def _run(self, started: Future[None]) -> None:
+        def _connected() -> None:
+            self._running = True
+            started.set_result(None)
+
         transport = self._transport or transport_for(self.settings.bus)
-        await self._link.run(transport, self.settings.bus.workers_address, lambda: started.set_result(None))
+        try:
+            await self._link.run(transport, self.settings.bus.workers_address, _connected)
+        finally:  # whyever it ended: what is published now would go nowhere
+            self._take_no_more()
+
+    def _take_no_more(self) -> None:
+        with self._room:
+            self._running = False
+            self._room.notify_all()
+        with self._arrived:
+            self._arrived.notify_all()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether batches are taken."""
+        return self._running
+
+    @property
+    def link(self) -> Link:
+        """What carries its messages."""
+        return self._link
+
+    @property
+    def retention(self) -> Retention:
+        """What is kept until it is acknowledged."""
+        return self._retention
+
+    @property
+    def session(self) -> WorkerSession:
+        """The worker's side of the protocol."""
+        return self._session
+
+    @property
+    def waiting_requests(self) -> int:
+        """How many requests the engine has not taken yet."""
+        return len(self._requests)
 
     # What goes out.
 
@@ -155,12 +195,15 @@ class Publisher:
             self._check_running()
             payload = encode(self._addressed(batch), self._limits)
             keys = batch.request_keys.tolist()
-            sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, keys)
-            leaving = _LEAVES[batch.statuses]
-            with self._room:
-                self._session.requests.update(keys)
-                if leaving.any():
-                    self._session.requests.difference_update(batch.request_keys[leaving].tolist())
+            with self._room:  # for both, so that no hello tells of the item and not of its requests
+                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, keys)
+                # What was drafted in a request's last step comes after the row that ended it.
+                if batch.header.kind is BatchKind.TARGET:
+                    leaving = _LEAVES[batch.statuses]
+                    self._session.requests.update(keys)
+                    if leaving.any():
+                        self._session.requests.difference_update(batch.request_keys[leaving].tolist())
+            self._last_step = max(self._last_step, batch.header.step)
         return sequence
 
     async def published(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
@@ -182,7 +225,7 @@ class Publisher:
         """Tell that a request ended with an error; return the event's sequence."""
         with self._room:
             self._session.requests.discard(key)
-        error = RequestError(request_key=key, code=code, message=message[:_LONGEST], emitted_tokens=emitted_tokens)
+        error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
 
     def _publish_event(self, key: int, event: RequestEvent) -> int:
@@ -192,12 +235,17 @@ class Publisher:
             return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), [key])
 
     def _addressed(self, batch: LogprobBatch) -> LogprobBatch:
+        # A processor takes the step of long ago for a repetition: better said here, where it can be mended.
+        oldest = self._last_step - self.settings.processor.max_open_steps
+        if batch.header.step < oldest:
+            raise ContractError("header.step", oldest, batch.header.step, rule=Rule.MIN)
         header = batch.header._replace(
             worker_id=self.worker_id,
             epoch=self.epoch,
             sequence=self._retention.next_sequence,
             tp_rank=self.settings.worker.tp_rank,
             dp_rank=self.settings.worker.dp_rank,
+            vocabulary_size=batch.header.vocabulary_size or self._vocabulary_size,
             produced_at_ns=batch.header.produced_at_ns or time.time_ns(),
             schema_major=MAJOR,
             schema_minor=MINOR,
@@ -210,7 +258,10 @@ class Publisher:
     def _keep(self, kind: PayloadKind, payload: bytes, keys: list[int]) -> int:
         with self._room:
             if not self._retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
-                self._retention.drop(keys)
+                if keys:  # a gap that names nobody would be everybody's
+                    self._retention.drop(keys)
+                    # Their last row may be among these, and then no other would say that they are gone.
+                    self._session.requests.difference_update(keys)
                 self._link.wake()
                 self.failed += len(keys)
                 worker = self.settings.worker
@@ -228,7 +279,10 @@ class Publisher:
                 "retention is full, and this thread empties it: use `await publisher.published(batch)`"
             )
         seconds = self.settings.worker.block_timeout_ms / 1000
+        self.blocked += 1
+        began = self._clock.now()
         found = self._room.wait_for(lambda: not self._running or self._retention.has_room(size), seconds)
+        self.blocked_seconds += self._clock.now() - began
         self._check_running()
         return found
 
@@ -287,7 +341,6 @@ _ROLES = {
     "prefill": WorkerRole.WORKER_ROLE_PREFILL,
     "decode": WorkerRole.WORKER_ROLE_DECODE,
 }
-_LONGEST = 1000
 _LEAVES = np.isin(
     np.arange(256),
     [

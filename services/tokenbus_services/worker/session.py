@@ -223,7 +223,8 @@ class WorkerSession:
         if entry is None:
             return None
         size = len(entry.payload) if isinstance(entry, Retained) else 0
-        if entry.last_sequence > self._granted_sequence or self._sent_bytes + size > self._granted_bytes:
+        # Of a run that found no room only the first needs credit: the whole may be longer than any grant.
+        if sequence > self._granted_sequence or self._sent_bytes + size > self._granted_bytes:
             return None
         self._next_sequence = entry.last_sequence + 1
         self._sent_bytes += size

@@ -87,8 +87,6 @@ class SyntheticEngine:
         return batches if drafted is None else batches + self._in_parts(drafted)
 
     def _batch(self, rows: list[_Running], kind: BatchKind) -> LogprobBatch:
-        if kind is BatchKind.DRAFT:
-            rows = [row for row in rows if not row.is_aborted]
         size = len(rows)
         # Engines sort rows by what they compute for them; here by the step's number.
         order = np.random.default_rng(self._step).permutation(size)
@@ -122,7 +120,7 @@ class SyntheticEngine:
             request_keys=keys,
             batch_indices=order.astype(np.uint32),
             positions=positions,
-            statuses=np.array([self._status(row) if is_target else RowStatus.ACTIVE for row in mine], np.uint8),
+            statuses=np.array([self._status(row, kind) for row in mine], np.uint8),
             token_counts=counts,
             draft_token_counts=np.maximum(counts, 1) - 1 if is_target else np.zeros(size, np.uint8),
             proposal_counts=np.zeros(size, np.uint8),
@@ -138,7 +136,9 @@ class SyntheticEngine:
     def _count(self, row: _Running) -> int:
         return 0 if row.is_aborted else min(self._tokens_per_step, row.end - row.position)
 
-    def _status(self, row: _Running) -> RowStatus:
+    def _status(self, row: _Running, kind: BatchKind) -> RowStatus:
+        if kind is BatchKind.DRAFT:  # a row for each of the target's, as a row's place must be the same in both
+            return RowStatus.IDLE if row.is_aborted else RowStatus.ACTIVE
         if row.is_aborted:
             return RowStatus.ABORTED
         return RowStatus.FINISHED_LENGTH if row.position + self._tokens_per_step >= row.end else RowStatus.ACTIVE

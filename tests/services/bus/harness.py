@@ -104,8 +104,11 @@ async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes,
     Until the connection notices that its old listener is gone, what it sends is lost; so it sends until it is heard.
     """
     first = asyncio.ensure_future(listener.receive())
-    await until(lambda: first.done() or (connection.send([_PROBE]) and False))
-    peer, parts = await first
+    try:
+        await until(lambda: first.done() or (connection.send([_PROBE]) and False))
+        peer, parts = await first
+    finally:
+        first.cancel()
     await until(lambda: connection.send([_MET]))
     seen = []
     while parts != [_MET]:

@@ -278,6 +278,7 @@ async def test_quiet_peer_beside_a_busy_one(bus: Bus) -> None:
     quiet = await small.connect(listener.address)
 
     async def shout() -> None:
+        """Send without end."""
         while True:
             while busy.send([b"again"]):
                 pass
@@ -301,6 +302,7 @@ async def test_receiving_without_end_lets_others_run(bus: Bus) -> None:
     turns = 0
 
     async def count() -> None:
+        """Count turns."""
         nonlocal turns
         while True:
             turns += 1
@@ -326,6 +328,27 @@ async def test_cancelled_receive(bus: Bus) -> None:
         assert all(task.cancelled() for task in receiving)
         assert await soon(listener.receive()) == (peer, numbered(number))
         assert await soon(connection.receive()) == numbered(number)
+
+
+async def test_peer_that_leaves_with_much_unread(bus: Bus) -> None:
+    """A peer that leaves while its listener does not read was not refused; what still arrives has no holes."""
+    small = bus.with_settings(SMALL)
+    listener, connection, peer = await small.pair()
+    most = SMALL.high_water_mark if bus.kind == "memory" else 5 * SMALL.high_water_mark  # the kernel holds the rest
+    for number in range(most):
+        await until(lambda number=number: connection.send(numbered(number, 1000)))  # type: ignore[misc]
+    await soon(connection.close())
+    seen: list[tuple[bytes, list[bytes]]] = []
+
+    async def drain() -> None:
+        """Receive."""
+        while True:
+            seen.append(await listener.receive())
+
+    small.spawn(drain())
+    await until(lambda: len(seen) >= SMALL.high_water_mark)
+    await until(lambda: listener.send(peer, [b"x"]) is Outcome.GONE)
+    assert seen == [(peer, numbered(number, 1000)) for number in range(len(seen))]
 
 
 async def test_taken_address(bus: Bus) -> None:
@@ -419,18 +442,22 @@ async def test_two_full_sides(bus: Bus) -> None:
     listener, connection, peer = await small.pair()
 
     async def from_connection() -> None:
+        """Send one way."""
         for number in range(COUNT):
             await until(lambda number=number: connection.send(numbered(number)))  # type: ignore[misc]
 
     async def from_listener() -> None:
+        """Send the other way."""
         for number in range(COUNT):
             await until(lambda number=number: listener.send(peer, numbered(number)) is Outcome.SENT)  # type: ignore[misc]
 
     async def to_connection() -> None:
+        """Receive one way."""
         for number in range(COUNT):
             assert await connection.receive() == numbered(number)
 
     async def to_listener() -> None:
+        """Receive the other way."""
         for number in range(COUNT):
             assert await listener.receive() == (peer, numbered(number))
 

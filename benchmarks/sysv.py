@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.codec.peer import NotRunError
-from benchmarks.codec.workload import Array
+from benchmarks.errors import NotRunError
+from benchmarks.workload import Array
 
 _CLONE_NEWIPC = 0x08000000
 _IPC_PRIVATE, _IPC_RMID, _IPC_CREAT = 0, 0, 0o1000
@@ -25,26 +25,28 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Queue:
     """A queue of its own, for one struct at a time. A struct begins with its type, a long."""
 
-    def __init__(self) -> None:
-        """Make the queue."""
+    def __init__(self, identity: int | None = None) -> None:
+        """Make the queue, or use one that another process of the same namespace made."""
         for call in (_libc.msgsnd, _libc.msgrcv):
             call.restype = ctypes.c_ssize_t
         _libc.msgsnd.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         _libc.msgrcv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long, ctypes.c_int]
-        self._id = _checked("msgget", _libc.msgget(_IPC_PRIVATE, _IPC_CREAT | _OWNER_ONLY))
+        if identity is None:
+            identity = _checked("msgget", _libc.msgget(_IPC_PRIVATE, _IPC_CREAT | _OWNER_ONLY))
+        self.identity = identity
 
     def send(self, struct: Array) -> None:
         """Send the whole struct."""
-        sent = _libc.msgsnd(self._id, struct.ctypes.data, struct.nbytes - _TYPE_BYTES, 0)
+        sent = _libc.msgsnd(self.identity, struct.ctypes.data, struct.nbytes - _TYPE_BYTES, 0)
         _checked("msgsnd", sent)
 
     def receive(self, struct: Array) -> None:
         """Receive a struct into another's memory."""
-        _checked("msgrcv", _libc.msgrcv(self._id, struct.ctypes.data, struct.nbytes - _TYPE_BYTES, 0, 0))
+        _checked("msgrcv", _libc.msgrcv(self.identity, struct.ctypes.data, struct.nbytes - _TYPE_BYTES, 0, 0))
 
     def remove(self) -> None:
         """Remove the queue from the kernel."""
-        _checked("msgctl", _libc.msgctl(self._id, _IPC_RMID, None))
+        _checked("msgctl", _libc.msgctl(self.identity, _IPC_RMID, None))
 
 
 @contextmanager

@@ -1,0 +1,37 @@
+# One image for every service of Tokenbus; what it runs is the command that follows `tokenbus`.
+
+FROM python:3.12.8-slim-bookworm AS build
+# The compiled check of the contract wants a C compiler here, and none where it runs.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+WORKDIR /build
+COPY requirements/base.txt requirements/dev.txt requirements/
+RUN python -m venv /opt/tokenbus \
+    && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/base.txt \
+    # The build backend is one of the locked versions too.
+    && sed -n 's/^\([a-z0-9._-]*==[^ ;]*\).*/\1/p' requirements/dev.txt > constraints.txt \
+    && python -m pip install --constraint constraints.txt hatchling
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY contracts/tokenbus_contracts contracts/tokenbus_contracts
+COPY gpu_ops/tokenbus_gpu_ops gpu_ops/tokenbus_gpu_ops
+COPY services/tokenbus_services services/tokenbus_services
+RUN python -m hatchling build -t wheel -d dist \
+    && /opt/tokenbus/bin/python -m pip install --no-deps --no-index dist/*.whl
+
+FROM python:3.12.8-slim-bookworm
+COPY --from=build /opt/tokenbus /opt/tokenbus
+# A user that owns nothing but its own folder, which is where dead letters go.
+RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tokenbus \
+    && install --directory --owner tokenbus --group tokenbus /var/lib/tokenbus
+USER tokenbus
+WORKDIR /var/lib/tokenbus
+ENV PATH=/opt/tokenbus/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    TOKENBUS_LOG_FORMAT=json \
+    TOKENBUS_METRICS_ADDRESS=0.0.0.0:9470 \
+    TOKENBUS_WORKER_METRICS_ADDRESS=0.0.0.0:9470
+EXPOSE 5570 5571 9470
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9470/healthz', timeout=2)"]
+ENTRYPOINT ["tokenbus"]
+CMD ["--help"]

@@ -1,0 +1,93 @@
+"""Measure the bus beside its peers: `python -m benchmarks.bus`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.bus.document import write_documents, write_json
+from benchmarks.bus.memory import ROWS
+from benchmarks.bus.plan import Plan, quick
+from benchmarks.bus.plot import plot
+from benchmarks.bus.record import run
+from benchmarks.bus.tables import render
+from benchmarks.paint import Paint
+
+_COMMAND = "python -m benchmarks.bus --write-docs"
+_DOCS = Path("docs/benchmarks")
+_LEAST_MEMORY_STEPS = 100
+_EXAMPLES = """\
+examples:
+  python -m benchmarks.bus --quick                    whether it works, in a minute
+  python -m benchmarks.bus                            the tables, in a quarter of an hour
+  python -m benchmarks.bus --memory-steps 1000000 --write-docs
+                                                      what docs/benchmarks/bus.md shows, on a quiet machine
+
+A worker process and a processor process, each on a core of its own, carry the same steps in turn for each peer.
+The goals are at the top of what is printed: p50 and p99 at 200 steps/s, steps/s flat out, the cost of a row with
+many requests open, and memory over a million steps. Ratios to the peers hold on any machine; times are this one's.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the tables, and write what was asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bus",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    full = Plan()
+    parser.add_argument("--quick", action="store_true", help="short turns over ipc at k = 0, the ends of each scale")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"turns of each peer (default {full.rounds})")
+    parser.add_argument("--seconds", type=float, metavar="S", help=f"of a turn flat out (default {full.seconds:g})")
+    parser.add_argument(
+        *("--latency-steps",), type=int, metavar="N", help=f"of a turn at a rate (default {full.latency_steps})"
+    )
+    parser.add_argument(
+        *("--memory-steps",), type=int, metavar="N", help=f"steps of the memory run (default {full.memory_steps})"
+    )
+    parser.add_argument("--seed", type=int, default=full.seed, help=f"of the random steps (default {full.seed})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write bus.png and bus.svg")
+    parser.add_argument(
+        *("--write-docs",),
+        type=Path,
+        metavar="FOLDER",
+        nargs="?",
+        const=_DOCS,
+        help=f"write the figures, the plot and a page (default {_DOCS})",
+    )
+    options = parser.parse_args(arguments)
+    plan = _plan(parser, options)
+    record = run(plan, _progress)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(render(record, Paint(colour=colour)))
+    if options.json:
+        write_json(record, options.json)
+    if options.plot:
+        plot(record, options.plot)
+    if options.write_docs:
+        write_documents(record, options.write_docs, _COMMAND, ROWS)
+
+
+def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:
+    base = quick() if options.quick else Plan()
+    for name, least in (("rounds", 1), ("seconds", 0.1), ("latency_steps", 20), ("memory_steps", _LEAST_MEMORY_STEPS)):
+        value = getattr(options, name)
+        if value is not None:
+            if value < least:
+                parser.error(f"--{name.replace('_', '-')}: at least {least}, not {value}")
+            base = replace(base, **{name: value})
+    return replace(base, seed=options.seed)
+
+
+def _progress(text: str) -> None:
+    """Say on a terminal what is being measured."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

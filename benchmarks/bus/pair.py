@@ -1,0 +1,158 @@
+"""The processes of a run: each lives as long as the run, does what it is told, and answers."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.bus.orders import Order, Received, Sent
+from tokenbus_services.logs import configure
+from tokenbus_services.settings import LogSettings
+
+_ROOT = Path(__file__).resolve().parents[2]
+_DEADLINE_SECONDS = 3600.0
+"""A million steps of memory take minutes; a process that hangs is not to hold CI for a day."""
+_EXIT_SECONDS = 10.0
+
+Send = Callable[[Order], Sent]
+Receive = Callable[[Order, Callable[[str], None]], Any]
+
+
+class TurnFailedError(Exception):
+    """A process could not do its part: what it said of that."""
+
+
+class Child:
+    """A process that does one task after the other."""
+
+    def __init__(self, core: int | None) -> None:
+        """Start it, on a core of its own if there is one."""
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-m", "benchmarks.bus.pair", str(theirs.fileno()), "" if core is None else str(core)]
+        self._process = subprocess.Popen(command, cwd=_ROOT, pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def begin(self, task: Callable[..., object], order: Order) -> None:
+        """Let it begin a task."""
+        self.connection.send((task, order, False))
+
+    def announced(self, task: Callable[..., object], order: Order) -> str:
+        """Let it begin a task that others find at an address, and return that address."""
+        self.connection.send((task, order, True))
+        address: str = self.answer()
+        return address
+
+    def answer(self) -> Any:  # noqa: ANN401 - each task has its own
+        """Wait for its next word, or raise a TurnFailedError."""
+        if not self.connection.poll(_DEADLINE_SECONDS):
+            raise TurnFailedError(f"no answer within {_DEADLINE_SECONDS:.0f} s")
+        try:
+            kind, answer = self.connection.recv()
+        except EOFError:
+            raise TurnFailedError(f"the process ended with status {self._process.wait()}") from None
+        if kind == "failed":
+            raise TurnFailedError(answer)
+        return answer
+
+    def close(self) -> None:
+        """Let it end."""
+        self.connection.close()
+        try:
+            self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Pair:
+    """A sender and a receiver, each on a core of its own where there are two."""
+
+    def __init__(self) -> None:
+        """Start both."""
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+        self.cores = cores[-2:] if len(cores) > 1 else []
+        first, second = self.cores or (None, None)
+        self._folder = tempfile.TemporaryDirectory(prefix="tokenbus-bench-")
+        self.sender, self.receiver = Child(first), Child(second)
+        self._client: Child | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let all end."""
+        for child in (self.sender, self.receiver, self._client):
+            if child is not None:
+                child.close()
+        self._folder.cleanup()
+
+    def address(self, transport: str, name: str) -> str:
+        """Return an address to listen at."""
+        return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self._folder.name}/{name}"
+
+    def turn(self, send: Send, receive: Receive, order: Order) -> tuple[Sent, Received]:
+        """Let both do their part of one turn."""
+        self.sender.begin(send, replace(order, address=self.receiver.announced(receive, order)))
+        sent, received = _answers(self.sender, self.receiver)
+        return sent, received
+
+    def relayed(
+        self, send: Callable[[Order], Any], relay: Receive, receive: Callable[[Order], Any], order: Order
+    ) -> tuple[Any, Any, Any]:
+        """Let a third process receive what the second one relays; return what the three answer, in this order."""
+        if self._client is None:
+            self._client = Child(None)
+        addresses = self.receiver.announced(relay, order).split()
+        there = replace(order, address=addresses[0], clients_address=addresses[1])
+        self.sender.begin(send, there)
+        self._client.begin(receive, there)
+        sent, relayed, received = _answers(self.sender, self.receiver, self._client)
+        return sent, relayed, received
+
+
+def _answers(*children: Child) -> list[Any]:
+    """Return what each answers; the first that fails ends the wait for the others."""
+    answers: dict[Child, Any] = {}
+    while len(answers) < len(children):
+        waiting = {child.connection: child for child in children if child not in answers}
+        ready = wait(list(waiting), _DEADLINE_SECONDS)
+        if not ready:
+            raise TurnFailedError(f"no answer within {_DEADLINE_SECONDS:.0f} s")
+        for connection in ready:
+            if isinstance(connection, Connection):
+                answers[waiting[connection]] = waiting[connection].answer()
+    return [answers[child] for child in children]
+
+
+def main() -> None:
+    """Do what comes over the connection that was inherited, until it is closed."""
+    connection = Connection(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this ends it
+    if sys.argv[2]:
+        os.sched_setaffinity(0, {int(sys.argv[2])})
+    configure(LogSettings(level="warning"))
+    while True:
+        try:
+            task, order, announces = connection.recv()
+        except EOFError:
+            return
+        try:
+            more = (lambda address: connection.send(("ready", address)),) if announces else ()
+            answer = ("done", task(order, *more))
+        except Exception:  # noqa: BLE001 - whatever it is, it belongs to who gave the task
+            answer = ("failed", traceback.format_exc())
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The way to a client in a third process: a TokenClient asks for the requests, and takes their tokens."""
+
+import asyncio
+import tempfile
+import time
+
+from benchmarks.bus.orders import Order, Received, Sent
+from benchmarks.bus.pace import Watch, sent
+from benchmarks.bus.peers import Tell
+from benchmarks.bus.tokenbus import publish_all, settings_of, shares_of, worker_left
+from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
+from tokenbus_services.client import TokenClient
+from tokenbus_services.delivery import RequestTokens
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Publisher
+
+_ASKING_SECONDS = 30.0
+_WAIT_SECONDS = 0.1
+_LOOK_SECONDS = 0.01
+_MANY_FRAMES = 1 << 20
+
+
+def relayed_settings(order: Order, folder: str, **more: object) -> Settings:
+    """Return the settings of the three: a client that is slower than the worker makes it wait, and ends nothing."""
+    return settings_of(order, folder, **{"clients.mailbox_frames": _MANY_FRAMES, "processor.hold_items": 512, **more})
+
+
+def prompt(most: int) -> Generate:
+    """Return a request for so many tokens."""
+    return Generate(tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=most), top_logprobs=0)
+
+
+def send_asked(order: Order) -> Sent:
+    """Wait until as many requests were asked for as a step has rows, and publish the steps for them."""
+    with tempfile.TemporaryDirectory() as folder, Publisher(relayed_settings(order, folder)) as publisher:
+        keys: list[int] = []
+        deadline = time.monotonic() + _ASKING_SECONDS
+        while len(keys) < order.case.rows and time.monotonic() < deadline:
+            keys += [_key(request) for request in publisher.take_requests(_WAIT_SECONDS)]
+        if len(keys) < order.case.rows:
+            raise TimeoutError(f"{len(keys)} of {order.case.rows} requests were asked for")
+        for key in keys:
+            publisher.admitted(key, 1)
+        watch = publish_all(order, publisher, keys)
+    return sent(watch)
+
+
+def relay(order: Order, tell: Tell) -> int:
+    """Run a processor until its worker and its client have left; return its processor time in nanoseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_relay(order, tell, relayed_settings(order, folder)))
+
+
+async def _relay(_order: Order, tell: Tell, settings: Settings) -> int:
+    watch = Watch()
+    async with TokenProcessor(settings) as processor:
+        processor.intake.on_step = lambda _step: watch.note()
+        tell(f"{processor.workers_address} {processor.clients_address}")
+        await both_left(processor)
+    return watch.cpu_ns
+
+
+async def both_left(processor: TokenProcessor) -> None:
+    """Wait until a worker and a client have been there, and have left."""
+    while not processor.intake.steps:  # noqa: ASYNC110 - nothing tells; with the first step, both have been there
+        await asyncio.sleep(_LOOK_SECONDS)
+    while processor.clients.sessions:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(_LOOK_SECONDS)
+    await worker_left(processor)
+
+
+def receive_remote(order: Order) -> Received:
+    """Ask for the requests, and note when each step is with all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_receive(order, relayed_settings(order, folder)))
+
+
+async def _receive(order: Order, settings: Settings) -> Received:
+    watch = Watch()
+    first: list[LogprobBatch] = []
+    async with TokenClient(settings) as client:
+        requests = [client.generate(prompt(1)) for _ in range(order.case.rows)]
+
+        def came(target: LogprobBatch, _draft: LogprobBatch | None) -> None:
+            watch.note()
+            if not first:
+                first.append(target)
+            for tokens in requests:
+                tokens.waiting.clear()
+
+        client.session.on_outputs = came
+        await asyncio.gather(*map(_ended, requests))
+        cpu_ns = watch.cpu_ns
+    return Received(watch.at[:-1], cpu_ns, shares_of(order, first[0]))
+
+
+async def _ended(tokens: RequestTokens) -> None:
+    async for _ in tokens.rows():
+        pass
+
+
+def _key(request: Generate | Abort) -> int:
+    return request.request_key

@@ -1,0 +1,57 @@
+"""tokenbus processor: takes workers and clients until it is told to stop."""
+
+import argparse
+import asyncio
+
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.metrics import serve_processor
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.settings import Settings
+
+_DESCRIPTION = """\
+Take the streams of workers at one address and the requests of clients at another, and hand every request its tokens:
+each once, in order, or an error that says what was lost. Once it listens it logs "listening". It leaves with status 0
+after SIGTERM or SIGINT, when the open requests have ended or processor.drain_timeout_ms is over; a second signal ends
+it at once. Killed and started again, it loses nothing: workers send again what it had not acknowledged.
+
+examples:
+  tokenbus processor                                                     on this machine, at the default ports
+  tokenbus processor --workers-address ipc:///run/tokenbus/workers.sock --clients-address tcp://127.0.0.1:5571
+  tokenbus processor --workers-address 'tcp://*:5570' --set bus.secret="$SECRET"
+  tokenbus processor --settings tokenbus.toml --set processor.max_workers=8 --metrics-address 127.0.0.1:9470
+
+settings that matter: bus.* (addresses, secret, heartbeats), limits.* (the most of a batch), processor.* (credit,
+timeouts), clients.* (what waits for slow clients), dead_letters.* (where refused messages are kept), metrics.address
+(empty: no metrics are served).
+"""
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    declare_settings(
+        parser,
+        {
+            "--id": "processor.id",
+            "--workers-address": "bus.workers_address",
+            "--clients-address": "bus.clients_address",
+            "--metrics-address": "metrics.address",
+        },
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a processor until a signal."""
+    settings = load_settings(options)
+    with faults_told():
+        asyncio.run(_run(settings))
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    processor = TokenProcessor(settings)
+    with stop_on_signals() as stop:
+        # Served from before it listens until it has drained, so that both can be watched.
+        async with serve_processor(processor), processor:
+            await stop.wait()

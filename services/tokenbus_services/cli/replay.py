@@ -1,0 +1,120 @@
+"""tokenbus replay: publishes a recorded stream to a processor again."""
+
+import argparse
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.progress import Progress
+from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.cli.terminal import printable
+from tokenbus_services.recording import Entry, RecordingError, entries
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
+
+_DESCRIPTION = """\
+Publish what `tokenbus record` wrote to a processor, as the worker that published it first: the same worker id and
+epoch, the same bytes. A processor that has seen this or a later life of that worker refuses that; with --as the stream
+is another worker's, in a new epoch, and everything else in it stays. What is missing in the recording is told to the
+processor as missing. It takes no new requests. The status is 1 if the recording is broken, which a line tells with the
+place, if the processor refuses it, or if not everything was acknowledged.
+
+Its requests are those of then: `processor.request(key)` or a client's `resume(key, 0)` takes their tokens. What nobody
+takes the processor keeps for processor.unclaimed_timeout_ms, and acknowledges after that.
+
+examples:
+  tokenbus replay steps.tokenbus                           as fast as it was produced
+  tokenbus replay steps.tokenbus --speed 10                ten times as fast
+  tokenbus replay steps.tokenbus --speed max --as again    as fast as the processor takes it, as the worker `again`
+
+settings that matter: bus.workers_address, bus.secret, worker.retention_* (the most that waits for acknowledgement),
+worker.block_timeout_ms (how long it waits for a processor, for room, and at the end for what is not acknowledged),
+worker.drain_timeout_ms (the same, after a signal).
+"""
+_CHUNK = 65_536
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.add_argument("files", nargs=1, metavar="FILE", help="what `tokenbus record` wrote")
+    parser.add_argument(
+        "--speed", type=_speed, default=1.0, metavar="X", help="how many times as fast as it was produced, or max (1)"
+    )
+    parser.add_argument("--as", dest="worker_id", metavar="WORKER_ID", help="publish it as this worker's")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
+    declare_settings(parser, {"--workers-address": "bus.workers_address"})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Publish a recording; return 1 if not everything was acknowledged."""
+    settings = load_settings(options)
+    name = options.files[0]
+    if options.worker_id is not None and (limit := ENTRIES["worker.id"].kind.fault(options.worker_id)) is not None:
+        raise CommandError(f"--as: {limit}, got {options.worker_id!r}", WRONG_USE)
+    try:
+        with open(name, "rb") as file, faults_told():  # noqa: PTH123 - a name is all it is
+            done = asyncio.run(_run(settings, options, file))
+    except OSError as error:
+        raise CommandError(printable(f"{name}: {(error.strerror or str(error)).lower()}")) from None
+    except RecordingError as error:
+        raise CommandError(printable(f"{name}: {error}")) from None
+    except ReplayError as error:
+        raise CommandError(printable(str(error))) from None
+    _tell(done, as_json=options.json)
+    return 1 if done.unacknowledged else 0
+
+
+async def _run(settings: Settings, options: argparse.Namespace, file: BinaryIO) -> Replayed:
+    name = None if options.worker_id is None else (options.worker_id, time.time_ns())
+    progress = Progress()
+    with stop_on_signals() as stop:
+        replay = Replay(_read(file), settings, renamed_to=name, speed=options.speed)
+        done = replay.done
+        try:
+            return await replay.run(
+                stop, lambda: progress.show(lambda: f"{done.items} items, {done.payload_bytes} bytes published")
+            )
+        finally:
+            progress.clear()
+
+
+def _read(file: BinaryIO) -> Iterator[Entry]:
+    return entries(iter(lambda: file.read(_CHUNK), b""))
+
+
+def _tell(done: Replayed, *, as_json: bool) -> None:
+    values: dict[str, Any] = {
+        "worker_id": done.worker_id,
+        "epoch": str(done.epoch),
+        "items": done.items,
+        "payload_bytes": done.payload_bytes,
+        "missing_items": done.missing_items,
+        "unacknowledged": done.unacknowledged,
+    }
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return
+    missing = f", {done.missing_items} MISSING in the recording" if done.missing_items else ""
+    waiting = f", {done.unacknowledged} NOT ACKNOWLEDGED" if done.unacknowledged else ""
+    name = f"{done.worker_id}/{done.epoch}"
+    print(printable(f"{done.items} items, {done.payload_bytes} bytes as {name}{missing}{waiting}"))
+
+
+def _speed(text: str) -> float:
+    """Return a speed; 0 stands for max."""
+    if text == "max":
+        return 0
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = math.nan
+    if not 0 < speed < math.inf:
+        raise argparse.ArgumentTypeError(f"a number above 0, or max, got {text!r}")
+    return speed

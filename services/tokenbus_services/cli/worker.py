@@ -1,0 +1,147 @@
+"""tokenbus worker: an engine in a process of its own, until it is told to stop."""
+
+import argparse
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from tokenbus_services.bus import Transport
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.engines import ENGINES
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.pace import Pace
+from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.logs import logger
+from tokenbus_services.metrics import serve_publisher
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import NotRunningError, Publisher
+from tokenbus_services.worker.engine import Engine
+from tokenbus_services.worker.finish import finish
+from tokenbus_services.worker.service import serve
+
+_DESCRIPTION = """\
+Run an engine, take requests from the processor and publish every step. The processor need not be there yet: the worker
+finds it, and finds it again. Once the engine is there it logs "worker started", and "connected" when a processor took
+it. After SIGTERM or SIGINT it takes no new request, finishes those it has as fast as it can, waits until all is
+acknowledged, and leaves with status 0; each of the two waits is bounded by worker.drain_timeout_ms. A second signal
+ends it at once.
+
+examples:
+  tokenbus worker --id worker-1
+  tokenbus worker --id worker-2 --workers-address ipc:///run/tokenbus/workers.sock --steps-per-second 200
+  tokenbus worker --engine synthetic --tokens-per-step 4 --drafts --parts 2
+  tokenbus worker --settings tokenbus.toml --set worker.policy=shed
+
+settings that matter: bus.workers_address, bus.secret, worker.id (one for each live worker), worker.role,
+worker.max_requests, worker.retention_* and worker.policy (what happens when nobody takes the tokens), limits.*,
+worker.metrics_address (empty: no metrics are served).
+"""
+_log = logger("worker")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options, those of every engine too."""
+    parser.description = _DESCRIPTION
+    engines = "; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items())
+    parser.add_argument("--engine", choices=ENGINES, default="synthetic", help=f"what computes the tokens. {engines}")
+    parser.add_argument(
+        "--steps-per-second",
+        type=_rate,
+        default=0.0,
+        metavar="X",
+        help="the most steps that begin in a second; 0, the default: as many as the engine can",
+    )
+    for kind in ENGINES.values():
+        kind.declare(parser)
+    declare_settings(
+        parser,
+        {
+            "--id": "worker.id",
+            "--role": "worker.role",
+            "--model": "worker.model",
+            "--max-requests": "worker.max_requests",
+            "--workers-address": "bus.workers_address",
+            "--metrics-address": "worker.metrics_address",
+        },
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a worker until a signal."""
+    settings = load_settings(options)
+    engine = ENGINES[options.engine].make(options, settings)
+    with faults_told():
+        asyncio.run(_run(settings, engine, options))
+    return 0
+
+
+async def _run(settings: Settings, engine: Engine, options: argparse.Namespace) -> None:
+    with stop_on_signals() as stop:
+        await work(settings, engine, stop, steps_per_second=options.steps_per_second, name=options.engine)
+
+
+async def work(  # noqa: PLR0913 - each but the first three is given by name
+    settings: Settings,
+    engine: Engine,
+    stop: asyncio.Event,
+    *,
+    steps_per_second: float = 0,
+    name: str = "engine",
+    transport: Transport | None = None,
+) -> None:
+    """Run an engine's loop in a thread, and everything else on this event loop, until told to stop and drained."""
+    told = threading.Event()
+    pace = Pace(steps_per_second, time.monotonic, told.wait) if steps_per_second else None
+
+    def loop() -> None:
+        """Serve until told to stop, then finish."""
+        # An event that cannot be published any more is one that nobody can be told of.
+        with contextlib.suppress(NotRunningError):
+            serve(publisher, engine, told, pace)
+            finish(publisher, engine, settings.worker.drain_timeout_ms / 1000, time.monotonic)
+
+    publisher = Publisher(settings, vocabulary_size=engine.vocabulary_size, transport=transport)
+    with serve_publisher(publisher):
+        await _work(publisher, loop, stop, told, name)
+    _log.info("worker stopped", worker=settings.worker.id)
+
+
+async def _work(
+    publisher: Publisher, loop: Callable[[], None], stop: asyncio.Event, told: threading.Event, name: str
+) -> None:
+    settings = publisher.settings
+    async with publisher:
+        address = settings.bus.workers_address
+        _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
+        looping = asyncio.create_task(asyncio.to_thread(loop))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([looping, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            told.set()
+        await asyncio.wait([looping], timeout=settings.worker.drain_timeout_ms / 1000)
+        if looping.done():
+            _failure_told(looping)
+    # A thread that waited for room in retention was woken by the publisher's end.
+    await looping
+
+
+def _failure_told(looping: "asyncio.Task[None]") -> None:
+    error = looping.exception()
+    if error is not None:
+        _log.error("the engine's loop failed", exc_info=error)
+        raise CommandError(f"the engine's loop failed: {type(error).__name__}: {error}")
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise argparse.ArgumentTypeError(f"a number of at least 0, got {text!r}")
+    return rate

@@ -1,0 +1,223 @@
+"""The metrics of who is connected, of what waits for them, and of draft models, as the processor sees them."""
+
+from collections.abc import Callable
+
+from tokenbus_services.metrics.families import Family, Kind, Samples, one
+from tokenbus_services.metrics.speculation import Speculation, ratio
+from tokenbus_services.metrics.view import ProcessorView
+
+
+def _connected(view: ProcessorView) -> Samples:
+    workers = sum(worker.peer is not None for worker in view.workers)
+    yield ("connected",), workers
+    yield ("away",), len(view.workers) - workers
+
+
+def _clients(view: ProcessorView) -> Samples:
+    clients = sum(session.peer is not None for session in view.sessions)
+    yield ("connected",), clients
+    yield ("away",), len(view.sessions) - clients
+
+
+PEERS: tuple[Family[ProcessorView], ...] = (
+    Family(
+        Kind.GAUGE,
+        "tokenbus_known_workers",
+        "Workers that are connected, and those that are away and not given up yet.",
+        "connected low: look at the workers that are not there; away for long: their network.",
+        _connected,
+        ("state",),
+        'tokenbus_known_workers{state="connected"} == 0',
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_gone_workers_total",
+        "Workers that left or were given up; their requests ended.",
+        "Moves without a deployment: workers crash, or are silent for bus.heartbeat_timeout_ms.",
+        lambda view: one(view.processor.workers.lost),
+        (),
+        "increase(tokenbus_gone_workers_total[5m]) > 0",
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_known_clients",
+        "Clients that are connected, and those that are away and may come back.",
+        "away high: clients crash, or their network breaks.",
+        _clients,
+        ("state",),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_watching_clients",
+        "Clients that are shown whole streams.",
+        "High: each of them costs a copy of every item.",
+        lambda view: one(len(view.processor.clients.watchers)),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_watch_skipped_items_total",
+        "Items that were not shown to a client that watches, because it reads too slowly; nobody else misses them.",
+        "Moves: who watches sees holes; raise its client.window_frames.",
+        lambda view: one(view.processor.clients.watchers.skipped_items),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_mailbox_frames",
+        "Frames that wait for all clients together, or that they have not confirmed.",
+        "High: clients read slowly; at clients.mailbox_frames a client's requests end.",
+        lambda view: one(sum(len(session.mailbox) for session in view.sessions)),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_mailbox_bytes",
+        "Bytes of those frames.",
+        "High: as mailbox_frames, and this process's memory.",
+        lambda view: one(sum(session.mailbox.bytes for session in view.sessions)),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_peak_mailbox_frames",
+        "The most frames that waited for one of the clients that are here.",
+        "Near clients.mailbox_frames: that client's requests are about to end; the log's `slow client` names it.",
+        lambda view: one(max((session.mailbox.peak for session in view.sessions), default=0)),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_buffered_rows",
+        "Rows that wait in this process for whoever iterates over requests, or will ask for them.",
+        "High: iterators are slow, or requests are not claimed.",
+        lambda view: one(sum(view.buffered)),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_fullest_buffer_rows",
+        "Rows that wait for the request that has the most of them.",
+        "At processor.request_buffer_rows: its worker waits, or the request ends.",
+        lambda view: one(max(view.buffered, default=0)),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_queued_steps",
+        "Steps that wait for whoever iterates over steps.",
+        "At processor.step_queue: every worker waits for that iteration.",
+        lambda view: one(view.feed[0]),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_peak_queued_steps",
+        "The most steps that waited for it.",
+        "Near processor.step_queue: as queued_steps.",
+        lambda view: one(view.feed[1]),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_fill_ratio",
+        "How full each bounded thing is, from 0 to 1; of several of a kind, the fullest.",
+        "Near 1: what is named is about to refuse, to wait or to end something; docs/settings.md has its bound.",
+        lambda view: view.fill(),
+        ("of",),
+        "tokenbus_fill_ratio > 0.8",
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_peak_fill_ratio",
+        "How full each of those was at most, where that is remembered.",
+        "Near 1: it was close; raise the bound or find the cause before it happens.",
+        lambda view: view.peaks(),
+        ("of",),
+    ),
+)
+
+
+def _speculation(read: Callable[[Speculation], float | None]) -> Callable[[ProcessorView], Samples]:
+    def samples(view: ProcessorView) -> Samples:
+        for worker, speculation in view.statistics.speculation():
+            value = read(speculation)
+            if value is not None:
+                yield (worker,), value
+
+    return samples
+
+
+def _heads(read: Callable[[tuple[int, int, int]], float]) -> Callable[[ProcessorView], Samples]:
+    def samples(view: ProcessorView) -> Samples:
+        for worker, speculation in view.statistics.speculation():
+            yield from (((worker, str(head[0])), read(head)) for head in speculation.heads())
+
+    return samples
+
+
+SPECULATION: tuple[Family[ProcessorView], ...] = (
+    Family(
+        Kind.COUNTER,
+        "tokenbus_speculative_draft_tokens_total",
+        "Draft tokens that the target model verified.",
+        "High for few accepted: the engine drafts for nothing; draft fewer.",
+        _speculation(lambda speculation: speculation.drafted),
+        ("worker",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_speculative_accepted_tokens_total",
+        "Draft tokens that the target model accepted.",
+        "Low: the draft model does not suit what is asked for.",
+        _speculation(lambda speculation: speculation.accepted),
+        ("worker",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_speculative_emitted_tokens_total",
+        "Tokens that rows with verified drafts emitted, the target model's own included.",
+        "Low: as accepted tokens.",
+        _speculation(lambda speculation: speculation.emitted),
+        ("worker",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_speculative_rows_total",
+        "Rows that verified drafts; with the draft tokens, the most tokens that could have been emitted.",
+        "High: that is load.",
+        _speculation(lambda speculation: speculation.rows),
+        ("worker",),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_speculative_acceptance_ratio",
+        "Accepted by draft tokens, since the start; absent where nothing was drafted.",
+        "Falls: the traffic changed, or the draft model's weights are old.",
+        _speculation(lambda speculation: ratio(speculation.accepted, speculation.drafted)),
+        ("worker",),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_speculative_efficiency_ratio",
+        "Emitted tokens by the most that could have been emitted, since the start; absent where nothing was drafted.",
+        "Falls: as the acceptance ratio.",
+        _speculation(lambda speculation: ratio(speculation.emitted, speculation.most)),
+        ("worker",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_speculative_head_draft_tokens_total",
+        "Draft tokens that were verified, by the head that proposed them: 1 is the token after the last known one.",
+        "High for few accepted: this head is not worth its time; draft fewer.",
+        _heads(lambda head: head[1]),
+        ("worker", "head"),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_speculative_head_accepted_tokens_total",
+        "Draft tokens that were accepted, by head.",
+        "Low for late heads: draft fewer.",
+        _heads(lambda head: head[2]),
+        ("worker", "head"),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_speculative_head_acceptance_ratio",
+        "Accepted by verified tokens of each head, since the start.",
+        "Low for late heads: draft fewer.",
+        _heads(lambda head: head[2] / head[1]),
+        ("worker", "head"),
+    ),
+)

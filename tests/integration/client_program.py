@@ -1,0 +1,48 @@
+"""A client as a process: it prints what it took before it confirms that, as `token KEY POSITION`, and how requests end.
+
+Its arguments are how many tokens each request has, then the number of requests, or `KEY:POSITION` for each to resume.
+What waits for it is large, as each token has twenty alternatives.
+"""
+
+import asyncio
+import sys
+
+from tests.integration.asking import wanted
+from tests.integration.programs import tell
+from tokenbus_services.client import TokenClient
+from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.delivery.errors import code_name
+from tokenbus_services.logs import configure
+from tokenbus_services.settings import Settings
+
+
+async def _take(tokens: RequestTokens) -> None:
+    try:
+        async for _ in tokens.rows():
+            pass
+    except RequestFailedError as error:
+        tell(f"failed {tokens.key} {error.emitted_tokens} {code_name(error.code)}")
+    else:
+        tell(f"ended {tokens.key} {tokens.position}")
+
+
+async def _main(count: int, wish: list[str]) -> None:
+    settings = Settings.load()
+    configure(settings.log)
+    async with TokenClient(settings) as client:
+        if ":" in wish[0]:
+            places = [each.split(":") for each in wish]
+            requests = [client.resume(int(key), int(position)) for key, position in places]
+        else:
+            requests = [client.generate(wanted(count, top_logprobs=20)) for _ in range(int(wish[0]))]
+        takers = [asyncio.create_task(_take(tokens)) for tokens in requests]
+        # While one waits to be taken, nothing is confirmed: what is confirmed was printed before.
+        async for target, _ in client.outputs(most=0):
+            ends = target.positions.astype(int) + target.token_counts
+            for key, end in zip(target.request_keys.tolist(), ends.tolist(), strict=True):
+                tell(f"token {key} {end}")
+        await asyncio.gather(*takers)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,33 @@
+"""A worker as a process, as `tokenbus worker` runs one, that says at its end how many items it sent, and sent again."""
+
+import json
+import signal
+import threading
+import time
+
+from tests.integration.counting import CountingTransport
+from tests.integration.programs import tell
+from tokenbus_services.bus import transport_for
+from tokenbus_services.logs import configure
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+_PACE_SECONDS = 0.003
+
+
+def _main() -> None:
+    settings = Settings.load()
+    configure(settings.log)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    engine = SyntheticEngine(drafts=True, parts=2)
+    transport = CountingTransport(transport_for(settings.bus))
+    with Publisher(settings, vocabulary_size=engine.vocabulary_size, transport=transport) as publisher:
+        serve(publisher, engine, stop, lambda: time.sleep(_PACE_SECONDS))
+    tell(json.dumps({"sent": transport.sent, "sent_again": transport.sent_again}))
+
+
+if __name__ == "__main__":
+    _main()

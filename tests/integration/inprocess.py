@@ -1,0 +1,65 @@
+"""A processor, a worker and a client in the test's own process, over real sockets."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tests.integration.deployment import Deployment, Overrides
+from tests.integration.waiting import until
+from tokenbus_services.client import TokenClient
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+_STEP_SECONDS = 0.003
+TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_address": "tcp://127.0.0.1:0"}
+
+
+@asynccontextmanager
+async def working(deployment: Deployment, engine: SyntheticEngine, **overrides: object) -> AsyncIterator[Publisher]:
+    """Run an engine's loop in a thread, with a publisher in another one."""
+    stop = threading.Event()
+    publisher = Publisher(deployment.settings(**overrides), vocabulary_size=engine.vocabulary_size)
+    await asyncio.to_thread(publisher.__enter__)
+
+    def paced() -> None:
+        stop.wait(_STEP_SECONDS)
+
+    loop = asyncio.create_task(asyncio.to_thread(serve, publisher, engine, stop, paced))
+    try:
+        yield publisher
+    finally:
+        stop.set()
+        await loop
+        # What nobody acknowledges any more is not waited for: the test has said what it wanted to know.
+        await asyncio.to_thread(publisher.__exit__, TimeoutError, TimeoutError(), None)
+
+
+@dataclass(slots=True)
+class Trio:
+    """Three that work together, and where they met."""
+
+    processor: TokenProcessor
+    publisher: Publisher
+    client: TokenClient
+    addresses: dict[str, object]
+
+
+@asynccontextmanager
+async def trio(deployment: Deployment, **overrides: object) -> AsyncIterator[Trio]:
+    """Run all three over TCP, at ports of their own."""
+    settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
+    async with TokenProcessor(settings) as processor:
+        addresses: dict[str, object] = {
+            "bus__workers_address": processor.workers_address,
+            "bus__clients_address": processor.clients_address,
+        }
+        async with (
+            working(deployment, SyntheticEngine(), **addresses, **overrides) as publisher,
+            TokenClient(deployment.settings(**addresses, client__drain_timeout_ms=0, **overrides)) as client,
+        ):
+            await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
+            yield Trio(processor, publisher, client, addresses)

@@ -1,0 +1,83 @@
+"""A TCP proxy on this machine whose link a test can cut, stall and restore."""
+
+import asyncio
+from contextlib import suppress
+from typing import Self
+from urllib.parse import urlsplit
+
+_CHUNK = 65536
+
+
+class Proxy:
+    """Passes bytes on between whoever connects and one address."""
+
+    def __init__(self, target: str) -> None:
+        """Take the address to connect to."""
+        self._target = urlsplit(target)
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._is_cut = False
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = ""
+        self.passed = 0
+        """How many bytes went through."""
+
+    async def __aenter__(self) -> Self:
+        """Listen, at a port of its own."""
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self.address = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._drop()
+
+    def cut(self) -> None:
+        """Reset every connection, and each new one, until the link is restored."""
+        self._is_cut = True
+        self._drop()
+
+    def stall(self) -> None:
+        """Pass nothing on, and close nothing."""
+        self._flows.clear()
+
+    def restore(self) -> None:
+        """Let bytes through again: those that were held back first."""
+        self._is_cut = False
+        self._flows.set()
+
+    def _drop(self) -> None:
+        for writer in self._links:
+            writer.transport.abort()
+        self._links.clear()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        try:
+            there = await asyncio.open_connection(self._target.hostname, self._target.port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._links |= {writer, there[1]}
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._pass(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(_CHUNK):
+                await self._flows.wait()
+                sink.write(data)
+                await sink.drain()
+                self.passed += len(data)
+        sink.transport.abort()

@@ -1,0 +1,156 @@
+"""What an engine meets while its processor is away: it waits, sheds, or is told; from a thread and from asyncio."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tests.integration.asking import Asked, all_exact, all_failed
+from tests.integration.deployment import Deployment, Overrides
+from tests.integration.hand_made import MadeRow, step
+from tests.integration.waiting import soon, until
+from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.worker import Publisher, RetentionFullError, WouldWaitError
+
+STEPS = 40
+MANY = tuple(range(1, 9))
+SMALL: Overrides = {"worker__retention_items": 16}
+
+
+def batches(steps: int = STEPS, top_k: int = 2, keys: Sequence[int] = (1, 2)) -> list[LogprobBatch]:
+    """Return the steps of some requests, three tokens each, to their ends."""
+    return [
+        step(
+            number + 1,
+            [MadeRow(key, 3 * number, 3, _status(number, steps), top_k=top_k) for key in keys],
+        )
+        for number in range(steps)
+    ]
+
+
+def _status(number: int, steps: int) -> RowStatus:
+    return RowStatus.FINISHED_LENGTH if number == steps - 1 else RowStatus.ACTIVE
+
+
+async def _given(processor: TokenProcessor, steps: int = STEPS) -> None:
+    """Fail unless both requests get all of their tokens."""
+    await all_exact([Asked(processor.request(key)) for key in (1, 2)], 3 * steps)
+
+
+def _publish_all(publisher: Publisher, on_each: Callable[[], None] = lambda: None) -> None:
+    for batch in batches():
+        publisher.publish(batch)
+        on_each()
+
+
+async def test_engine_thread_waits_while_the_processor_is_away(deployment: Deployment) -> None:
+    """Under `block` publishing waits once retention is full, goes on when a processor comes, and nothing is lost."""
+    published: list[None] = []
+    with Publisher(deployment.settings(**SMALL)) as publisher:
+        engine = asyncio.create_task(asyncio.to_thread(_publish_all, publisher, lambda: published.append(None)))
+        await until(lambda: publisher.blocked)
+        assert len(published) == 15, "the last place is for what finds no room"
+        async with TokenProcessor(deployment.settings()) as processor:
+            await _given(processor)
+            await soon(engine)
+            await until(lambda: not publisher.retention)
+        assert publisher.retention.peak_items <= 16
+
+
+async def test_event_loop_goes_on_while_publishing_waits(deployment: Deployment) -> None:
+    """`published` waits without stopping the event loop it runs on, where the processor that makes room may live."""
+    async with Publisher(deployment.settings(**SMALL)) as publisher:
+        made = batches()
+
+        async def engine() -> None:
+            for batch in made:
+                await publisher.published(batch)
+
+        running = asyncio.create_task(engine())
+        await until(lambda: publisher.blocked)
+        async with TokenProcessor(deployment.settings()) as processor:
+            await _given(processor)
+            await soon(running)
+            await until(lambda: not publisher.retention)
+
+
+async def test_publishing_on_the_loop_that_makes_room_is_an_error(deployment: Deployment) -> None:
+    """`publish` would wait for ever on the publisher's own event loop, and says what to use instead."""
+    async with Publisher(deployment.settings(worker__drain_timeout_ms=0, **SMALL)) as publisher:
+        made = batches()
+        for batch in made[:15]:
+            publisher.publish(batch)
+        with pytest.raises(WouldWaitError, match="await publisher"):
+            publisher.publish(made[15])
+
+
+async def test_iterator_that_pauses_in_the_middle_of_a_step_loses_nothing(deployment: Deployment) -> None:
+    """While slow iterators make their worker wait, the time for the rest of a step does not run out.
+
+    A step has more parts than the worker has credit, so that nearly every pause is in the middle of one.
+    """
+    credit = {"processor__credit_items": 4, "processor__step_timeout_ms": 100}
+    async with (
+        TokenProcessor(deployment.settings(processor__request_buffer_rows=8, **credit)) as processor,
+        Publisher(deployment.settings()) as publisher,
+    ):
+        slow = [processor.request(key) for key in MANY]
+        engine = asyncio.create_task(asyncio.to_thread(_publish_in_parts, publisher))
+        await until(
+            lambda: processor.workers.by_id and processor.intake.is_throttled(processor.workers.by_id["worker-0"])
+        )
+        (worker,) = processor.workers.by_id.values()
+        waits_until = processor.clock.now() + 0.5
+        await until(lambda: processor.clock.now() > waits_until)
+        assert worker.stream.expected < publisher.retention.next_sequence
+        await all_exact([Asked(tokens) for tokens in slow], 3 * STEPS)
+        await soon(engine)
+
+
+def _publish_in_parts(publisher: Publisher) -> None:
+    for batch in batches(keys=MANY):
+        for place in range(len(MANY)):
+            header = batch.header._replace(part_index=place, part_count=len(MANY))
+            publisher.publish(LogprobBatch.of_views(header, batch.select([place]).columns))
+
+
+async def test_shed_rows_have_no_alternatives_but_every_token(deployment: Deployment) -> None:
+    """Under `shed` rows lose their alternatives while retention is nearly full, say so, and never lose a token."""
+    settings = deployment.settings(
+        worker__policy="shed", worker__shed_at=0.5, worker__retention_items=2 * STEPS, worker__id="shedding"
+    )
+    steps = STEPS + 20
+    with Publisher(settings) as publisher:
+        for batch in batches(steps):
+            publisher.publish(batch)
+        assert publisher.shed == 20
+        async with TokenProcessor(deployment.settings()) as processor:
+            rows = [row async for row in processor.request(1).rows()]
+            tokens = [token async for token in processor.request(2)]
+            await until(lambda: not publisher.retention)
+    assert [row.position for row in rows] == list(range(0, 3 * steps, 3))
+    assert [row.scoring for row in rows] == [Scoring.FULL] * STEPS + [Scoring.SHED] * 20
+    assert [len(token.alternatives) for token in tokens] == [2] * 3 * STEPS + [0] * 60
+    assert [token.is_shed for token in tokens] == [False] * 3 * STEPS + [True] * 60
+    assert all(token.logprob is not None for token in tokens)
+
+
+async def test_fail_tells_the_engine_and_the_requests(deployment: Deployment) -> None:
+    """Under `fail` a batch without room is an error that names its requests, and they end with a gap."""
+    with Publisher(deployment.settings(worker__policy="fail", **SMALL)) as publisher:
+        made = batches()
+        for batch in made[:15]:
+            publisher.publish(batch)
+        for batch in made[15:20]:
+            with pytest.raises(RetentionFullError) as raised:
+                publisher.publish(batch)
+            assert raised.value.request_keys == {1, 2}
+        async with TokenProcessor(deployment.settings()) as processor:
+            asked = [Asked(processor.request(key)) for key in (1, 2)]
+            await all_failed(asked, ErrorCode.ERROR_CODE_GAP)
+            assert {each.audit.position for each in asked} == {45}
+            await until(lambda: not publisher.retention)
+            publisher.publish(step(99, [MadeRow(3, 0, 3, RowStatus.FINISHED_STOP)]))
+            await all_exact([Asked(processor.request(3))], 3)

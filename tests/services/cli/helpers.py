@@ -1,0 +1,163 @@
+"""What the tests of the command line share: streams to record, and services as processes of their own."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from signal import Signals
+from types import TracebackType
+from typing import Any, Self
+
+from tokenbus_contracts import BatchHeader, LogprobBatch, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
+from tokenbus_contracts.schema import MAJOR
+from tokenbus_services.recording import gap_entry, hello_entry, item_entry
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+COMMAND = Path(sys.executable).parent / "tokenbus"
+MOST = 30.0  # seconds, after which a test that waits has failed
+WORKER, EPOCH = "worker-0", 7
+BATCH, EVENT = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT
+
+
+def memory_settings(**overrides: object) -> Settings:
+    """Return settings for a bus within one event loop; two underscores in a name are a dot."""
+    values: dict[str, object] = {
+        "bus.workers_address": "memory://workers",
+        "bus.clients_address": "memory://clients",
+        "dead_letters.max_bytes": 1,
+    }
+    return Settings.load(
+        environment={}, overrides=values | {key.replace("__", "."): overrides[key] for key in overrides}
+    )
+
+
+def generate(max_tokens: int, key: int = 11) -> Generate:
+    """Return a request for so many tokens, with logprobs and two alternatives."""
+    sampling = SamplingParameters(max_tokens=max_tokens)
+    return Generate(request_key=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds that nothing announces."""
+    async with asyncio.timeout(MOST):
+        while not condition():  # noqa: ASYNC110 - no event exists
+            await asyncio.sleep(0)
+
+
+def hello(worker_id: str = WORKER) -> Hello:
+    """Return how a worker introduces itself."""
+    limits = StreamLimits(
+        max_message_bytes=2**20, max_rows=64, max_tokens_per_row=8, max_draft_tokens_per_row=8, max_top_k=20
+    )
+    return Hello(
+        schema_major=MAJOR,
+        worker_id=worker_id,
+        role=WorkerRole.WORKER_ROLE_MIXED,
+        limits=limits,
+        max_requests=64,
+        first_sequence=1,
+        next_sequence=1,
+    )
+
+
+def admitted(key: int, sequence: int) -> bytes:
+    """Return the event that a request was taken."""
+    taken = Admitted(request_key=key, worker_id=WORKER, epoch=EPOCH, prompt_tokens=1)
+    return write_frame(RequestEvent(sequence=sequence, admitted=taken))
+
+
+def payloads(
+    requests: int = 3, tokens: int = 9, *, first: int = 1, drafts: bool = False, parts: int = 1
+) -> Iterator[tuple[int, PayloadKind, bytes]]:
+    """Yield the items of a worker that answers some requests, from a sequence on, ten milliseconds a step."""
+    sequence = first
+    engine = SyntheticEngine(drafts=drafts, parts=parts)
+    for key in range(1, requests + 1):
+        engine.admit(generate(tokens, key))
+        yield sequence, EVENT, admitted(key, sequence)
+        sequence += 1
+    while engine.has_work:
+        for batch in engine.step():
+            yield sequence, BATCH, encode(addressed(batch, sequence))
+            sequence += 1
+
+
+def addressed(batch: LogprobBatch, sequence: int) -> LogprobBatch:
+    """Return a batch as a worker publishes it."""
+    header: BatchHeader = batch.header._replace(
+        worker_id=WORKER, epoch=EPOCH, sequence=sequence, produced_at_ns=10**18 + batch.header.step * 10**7
+    )
+    return LogprobBatch.of_views(header, batch.columns)
+
+
+def recording(
+    items: Iterator[tuple[int, PayloadKind, bytes]] | None = None, without: range = range(0), first: int = 1
+) -> bytes:
+    """Return the recording of some items, with a gap in the place of those that are missing."""
+    data = [hello_entry(EPOCH, hello(), first)]
+    for sequence, kind, payload in items or payloads(first=first):
+        if sequence not in without:
+            data.append(item_entry(EPOCH, sequence, kind, payload))
+        elif sequence == without[-1]:
+            data.append(gap_entry(EPOCH, without[0], without[-1]))
+    return b"".join(data)
+
+
+def after_hello(data: bytes) -> bytes:
+    """Return a recording without its hello, which has a size of one byte or two."""
+    size, head = (data[0], 1) if data[0] < 128 else (data[0] % 128 + data[1] * 128, 2)
+    return data[head + size :]
+
+
+class Service:
+    """A subcommand that runs in a process of its own, and is gone after `with`."""
+
+    def __init__(self, *arguments: str) -> None:
+        """Start it; what it logs can be waited for."""
+        self.process = subprocess.Popen(
+            [COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._guard = threading.Timer(MOST, self.process.kill)  # a line that never comes must not hang the tests
+        self._guard.start()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it, if it has not ended."""
+        self._guard.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+    def logged(self, event: str) -> dict[str, Any]:
+        """Return the first line of its log, of those that were not read yet, with an event."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            values: dict[str, Any] = json.loads(line)
+            if values["event"] == event:
+                return values
+        raise AssertionError(f"it ended without logging {event!r}")
+
+    def signal(self, number: Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return its exit status, its output and what is left of its log."""
+        output, log = self.process.communicate()
+        return self.process.returncode, output, log
+
+
+def addresses(folder: Path) -> list[str]:
+    """Return the options by which a service meets others in a folder; its path must be short."""
+    return ["--workers-address", f"ipc://{folder}/w", "--clients-address", f"ipc://{folder}/c"]

@@ -1,0 +1,316 @@
+"""tokenbus record and tokenbus replay: what goes through both is the same, and what is missing is said."""
+
+import asyncio
+import json
+from pathlib import Path
+from signal import SIGTERM
+
+import pytest
+
+from tests.services.cli.helpers import (
+    EVENT,
+    MOST,
+    WORKER,
+    Service,
+    addresses,
+    after_hello,
+    hello,
+    memory_settings,
+    payloads,
+    recording,
+    until,
+)
+from tokenbus_contracts.generated.client_pb2 import WatchedStream
+from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_services.bus import MemoryTransport, Transport
+from tokenbus_services.cli import main
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.files import Files
+from tokenbus_services.cli.record import record
+from tokenbus_services.client import WatchedItem
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.recording import RecordingError, entries
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
+from tokenbus_services.worker.truth import true_tokens
+
+
+async def replayed(
+    data: bytes,
+    settings: Settings,
+    transport: Transport,
+    *,
+    renamed_to: tuple[str, int] | None = None,
+    stop: asyncio.Event | None = None,
+) -> Replayed:
+    """Publish a recording as fast as it is taken."""
+    replay = Replay(entries([data]), settings, speed=0, renamed_to=renamed_to, transport=transport)
+    return await asyncio.wait_for(replay.run(stop or asyncio.Event()), MOST)
+
+
+async def take_all(processor: TokenProcessor) -> None:
+    """Take every step, so that all is acknowledged."""
+    async for _ in processor.steps():
+        pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(recording(payloads()), id="plain"),
+        pytest.param(recording(payloads(drafts=True, parts=3)), id="drafts and parts"),
+        pytest.param(recording(payloads(), without=range(5, 6)), id="gap"),
+        pytest.param(recording(payloads(first=2**40, tokens=30)), id="from the middle"),
+        pytest.param(recording(payloads(requests=1, tokens=900), without=range(3, 300)), id="gap beyond credit"),
+    ],
+)
+async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Path) -> None:
+    """What is recorded of a replay is the file that was replayed, byte for byte behind the hello."""
+    if data == recording(payloads(first=2**40, tokens=30)):
+        data = recording(payloads(first=2**40, tokens=30), first=2**40)
+    settings = memory_settings(client__window_frames=1000, processor__credit_items=64)
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    files = Files(str(tmp_path / "again"))
+    count = sum(each.frame.WhichOneof("body") == "item" for each in entries([data]))
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        recorded = asyncio.create_task(
+            record(settings, files, stop, worker_id=WORKER, count=count, transport=transport)
+        )
+        await until(lambda: len(processor.clients.watchers))
+        done = await replayed(data, settings, transport)
+        await asyncio.wait_for(recorded, MOST)
+        steps.cancel()
+    assert (done.items, done.unacknowledged) == (count, 0)
+    assert after_hello((tmp_path / "again").read_bytes()) == after_hello(data)
+    assert files.summary()["missing_items"] == done.missing_items
+
+
+async def test_replay_as_another_worker_has_the_same_tokens() -> None:
+    """Under another worker's name and in a new epoch, a replayed stream's requests have the same tokens."""
+    settings = memory_settings()
+    transport = MemoryTransport(settings.bus)
+    data = recording(payloads(requests=2, tokens=30, drafts=True, parts=2))
+    async with TokenProcessor(settings, transport=transport) as processor:
+        tokens = [processor.request(key) for key in (1, 2)]
+        publishing = asyncio.create_task(replayed(data, settings, transport, renamed_to=("again/1", 99)))
+        for key, each in zip((1, 2), tokens, strict=True):
+            assert [token.id async for token in each] == true_tokens(key, 0, 30).ids.tolist()
+        done = await publishing
+    assert (done.worker_id, done.epoch, done.unacknowledged) == ("again/1", 99, 0)
+
+
+async def test_replay_takes_no_requests() -> None:
+    """A processor hands no new request to a stream that is only replayed."""
+    settings = memory_settings()
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        await replayed(recording(), settings, transport)
+        begun: list[int] = []
+        processor.intake.on_stream = lambda worker: begun.append(worker.stream.hello.max_requests)
+        await replayed(recording(), settings, transport, renamed_to=("other", 1), stop=stop)
+        steps.cancel()
+    assert begun == [0]
+
+
+async def test_outdated_epoch_is_one_clear_line() -> None:
+    """A processor that has seen the stream refuses it, and the error says so."""
+    settings = memory_settings()
+    transport = MemoryTransport(settings.bus)
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        await replayed(recording(), settings, transport)
+        with pytest.raises(
+            ReplayError, match="refused by the processor: epoch 7 of worker worker-0: 7 was here already"
+        ):
+            await replayed(recording(), settings, transport)
+        steps.cancel()
+
+
+async def test_replay_without_a_processor_ends() -> None:
+    """Where no processor answers, replay ends when its patience does."""
+    settings = memory_settings(worker__block_timeout_ms=1)
+    with pytest.raises(ReplayError, match="no processor answered for 1 ms"):
+        await replayed(recording(), settings, MemoryTransport(settings.bus))
+
+
+async def test_replay_stops_when_told() -> None:
+    """A replay that is told to stop publishes nothing more, and what it published is acknowledged."""
+    settings = memory_settings()
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        replay = Replay(entries([recording()]), settings, speed=0.001, transport=transport)
+        running = asyncio.create_task(replay.run(stop))
+        await until(lambda: processor.intake.steps)
+        stop.set()
+        done = await asyncio.wait_for(running, MOST)
+        steps.cancel()
+    assert done.unacknowledged == 0
+    assert 4 <= done.items < 6
+
+
+async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
+    """What stands before the fault is published, then the error says where the fault is."""
+    settings = memory_settings()
+    transport = MemoryTransport(settings.bus)
+    data = recording()
+    *_, last = entries([data])
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        replay = Replay(entries([data[:-1]]), settings, speed=0, transport=transport)
+        with pytest.raises(RecordingError) as caught:
+            await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
+        steps.cancel()
+    assert caught.value.offset == last.offset
+    assert replay.done.items == 5
+
+
+# Where streams are written.
+
+
+def seen(worker_id: str, epoch: int, sequence: int = 1) -> tuple[WatchedStream, WatchedItem]:
+    """Return an item of some stream."""
+    payload = b"payload"
+    item = Item(sequence=sequence, payload_kind=EVENT, payload_bytes=len(payload))
+    return WatchedStream(epoch=epoch, hello=hello(worker_id)), WatchedItem(item, payload)
+
+
+def test_each_life_has_a_file(tmp_path: Path) -> None:
+    """The pattern says which file a stream has, and a worker's name is no path."""
+    files = Files(str(tmp_path / "{worker}-{epoch}"))
+    for worker_id, epoch in (("a", 1), ("../b", 1), ("a", 2), (".", 3)):
+        files.write(*seen(worker_id, epoch))
+    files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["%2E%2E%2Fb-1", "%2E-3", "a-1", "a-2"]
+    assert next(entries([(tmp_path / "a-2").read_bytes()])).frame.epoch == 2
+
+
+def test_second_stream_does_not_get_the_firsts_file(tmp_path: Path) -> None:
+    """Without placeholders the first stream has the file, and another one a file beside it."""
+    files = Files(str(tmp_path / "steps"))
+    for worker_id, epoch in (("a", 1), ("b", 1), ("a", 1), ("a", 2)):
+        files.write(*seen(worker_id, epoch, sequence=len(files.recordings) + 1))
+    files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps", "steps.a.2", "steps.b.1"]
+
+
+def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
+    """A file that exists stays as it is, whether that shows at once or later."""
+    (tmp_path / "a").write_text("mine")
+    with pytest.raises(CommandError, match="a: exists already") as caught:
+        Files(str(tmp_path / "a"))
+    assert caught.value.status == 2
+    files = Files(str(tmp_path / "{worker}"))
+    with pytest.raises(CommandError, match="a: exists already"):
+        files.write(*seen("a", 1))
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+def test_folder_that_is_not_there(tmp_path: Path) -> None:
+    """A folder that is missing is told before anything is recorded."""
+    with pytest.raises(CommandError, match="nowhere: no directory"):
+        Files(str(tmp_path / "nowhere" / "steps"))
+
+
+def test_disk_that_is_full() -> None:
+    """A file that takes nothing more is named with the reason, and a folder that is not there too."""
+    files = Files("/nowhere/{worker}/{epoch}")
+    stream, item = seen("a", 1)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        files._recording_of(stream).file = full
+        with pytest.raises(CommandError, match=r"/nowhere/a/1: no space left on device"):
+            files.write(stream, item)
+
+
+async def test_every_worker_is_recorded(tmp_path: Path) -> None:
+    """Without a worker's name all workers are watched, also those that come later, each into its own file."""
+    settings = memory_settings(client__window_frames=1000)
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    files = Files(str(tmp_path / "{worker}"))
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        recorded = asyncio.create_task(record(settings, files, stop, transport=transport))
+        await until(lambda: len(processor.clients.watchers) == 1)
+        # The first life makes a worker known; what its second one publishes is then seen from the beginning.
+        for worker_id in ("a", "b"):
+            await replayed(recording(), settings, transport, renamed_to=(worker_id, 1))
+        await until(lambda: len(processor.clients.watchers) == 3)
+        for worker_id in ("a", "b"):
+            await replayed(recording(), settings, transport, renamed_to=(worker_id, 2))
+        total = 2 * len(list(payloads()))
+        await until(lambda: sum(each.recorder.items for each in files.recordings if each.recorder.epoch == 2) == total)
+        stop.set()
+        await asyncio.wait_for(recorded, MOST)
+        steps.cancel()
+    assert {each.worker_id for each in files.recordings} == {"a", "b"}
+    assert all(not each.recorder.missing_items for each in files.recordings if each.recorder.epoch == 2)
+
+
+# The commands.
+
+
+def test_recorded_and_replayed_by_processes(tmp_path: Path) -> None:
+    """Processes record what processes replay; a gap makes status 1, and so does an epoch that was seen."""
+    source = tmp_path / "source"
+    data = recording(without=range(5, 6))
+    source.write_bytes(data)
+    workers, clients = addresses(tmp_path)[:2], addresses(tmp_path)[2:]
+    patience = ["--set", "processor.unclaimed_timeout_ms=1", "--metrics-address", ""]
+    with (
+        Service("processor", *addresses(tmp_path), *patience) as processor,
+        Service("record", str(tmp_path / "again"), "--worker", WORKER, "--json", *clients) as recorder,
+    ):
+        processor.logged("client connected")
+        recorder.logged("connected")
+        with Service("replay", str(source), "--speed", "max", *workers) as replay:
+            status, output, _ = replay.end()
+        assert status == 0
+        assert output.startswith("5 items, ")
+        assert output.endswith("bytes as worker-0/7, 1 MISSING in the recording\n")
+        with Service("replay", str(source), "--speed", "max", *workers) as replay:
+            status, output, log = replay.end()
+        assert (status, output) == (1, "")
+        assert log.splitlines()[-1].startswith("tokenbus: refused by the processor: epoch 7 of worker worker-0: ")
+        recorder.signal(SIGTERM)
+        status, output, _ = recorder.end()
+    summary = json.loads(output)
+    assert status == 1
+    assert (summary["items"], summary["missing_items"]) == (5, 1)
+    assert summary["files"][0]["last_sequence"] == "6"
+    assert after_hello((tmp_path / "again").read_bytes()) == after_hello(data)
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (None, "no such file or directory"),
+        (b"", "byte 0: a recording begins with a hello, got an empty file"),
+        (b"\x05hello", "byte 0: "),
+    ],
+)
+def test_file_that_cannot_be_replayed(
+    contents: bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is missing or broken is one line with the place, and status 1."""
+    file = tmp_path / "steps"
+    if contents is not None:
+        file.write_bytes(contents)
+    assert main(["replay", str(file), "--log-level", "error"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tokenbus: {file}: {reason}")
+
+
+@pytest.mark.parametrize("speed", ["0", "-1", "nan", "inf", "fast"])
+def test_speed_that_cannot_be(speed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A speed is a number above zero, or max."""
+    assert main(["replay", "steps", "--speed", speed]) == 2
+    assert f"argument --speed: a number above 0, or max, got {speed!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("worker_id", ["", "w" * 65])
+def test_worker_that_cannot_be(worker_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stream cannot be published as a worker whose name no worker can have."""
+    assert main(["replay", "steps", "--as", worker_id, "--log-level", "error"]) == 2
+    assert capsys.readouterr().err == f"tokenbus: --as: text of 1 to 64 bytes, got {worker_id!r}\n"

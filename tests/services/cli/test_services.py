@@ -1,0 +1,151 @@
+"""tokenbus processor and tokenbus worker: what signals do to them, and how a worker drains."""
+
+import asyncio
+from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals
+
+import pytest
+
+from tests.services.cli.helpers import MOST, Service, addresses, generate, memory_settings, until
+from tokenbus_contracts import LogprobBatch
+from tokenbus_services.bus import MemoryTransport
+from tokenbus_services.cli import main
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.pace import Pace
+from tokenbus_services.cli.worker import work
+from tokenbus_services.client import RequestFailedError, TokenClient
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.synthetic import SyntheticEngine
+from tokenbus_services.worker.truth import true_tokens
+
+QUIET = ["--metrics-address", ""]
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_signal_ends_both_with_status_0(number: Signals, tmp_path: Path) -> None:
+    """A processor says when it listens, a worker when it is connected, and either leaves at a signal with status 0."""
+    workers = addresses(tmp_path)[:2]
+    with Service("processor", *addresses(tmp_path), *QUIET) as processor, Service("worker", *workers) as worker:
+        assert processor.logged("listening")["workers"] == workers[1]
+        worker.logged("connected")
+        worker.signal(number)
+        assert worker.end()[0] == 0
+        assert processor.logged("worker gone")["reason"] == "it stopped"
+        processor.signal(number)
+        status, output, log = processor.end()
+    assert (status, output) == (0, "")
+    assert "Traceback" not in log
+
+
+async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """A second signal ends a service that drains for a request which takes hours, as the signal alone would have."""
+    endless = ["--set", "processor.drain_timeout_ms=3600000"]
+    with (
+        Service("processor", *addresses(tmp_path), *QUIET, *endless) as processor,
+        Service("worker", *addresses(tmp_path)[:2], "--steps-per-second", "20", "--role", "mixed") as worker,
+    ):
+        await asyncio.to_thread(worker.logged, "connected")
+        overrides = {"bus.clients_address": f"ipc://{tmp_path}/c", "client.drain_timeout_ms": 0}
+        async with TokenClient(Settings.load(environment={}, overrides=overrides)) as client:
+            tokens = client.generate(generate(1_000_000))
+            await asyncio.wait_for(anext(tokens), MOST)
+            processor.signal(SIGTERM)
+            await asyncio.to_thread(processor.logged, "stopping; a second signal ends it at once")
+            processor.signal(SIGTERM)
+            status, _, _ = await asyncio.to_thread(processor.end)
+    assert status == -SIGTERM
+
+
+async def test_stopping_worker_finishes_its_requests() -> None:
+    """A worker that is told to stop finishes what it has, every token of it, and then leaves."""
+    settings = memory_settings()
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    async with TokenProcessor(settings, transport=transport) as processor:
+        engine = SyntheticEngine(drafts=True, parts=2)
+        working = asyncio.create_task(work(settings, engine, stop, steps_per_second=50, transport=transport))
+        await until(lambda: processor.workers.by_id)
+        tokens = processor.generate(generate(300))
+        first = await anext(tokens)
+        stop.set()
+        rest = [token.id async for token in tokens]
+        await asyncio.wait_for(working, MOST)
+        await until(lambda: not processor.workers.by_id)
+    assert [first.id, *rest] == true_tokens(tokens.key, 0, 300).ids.tolist()
+
+
+async def test_worker_leaves_when_its_drain_is_over() -> None:
+    """What a stopping worker cannot finish in time ends with an error that says that the worker stopped."""
+    settings = memory_settings(worker__drain_timeout_ms=1)
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    async with TokenProcessor(settings, transport=transport) as processor:
+        working = asyncio.create_task(work(settings, SyntheticEngine(), stop, transport=transport, steps_per_second=99))
+        await until(lambda: processor.workers.by_id)
+        tokens = processor.generate(generate(2**31 - 1))
+        await anext(tokens)
+        stop.set()
+        await asyncio.wait_for(working, MOST)
+        with pytest.raises(RequestFailedError, match="it stopped"):
+            [token async for token in tokens]
+
+
+async def test_worker_without_a_processor_stops() -> None:
+    """A worker that nobody answers leaves when it is told to."""
+    settings, stop = memory_settings(), asyncio.Event()
+    working = asyncio.create_task(work(settings, SyntheticEngine(), stop, transport=MemoryTransport(settings.bus)))
+    stop.set()
+    await asyncio.wait_for(working, MOST)
+
+
+class Failing(SyntheticEngine):
+    """An engine that cannot compute a step."""
+
+    def step(self) -> list[LogprobBatch]:
+        """Raise."""
+        raise OSError("out of everything")
+
+
+async def test_engine_that_fails_ends_the_worker() -> None:
+    """An engine that raises ends the worker with one line that says what it raised, and its requests with an error."""
+    settings = memory_settings()
+    transport = MemoryTransport(settings.bus)
+    async with TokenProcessor(settings, transport=transport) as processor:
+        working = asyncio.create_task(work(settings, Failing(), asyncio.Event(), transport=transport))
+        await until(lambda: processor.workers.by_id)
+        tokens = processor.generate(generate(5))
+        with pytest.raises(CommandError, match="the engine's loop failed: OSError: out of everything"):
+            await asyncio.wait_for(working, MOST)
+        with pytest.raises(RequestFailedError):
+            await anext(tokens)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--tokens-per-step", "9"], "tokenbus: --tokens-per-step: 1 to 8, got 9"),
+        (["--parts", "0"], "tokenbus: --parts: 1 to 64, got 0"),
+        (["--steps-per-second", "-1"], "argument --steps-per-second: a number of at least 0, got '-1'"),
+        (["--steps-per-second", "nan"], "argument --steps-per-second: a number of at least 0, got 'nan'"),
+        (["--engine", "steam"], "argument --engine: invalid choice: 'steam' (choose from 'synthetic')"),
+    ],
+)
+def test_engine_that_cannot_be(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine's options are held against their bounds, with status 2."""
+    assert main(["worker", "--log-level", "error", *arguments]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(line)
+
+
+def test_pace_spreads_steps() -> None:
+    """Steps begin a period apart; a late one is made up for, and a pause is not."""
+    time = [100.0]
+
+    def wait(seconds: float) -> None:
+        time[0] += seconds
+
+    begun = []
+    pace = Pace(10, lambda: time[0], wait)
+    for spent in (0.0, 0.05, 0.12, 0.0, 5.0, 0.0, 0.0):
+        pace()
+        begun.append(round(time[0] - 100, 6))
+        time[0] += spent
+    assert begun == [0, 0.1, 0.2, 0.32, 0.4, 5.4, 5.4]

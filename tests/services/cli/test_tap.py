@@ -1,0 +1,154 @@
+"""tokenbus tap: what it says of items, and that it hides nothing."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.services.cli.helpers import BATCH, EPOCH, EVENT, MOST, WORKER, memory_settings, payloads, recording, until
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
+from tokenbus_services.bus import MemoryTransport
+from tokenbus_services.cli import tap as tap_module
+from tokenbus_services.cli.seen import Values, item_values, left_out_values, lines_of
+from tokenbus_services.cli.tap import tap
+from tokenbus_services.client import WatchedItem
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.recording import entries
+from tokenbus_services.worker.replay import Replay
+from tokenbus_services.worker.truth import true_tokens
+
+STREAM = (WORKER, EPOCH)
+NOW = 10**18 + 10**7 + 2_500_000
+
+
+def watched(payload: bytes, kind: PayloadKind = BATCH, sequence: int = 4) -> WatchedItem:
+    """Return an item as a client sees it."""
+    return WatchedItem(Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload)), payload)
+
+
+def values_of(payload: bytes, kind: PayloadKind = BATCH, *, rows: bool = False) -> Values:
+    """Return what is said of an item, as JSON carries it."""
+    values: Values = json.loads(
+        json.dumps(item_values(STREAM, watched(payload, kind), NOW, rows=rows), allow_nan=False)
+    )
+    return values
+
+
+def first_batch() -> bytes:
+    """Return the first batch of three requests."""
+    return next(payload for _, kind, payload in payloads() if kind == BATCH)
+
+
+def test_batch_in_a_line() -> None:
+    """A batch's line has its stream, sequence, step, kind, part, rows, tokens, statuses and age."""
+    (line,) = lines_of(values_of(first_batch()))
+    assert line == "worker-0/7 #4 TARGET step 1 part 1/1, 3 rows (3 ACTIVE), 9 tokens, 2.500 ms ago"
+
+
+def test_rows_with_their_tokens() -> None:
+    """With rows, each row's tokens follow with their logprobs, the true ones."""
+    values = values_of(first_batch(), rows=True)
+    (row,) = [row for row in values["rows"] if row["request_key"] == "2"]
+    true = true_tokens(2, 0, 3)
+    assert (row["token_ids"], row["logprobs"]) == (true.ids.tolist(), true.logprobs.tolist())
+    lines = lines_of(values)
+    assert len(lines) == 4
+    tokens = " ".join(f"{token}({logprob:.3f})" for token, logprob in zip(true.ids, true.logprobs, strict=True))
+    assert f"  key 2 index {row['batch_index']} position 0 ACTIVE: {tokens}" in lines
+
+
+def test_integers_of_64_bits_are_strings() -> None:
+    """For machines every integer of 64 bits is a string: a reader that has only doubles would round it."""
+    values = values_of(first_batch(), rows=True)
+    assert values["stream"] == {"worker_id": WORKER, "epoch": "7"}
+    keys = {row["request_key"] for row in values["rows"]}
+    assert (values["sequence"], values["step"], keys) == ("4", "1", {"1", "2", "3"})
+
+
+def test_events_in_a_line() -> None:
+    """An event's line says which request was taken, or how it ended and why."""
+    _, _, taken = next(payloads())
+    assert lines_of(values_of(taken, EVENT)) == ["worker-0/7 #4 ADMITTED key 1, prompt of 1 tokens"]
+    error = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="out\nof", emitted_tokens=3)
+    (line,) = lines_of(values_of(write_frame(RequestEvent(sequence=4, error=error)), EVENT))
+    assert line == r"worker-0/7 #4 ERROR key 5 ENGINE after 3 tokens: out\nof"
+
+
+def test_what_cannot_be_read_is_said() -> None:
+    """A payload that breaks the contract, and one of a kind that a newer minor brought, each have a line."""
+    assert lines_of(values_of(first_batch()[:-1]))[0].startswith("worker-0/7 #4 REFUSED ")
+    newer: Any = 99
+    assert lines_of(values_of(b"xyz", newer)) == ["worker-0/7 #4 UNKNOWN payload kind 99, 3 bytes"]
+
+
+def test_worker_id_is_printed_escaped() -> None:
+    """A worker's name cannot forge a line of its own, nor send a terminal a command."""
+    (line,) = lines_of(left_out_values(("w\n\x1b[2J", 1), 2, 4))
+    assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
+
+
+async def tapped(count: int, enough: Callable[[list[Values]], object], **overrides: object) -> list[Values]:
+    """Return what tap shows of a stream that is replayed in a burst: so many items, or until there is enough."""
+    settings = memory_settings(**overrides)
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    shown: list[Values] = []
+    options = argparse.Namespace(worker=WORKER, rows=False, count=count)
+    data = recording(payloads(requests=4, tokens=300), without=range(7, 12))
+    async with TokenProcessor(settings, transport=transport) as processor:
+        steps = asyncio.create_task(take_all(processor))
+        tapping = asyncio.create_task(tap(settings, options, shown.append, stop, transport))
+        await until(lambda: len(processor.clients.watchers))
+        replay = Replay(entries([data]), settings, speed=0, transport=transport)
+        await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
+        await until(lambda: enough(shown))
+        if not count:
+            stop.set()
+        await asyncio.wait_for(tapping, MOST)
+        steps.cancel()
+    return shown
+
+
+async def take_all(processor: TokenProcessor) -> None:
+    """Take every step, so that all is acknowledged."""
+    async for _ in processor.steps():
+        pass
+
+
+async def test_count_ends_it() -> None:
+    """After as many items as were asked for it ends."""
+    shown = await tapped(5, len)
+    assert len([values for values in shown if values["what"] != "left_out"]) == 5
+
+
+@pytest.mark.parametrize("window", [2, 1000])
+async def test_nothing_is_missing_without_being_said(window: int) -> None:
+    """Every sequence is either shown or among those left out, in the order of the stream, however narrow the window."""
+    sequences: list[int] = []
+    last = 1 if window == 2 else 100
+    shown = await tapped(
+        0, lambda so_far: so_far and int(so_far[-1].get("sequence", 0)) >= last, client__window_frames=window
+    )
+    left_out = [values for values in shown if values["what"] == "left_out"]
+    for values in shown:
+        if values["what"] == "left_out":
+            run = range(int(values["first_sequence"]), int(values["last_sequence"]) + 1)
+            assert values["items"] == len(run)
+            sequences.extend(run)
+        else:
+            sequences.append(int(values["sequence"]))
+    assert sequences == list(range(1, sequences[-1] + 1))
+    if window > 2:  # then what the stream itself does not have is all that is missing
+        assert [(values["first_sequence"], values["items"]) for values in left_out] == [("7", 5)]
+
+
+def test_json_is_a_line_for_each_item(capsys: pytest.CaptureFixture[str]) -> None:
+    """For machines, each item is one line with one object."""
+    for _ in range(2):
+        tap_module._print_json(values_of(first_batch(), rows=True))
+    printed = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["what"] for line in printed] == ["batch", "batch"]

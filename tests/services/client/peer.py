@@ -1,0 +1,83 @@
+"""A client's session, and a processor that the test plays."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tests.services.builders import Wanted, batch, client_hello, settings
+from tokenbus_contracts import BatchKind, encode
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, Outputs, ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import RefusalReason
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.delivery import RequestTokens
+from tokenbus_services.link import SessionState
+
+INTERVAL, TIMEOUT = 1.0, 3.0
+FIRST = 1000.0
+"""When everything begins; not zero, as with a machine's clock."""
+HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
+
+
+class Peer:
+    """A session, and a processor that the test plays."""
+
+    def __init__(self, most: int = 100) -> None:
+        """Let at most so many rows of a request wait."""
+        self.session = ClientSession(client_hello(), settings().limits, most, interval=INTERVAL, timeout=TIMEOUT)
+        self.now = FIRST
+        self.number = 0
+
+    def state(self) -> SessionState:
+        """Return where the session stands."""
+        return self.session.state
+
+    def hear(self, *parts: bytes, number: int = 0, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
+        """Take a frame."""
+        self.session.receive([write_frame(ServerFrame(number=number, **body)), *parts], self.now)
+
+    def numbered(self, *parts: bytes, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
+        """Take the next frame that is to be confirmed."""
+        self.number += 1
+        self.hear(*parts, number=self.number, **body)
+
+    def welcome(self, *, resumed: bool = False, processor_id: str = "p", **more: Any) -> None:  # noqa: ANN401
+        """Be welcomed; frames count from one again."""
+        self.number = 0
+        usual: dict[str, Any] = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
+        self.hear(welcome=ClientWelcome(processor_id=processor_id, resumed=resumed, **usual | more))
+
+    def rows(self, *wanted: Wanted, drafted: Sequence[Wanted] = ()) -> None:
+        """Take a step's rows."""
+        parts = [encode(batch(wanted, selection=True, draft_follows=bool(drafted)))]
+        if drafted:
+            parts.append(encode(batch(drafted, selection=True, kind=BatchKind.DRAFT)))
+        self.numbered(*parts, outputs=Outputs(has_draft=bool(drafted)))
+
+    def says(self) -> ClientFrame | None:
+        """Return the next frame that the session has to send."""
+        message = self.session.next_message(self.now)
+        return None if message is None else read_frame(ClientFrame, message[0])
+
+    def says_all(self) -> Iterator[ClientFrame]:
+        """Yield all that the session has to send just now."""
+        while (frame := self.says()) is not None:
+            yield frame
+
+    def bodies(self) -> list[str | None]:
+        """Return what kinds of frames the session sends just now."""
+        return [frame.WhichOneof("body") for frame in self.says_all()]
+
+
+def opened(most: int = 100) -> Peer:
+    """Return a session after its handshake, with nothing more to say."""
+    peer = Peer(most)
+    assert peer.says() is not None
+    peer.welcome()
+    assert peer.bodies() == ["heartbeat"]
+    return peer
+
+
+def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
+    """Return where each row that waits begins, and how many tokens it has."""
+    found = [step.rows.row(place) for step, place in tokens.waiting]
+    return [(row.position, row.token_ids.size) for row in found]

@@ -1,0 +1,304 @@
+"""TokenClient: requests in, their tokens out, over a connection that a test's processor answers."""
+
+import asyncio
+
+import pytest
+
+from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
+from tests.services.bus.harness import soon
+from tests.services.loop_clock import LoopClock, turns
+from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, encode
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import (
+    ClientFrame,
+    ClientWelcome,
+    Outputs,
+    ServerFrame,
+    WatchedStream,
+)
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.bus import AddressError, Listener, MemoryTransport
+from tokenbus_services.bus.memory import MemoryConnection
+from tokenbus_services.client import TokenClient
+from tokenbus_services.client.client import WatchedItem
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+
+ADDRESS = "memory://clients"
+FINISHED = RowStatus.FINISHED_LENGTH
+
+
+class Processor:
+    """A processor that the test plays, for one client."""
+
+    def __init__(self, listener: Listener) -> None:
+        """Take where the client connects."""
+        self.listener = listener
+        self.peer = b""
+        self.number = 0
+
+    async def body(self, kind: str) -> ClientFrame:
+        """Return the next frame of a kind."""
+        while True:
+            self.peer, parts = await soon(self.listener.receive())
+            frame = read_frame(ClientFrame, parts[0])
+            if frame.WhichOneof("body") == kind:
+                return frame
+
+    def say(self, frame: ServerFrame, *parts: bytes) -> None:
+        """Send a frame that need not be confirmed."""
+        self.listener.send(self.peer, [write_frame(frame), *parts])
+
+    def rows(self, *wanted: Wanted) -> None:
+        """Send rows."""
+        self.number += 1
+        outputs = ServerFrame(number=self.number, outputs=Outputs())
+        self.say(outputs, encode(batch(wanted, selection=True)))
+
+    async def welcome(self) -> None:
+        """Wait for the hello, and answer it."""
+        await self.body("hello")
+        self.number = 0
+        welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
+        self.say(ServerFrame(welcome=welcome))
+
+
+async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, TokenClient, LoopClock]:
+    """Return a processor and a client that will find each other, and the client's clock."""
+    chosen = settings({"bus.clients_address": ADDRESS} | (overrides or {}))
+    transport, clock = MemoryTransport(chosen.bus), LoopClock()
+    processor = Processor(await transport.listen(ADDRESS))
+    return processor, TokenClient(chosen, transport=transport, clock=clock), clock
+
+
+async def taken(tokens: RequestTokens) -> list[Token]:
+    """Return all tokens until the end."""
+    return [token async for token in tokens]
+
+
+async def test_request_gets_its_tokens() -> None:
+    """What is asked for is answered token by token, and what came is confirmed; the client ends with nothing open."""
+    processor, client, _ = await meeting()
+    async with client:
+        tokens = client.generate(generate_of(5))
+        await processor.welcome()
+        assert (await processor.body("generate")).generate == generate_of(5)
+        processor.rows(Wanted(5, 0, 2))
+        processor.rows(Wanted(5, 2, 1, FINISHED))
+        assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
+        assert (await processor.body("confirm")).confirm.through_number == 2
+    assert client.session.outstanding == 0
+
+
+async def test_key_is_drawn_where_there_is_none() -> None:
+    """A request without a key gets one of its own, which nobody else draws."""
+    _, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        keys = {client.generate(generate_of(0)).key for _ in range(100)}
+    assert len(keys) == 100
+    assert 0 not in keys
+
+
+async def test_open_key_is_refused_here() -> None:
+    """A key that this client has open already is refused at once, and the open request goes on."""
+    _, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        first = client.generate(generate_of(5))
+        with pytest.raises(RequestFailedError) as refused:
+            client.generate(generate_of(5))
+        assert refused.value.code == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
+        with pytest.raises(RequestFailedError):
+            client.resume(5, 0)
+        assert not first.has_ended
+
+
+async def test_open_requests_are_bounded() -> None:
+    """As many requests as may be open are, and the next one is refused here (case 20)."""
+    _, client, _ = await meeting({"client.drain_timeout_ms": 0, "client.max_requests": 2})
+    async with client:
+        for key in (1, 2):
+            client.generate(generate_of(key))
+        with pytest.raises(RequestFailedError, match="at most 2, got 3") as refused:
+            client.generate(generate_of(3))
+        assert refused.value.code == ErrorCode.ERROR_CODE_OVERLOADED
+
+
+async def test_wrong_request_is_its_own_fault_alone() -> None:
+    """A request that breaks its bounds is an error where it is asked for; the connection and the others live on."""
+    processor, client, _ = await meeting()
+    async with client:
+        tokens = client.generate(generate_of(5))
+        await processor.welcome()
+        with pytest.raises(ContractError, match="top_logprobs"):
+            client.generate(generate_of(6, top_logprobs=500))
+        processor.rows(Wanted(5, 0, 1, FINISHED))
+        assert len(await soon(taken(tokens))) == 1
+
+
+async def test_resume_and_abort_are_asked_for() -> None:
+    """The rest of a request can be asked for, and its end."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        await processor.welcome()
+        client.resume(5, 3, include_drafts=True)
+        resume = (await processor.body("resume")).resume
+        client.abort(5)
+        assert (await processor.body("abort")).abort.request_key == 5
+    assert (resume.request_key, resume.next_position, resume.include_draft_logprobs) == (5, 3, True)
+
+
+async def test_requests_are_given_up_when_there_is_no_processor_for_too_long() -> None:
+    """Without a processor requests wait for their time, and then end with an error that says so; new ones wait anew."""
+    _, client, clock = await meeting({"client.resume_timeout_ms": 5000, "client.drain_timeout_ms": 0})
+    async with client:
+        tokens = client.generate(generate_of(5))
+        for _ in range(5):
+            await turns()
+            assert not tokens.has_ended
+            clock.advance(1.0)
+        await turns()
+        with pytest.raises(RequestFailedError, match="no processor answered for 5000 ms"):
+            await soon(taken(tokens))
+        again = client.generate(generate_of(6))
+        clock.advance(1.0)
+        await turns()
+        assert not again.has_ended
+
+
+async def test_leaving_waits_for_open_requests() -> None:
+    """Closing waits for the last token of what is open, and says goodbye then."""
+    processor, client, _ = await meeting()
+    async with client:
+        tokens = client.generate(generate_of(5))
+        await processor.welcome()
+        await processor.body("generate")
+        leaving = asyncio.create_task(client.__aexit__(None, None, None))
+        await turns()
+        assert not leaving.done()
+        processor.rows(Wanted(5, 0, 1, FINISHED))
+        await processor.body("goodbye")
+        await soon(leaving)
+        assert len(await soon(taken(tokens))) == 1
+
+
+async def test_leaving_has_an_end_and_so_has_every_request() -> None:
+    """A request that does not end within the drain's time ends with an error: nobody waits forever."""
+    processor, client, clock = await meeting({"client.drain_timeout_ms": 2000})
+    async with client:
+        tokens = client.generate(generate_of(5))
+        await processor.welcome()
+        leaving = asyncio.create_task(client.__aexit__(None, None, None))
+        await turns()
+        clock.advance(1.99)
+        await turns()
+        assert not leaving.done()
+        clock.advance(0.01)
+        await soon(leaving)
+        with pytest.raises(RequestFailedError, match="the client was closed"):
+            await soon(taken(tokens))
+
+
+class Breaking(MemoryConnection):
+    """A connection that fails when something is sent."""
+
+    def send(self, parts: object) -> bool:
+        """Fail."""
+        raise RuntimeError(parts)
+
+
+class BreakingTransport(MemoryTransport):
+    """A transport whose connections fail."""
+
+    async def connect(self, address: str) -> MemoryConnection:
+        """Connect."""
+        return Breaking(self._meeting(address), self._settings)
+
+
+async def test_requests_end_when_the_connection_fails_for_good() -> None:
+    """Where the connection itself breaks down, who leaves gets the error, and every request has an end all the same."""
+    chosen = settings({"bus.clients_address": ADDRESS})
+    client = TokenClient(chosen, transport=BreakingTransport(chosen.bus), clock=LoopClock())
+    await client.__aenter__()
+    tokens = client.generate(generate_of(5))
+    with pytest.raises(RequestFailedError):
+        await soon(taken(tokens))
+    with pytest.raises(RuntimeError):
+        await soon(client.__aexit__(None, None, None))
+
+
+class Broken(MemoryTransport):
+    """A transport that connects to nothing."""
+
+    async def connect(self, address: str) -> MemoryConnection:
+        """Refuse."""
+        raise AddressError(address, "of no use")
+
+
+async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
+    """Who starts a client gets the error of an address that cannot be used."""
+    chosen = settings({"bus.clients_address": ADDRESS})
+    with pytest.raises(AddressError, match="of no use"):
+        await TokenClient(chosen, transport=Broken(chosen.bus)).__aenter__()
+
+
+async def test_outputs_come_as_columns_and_hold_the_processor_back() -> None:
+    """Whole outputs are yielded as they come; while too many wait nothing is confirmed, and then it is (case 20)."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        outputs = client.outputs(most=1)
+        first = asyncio.ensure_future(anext(outputs))
+        await turns()
+        for position in range(4):
+            processor.rows(Wanted(5, position, 1, FINISHED))
+        target, draft = await soon(first)
+        assert isinstance(target, LogprobBatch)
+        assert draft is None
+        await turns()
+        assert client.session.is_paused
+        assert (await soon(anext(outputs)))[0].positions.tolist() == [1]
+        assert client.session.is_paused
+        assert (await soon(anext(outputs)))[0].positions.tolist() == [2]
+        assert not client.session.is_paused
+        assert (await processor.body("confirm")).confirm.through_number == 4
+        await outputs.aclose()
+
+
+async def test_who_takes_outputs_no_longer_keeps_nobody_back() -> None:
+    """After the iteration over outputs has ended, what comes is confirmed again and does not pile up."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        outputs = client.outputs(most=1)
+        first = asyncio.ensure_future(anext(outputs))
+        await turns()
+        for position in range(4):
+            processor.rows(Wanted(5, position, 1, FINISHED))
+        await soon(first)
+        await turns()
+        assert client.session.is_paused
+        await outputs.aclose()
+        assert (await processor.body("confirm")).confirm.through_number == 4
+        for position in range(4, 9):
+            processor.rows(Wanted(5, position, 1, FINISHED))
+        assert (await processor.body("confirm")).confirm.through_number > 4
+
+
+async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
+    """A worker's stream can be watched; items that find no room are left out, and nothing waits for them."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        watched = client.watch("w", most=2)
+        first = asyncio.ensure_future(anext(watched))
+        assert (await processor.body("watch")).watch.worker_id == "w"
+        processor.say(ServerFrame(watched_stream=WatchedStream(epoch=1, hello=hello_of())))
+        assert isinstance(await soon(first), WatchedStream)
+        for sequence in range(1, 5):
+            processor.say(ServerFrame(watched_item=item_of(b"abc", sequence)), b"abc")
+        await turns()
+        found = [await soon(anext(watched)) for _ in range(2)]
+        assert [item.item.sequence for item in found if isinstance(item, WatchedItem)] == [1, 2]
+        assert found[0] == WatchedItem(item_of(b"abc", 1), b"abc")
+        await watched.aclose()
+        processor.say(ServerFrame(watched_item=item_of(b"abc", 9)), b"abc")
+        await turns()

@@ -1,0 +1,327 @@
+"""ClientSession: requests go out, their tokens come in once and in order, and every request has an end."""
+
+import pytest
+
+from tests.services.builders import Wanted, batch, generate_of, hello_of, item_of
+from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
+from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, encode
+from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Refusal
+
+FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
+BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="broke")
+
+
+def test_request_goes_out_and_its_tokens_come_in() -> None:
+    """A request is asked for once the handshake is done, and its rows wait for who iterates, until the last one."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    assert [frame.generate.request_key for frame in peer.says_all()] == [5]
+    peer.rows(Wanted(5, 0, 2))
+    peer.rows(Wanted(9, 0, 1, FINISHED), Wanted(5, 2, 1, FINISHED))
+    assert positions(tokens) == [(0, 2), (2, 1)]
+    assert tokens.status is FINISHED
+    assert peer.session.outstanding == 0
+
+
+def test_nothing_is_asked_before_the_handshake() -> None:
+    """What is wanted while there is no connection is asked for when there is one, and once (case 19)."""
+    peer = Peer()
+    peer.session.open(generate_of(5))
+    peer.session.resume(6, 3, include_drafts=True)
+    peer.session.watch("w")
+    assert peer.bodies() == ["hello"]
+    peer.welcome()
+    first, second, third = peer.says_all()
+    assert first.generate.request_key == 5
+    resume = second.resume
+    assert (resume.request_key, resume.next_position, resume.include_draft_logprobs) == (6, 3, True)
+    assert third.watch.worker_id == "w"
+
+
+@pytest.mark.parametrize("field", ["top_logprobs", "request_key", "prompt"])
+def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: str) -> None:
+    """A request that no processor would read is an error to who asks, and not to the connection that all share."""
+    peer = opened()
+    generate = generate_of(5)
+    if field == "prompt":
+        generate.ClearField("tokens")
+    else:
+        setattr(generate, field, 500 if field == "top_logprobs" else 0)
+    with pytest.raises(ContractError):
+        peer.session.open(generate)
+    with pytest.raises(ContractError):
+        peer.session.resume(0, 0, include_drafts=False)
+    assert peer.session.outstanding == 0
+    assert peer.bodies() == []
+
+
+def test_request_is_what_it_was_when_it_was_asked_for() -> None:
+    """What the application does with its message later does not change what is asked for again."""
+    peer = Peer()
+    generate = generate_of(5, 4)
+    peer.session.open(generate)
+    generate.sampling.max_tokens = 99
+    generate.top_logprobs = 500
+    peer.says()
+    peer.welcome()
+    (frame,) = peer.says_all()
+    assert frame.generate == generate_of(5, 4)
+
+
+def test_repeated_and_overlapping_rows_are_taken_once() -> None:
+    """Rows that were there before are left out, and those that overlap keep what is new (case 14, 17)."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    for position, count in ((0, 2), (0, 2), (1, 1), (1, 3)):
+        peer.rows(Wanted(5, position, count))
+    peer.rows(Wanted(5, 3, 0, RowStatus.IDLE))
+    peer.rows(Wanted(5, 4, 0, RowStatus.PREEMPTED))
+    assert positions(tokens) == [(0, 2), (1, 3), (4, 0)]
+    assert peer.session.repeated == 3
+    peer.rows(Wanted(5, 4, 0, FINISHED))
+    assert tokens.status is FINISHED
+
+
+def test_hole_ends_the_request_and_says_what_is_missing() -> None:
+    """Tokens that never came end their request with an error that names them, and the processor is told (case 21)."""
+    peer = opened()
+    tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
+    list(peer.says_all())
+    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 2))
+    peer.rows(Wanted(5, 3, 1), Wanted(6, 2, 1))
+    assert tokens.error is not None
+    assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_GAP, 2)
+    assert tokens.error.message == "tokens 2 to 2 never came from the processor"
+    assert positions(other) == [(0, 2), (2, 1)]
+    assert "abort" in peer.bodies()
+
+
+def test_resumed_request_goes_on_where_it_was_left() -> None:
+    """A request that is taken up from a position takes what comes from there on, and nothing before it twice."""
+    peer = opened()
+    tokens = peer.session.resume(5, 3, include_drafts=False)
+    peer.rows(Wanted(5, 1, 2))
+    peer.rows(Wanted(5, 2, 3))
+    assert positions(tokens) == [(2, 3)]
+    assert tokens.position == 3
+
+
+def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
+    """As many rows as may wait do; one more ends the request as slow, with what waits still to be taken (case 20)."""
+    peer = opened(most=2)
+    tokens = peer.session.open(generate_of(5))
+    for position in range(2):
+        peer.rows(Wanted(5, position, 1))
+    assert not tokens.has_ended
+    list(peer.says_all())
+    peer.rows(Wanted(5, 2, 1))
+    assert tokens.error is not None
+    assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_SLOW_CLIENT, 3)
+    assert len(tokens) == 3
+    assert peer.bodies() == ["abort", "confirm"]
+
+
+def test_errors_end_their_requests() -> None:
+    """An error from the processor ends its request; one of a request that nobody has is dropped."""
+    peer = opened()
+    tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
+    peer.numbered(error=BROKEN)
+    peer.numbered(error=RequestError(request_key=99, code=ErrorCode.ERROR_CODE_GAP, message="x"))
+    assert tokens.error == BROKEN
+    assert not other.has_ended
+    assert peer.session.outstanding == 1
+
+
+def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
+    """An abort goes out once; the request ends with its last row, and what has ended needs no abort."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    list(peer.says_all())
+    for _ in range(2):
+        peer.session.abort(5)
+    peer.session.abort(99)
+    assert peer.bodies() == ["abort"]
+    peer.rows(Wanted(5, 0, 0, ABORTED))
+    assert tokens.status is ABORTED
+    peer.session.abort(5)
+    assert "abort" not in peer.bodies()
+
+
+def test_rows_of_what_ended_here_are_ended_there() -> None:
+    """A request that goes on at the processor, and is over here, is ended there, asked for once."""
+    peer = opened()
+    for position in range(2):
+        peer.rows(Wanted(9, position, 1))
+    peer.rows(Wanted(8, 0, 1, FINISHED))
+    assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [9]
+
+
+def test_strays_are_bounded() -> None:
+    """However many requests go on that nobody has here, only so many are remembered."""
+    peer = opened()
+    for key in range(1, 1100):
+        peer.rows(Wanted(key))
+        list(peer.says_all())
+    assert len(peer.session._strays) <= 1025
+
+
+# Confirming.
+
+
+def test_what_came_is_confirmed() -> None:
+    """Frames are confirmed together, up to the last one that came in order, and only once."""
+    peer = opened()
+    for position in range(3):
+        peer.rows(Wanted(5, position, 1, FINISHED))
+    assert [frame.confirm.through_number for frame in peer.says_all()] == [3]
+    assert peer.bodies() == []
+
+
+def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
+    """A client that takes nothing for now confirms nothing, so that the processor stops sending (case 20)."""
+    peer = opened()
+    peer.session.is_paused = True
+    peer.rows(Wanted(5, 0, 1, FINISHED))
+    assert peer.bodies() == []
+    peer.session.is_paused = False
+    assert peer.bodies() == ["confirm"]
+
+
+def test_frame_that_comes_again_is_dropped() -> None:
+    """A frame whose number was there before changes nothing."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    peer.rows(Wanted(5, 0, 1))
+    peer.number = 0
+    peer.rows(Wanted(5, 1, 1))
+    assert positions(tokens) == [(0, 1)]
+    assert peer.session.repeated == 1
+
+
+def test_frame_that_is_missing_is_asked_for() -> None:
+    """A number that was skipped is a frame that was lost: after a hello all that was not confirmed comes (case 17)."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    list(peer.says_all())
+    peer.number = 1
+    peer.rows(Wanted(5, 1, 1))
+    assert positions(tokens) == []
+    assert peer.bodies() == ["hello"]
+    peer.welcome(resumed=True)
+    for position in range(2):
+        peer.rows(Wanted(5, position, 1))
+    assert positions(tokens) == [(0, 1), (1, 1)]
+
+
+def test_outputs_that_cannot_be_read_end_the_requests_they_may_have_been_of() -> None:
+    """A batch that breaks the contract is lost: any open request may have had rows in it, and none waits for them."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    with pytest.raises(ContractError):
+        peer.numbered(encode(batch([Wanted(5)]))[:-1], outputs=Outputs())
+    assert tokens.error is not None
+    assert tokens.error.code == ErrorCode.ERROR_CODE_GAP
+    assert peer.session.outstanding == 0
+    assert [frame.confirm.through_number for frame in peer.says_all() if frame.HasField("confirm")] == [1]
+
+
+@pytest.mark.parametrize("parts", [[], [b"x", b"y"]])
+def test_outputs_without_their_batches_are_refused(parts: list[bytes]) -> None:
+    """A frame of outputs has as many parts as it says."""
+    peer = opened()
+    with pytest.raises(ContractError, match="2 parts"):
+        peer.numbered(*parts, outputs=Outputs(has_draft=False))
+    with pytest.raises(ContractError, match="a frame, and its batches"):
+        peer.session.receive([], peer.now)
+
+
+# Watching, and whole outputs.
+
+
+def test_whole_outputs_are_shown_with_their_drafts() -> None:
+    """Who wants outputs as columns gets each step's rows, and what was drafted for them beside (case 4)."""
+    peer = opened()
+    seen: list[tuple[LogprobBatch, LogprobBatch | None]] = []
+    peer.session.on_outputs = lambda target, draft: seen.append((target, draft))
+    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1), drafted=[Wanted(5, 0, 3)])
+    ((target, draft),) = seen
+    assert target.request_keys.tolist() == [5, 6]
+    assert draft is not None
+    assert draft.request_keys.tolist() == [5]
+
+
+def test_watched_items_are_shown() -> None:
+    """What is watched goes to who watches, with its payload; a stream's beginning has none."""
+    peer = opened()
+    seen: list[tuple[str | None, bytes]] = []
+    peer.session.on_watched = lambda frame, payload: seen.append((frame.WhichOneof("body"), payload))
+    peer.numbered(watched_stream=WatchedStream(epoch=1, hello=hello_of()))
+    peer.numbered(b"abc", watched_item=item_of(b"abc", 4))
+    assert seen == [("watched_stream", b""), ("watched_item", b"abc")]
+
+
+# What is known after the connection broke.
+
+
+def test_same_processor_is_not_asked_for_what_it_knows() -> None:
+    """After a broken connection only what may not have arrived is asked for again."""
+    peer = opened()
+    peer.session.open(generate_of(5))
+    peer.session.open(generate_of(6))
+    list(peer.says_all())
+    peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, prompt_tokens=1))
+    peer.session.abort(5)
+    peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
+    peer.says()
+    peer.welcome(resumed=True)
+    again = [frame for frame in peer.says_all() if not frame.HasField("heartbeat")]
+    assert [frame.WhichOneof("body") for frame in again[-2:]] == ["abort", "generate"]
+    assert again[-1].generate.request_key == 6
+
+
+@pytest.mark.parametrize("change", [{"resumed": False}, {"resumed": True, "processor_id": "other"}])
+def test_other_processor_is_asked_for_the_rest_of_everything(change: dict[str, object]) -> None:
+    """A processor that does not know the session is asked to go on with each request, from what is held here."""
+    peer = opened()
+    peer.session.open(generate_of(5, include_draft_logprobs=True))
+    peer.session.open(generate_of(6))
+    list(peer.says_all())
+    peer.rows(Wanted(5, 0, 2))
+    peer.session.abort(6)
+    peer.session.watch("w")
+    peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
+    peer.says()
+    peer.welcome(**change)  # type: ignore[arg-type]
+    first, second, third, fourth = peer.says_all()
+    assert (first.resume.request_key, first.resume.next_position) == (5, 2)
+    assert first.resume.include_draft_logprobs
+    assert (second.resume.request_key, second.resume.next_position) == (6, 0)
+    assert (third.abort.request_key, fourth.watch.worker_id) == (6, "w")
+
+
+def test_request_that_nobody_has_is_asked_for_anew() -> None:
+    """What was asked for and never came anywhere is asked for once more; what had come somewhere ends (case 21)."""
+    peer = opened()
+    fresh, taken = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
+    list(peer.says_all())
+    peer.rows(Wanted(6, 0, 2))
+    list(peer.says_all())
+    for key in (5, 6):
+        unknown = RequestError(request_key=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
+        peer.numbered(error=unknown)
+    assert [frame.generate.request_key for frame in peer.says_all() if frame.HasField("generate")] == [5]
+    assert not fresh.has_ended
+    assert taken.error is not None
+    assert taken.error.emitted_tokens == 2
+
+
+def test_frames_before_the_handshake_change_nothing() -> None:
+    """Rows and errors of a connection whose handshake is not done are left alone."""
+    peer = Peer()
+    tokens = peer.session.open(generate_of(5))
+    peer.says()
+    peer.rows(Wanted(5))
+    peer.numbered(error=BROKEN)
+    assert (len(tokens), tokens.has_ended) == (0, False)

@@ -1,0 +1,162 @@
+"""ClientSession: the handshake, heartbeats, refusals, and giving up."""
+
+import pytest
+
+from tests.services.builders import Wanted, generate_of
+from tests.services.client.peer import FIRST, HELLO_FIRST, INTERVAL, TIMEOUT, Peer, opened
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_services.link import SessionState
+
+
+def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
+    """A hello that is not answered is said again after an interval, and not a moment before."""
+    peer = Peer()
+    frame = peer.says()
+    assert frame is not None
+    assert frame.hello.session == 5
+    peer.now = FIRST + INTERVAL - 0.01
+    assert peer.says() is None
+    assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
+    peer.now = FIRST + INTERVAL
+    assert peer.bodies() == ["hello"]
+
+
+def test_heartbeat_once_an_interval() -> None:
+    """Who has nothing to say says so once an interval, and which heartbeat it heard last."""
+    peer = opened()
+    peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
+    peer.now += 0.99
+    assert peer.says() is None
+    assert peer.session.seconds_to_wait(peer.now) == pytest.approx(0.01)
+    peer.now = FIRST + 1.0
+    frame = peer.says()
+    assert frame is not None
+    assert (frame.heartbeat.echo_ns, frame.heartbeat.sent_at_ns) == (77, int((FIRST + 1.0) * 1e9))
+
+
+def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
+    """A processor that was silent for exactly the timeout is still there; a moment later it is greeted again."""
+    peer = opened()
+    peer.now = FIRST + TIMEOUT
+    assert peer.bodies() == ["heartbeat"]
+    peer.now += 0.01
+    assert peer.bodies() == ["hello"]
+    assert peer.state() is SessionState.GREETING
+
+
+def test_times_are_the_processors() -> None:
+    """How often peers are heard, and when one is silent, the welcome says."""
+    peer = Peer()
+    peer.says()
+    peer.welcome(heartbeat_interval_ms=100, heartbeat_timeout_ms=200)
+    assert peer.bodies() == ["heartbeat"]
+    peer.now += 0.1
+    assert peer.bodies() == ["heartbeat"]
+    peer.now += 0.11
+    assert peer.bodies() == ["hello"]
+
+
+def test_refused_client_asks_again_after_the_timeout() -> None:
+    """After a refusal the session keeps the reason and says hello again after a while, not at once."""
+    peer = Peer()
+    peer.says()
+    refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message="no")
+    peer.hear(refusal=refusal)
+    assert peer.state() is SessionState.REFUSED
+    assert peer.session.refusal == refusal
+    peer.now += TIMEOUT - 0.01
+    assert peer.says() is None
+    peer.now = FIRST + TIMEOUT
+    assert peer.bodies() == ["hello"]
+    peer.welcome()
+    assert peer.session.refusal is None
+
+
+def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
+    """A processor that does not know the session is greeted at once; while greeting, its demand changes nothing."""
+    peer = opened()
+    again = Refusal(reason=HELLO_FIRST, message="who are you")
+    peer.hear(refusal=again)
+    assert peer.bodies() == ["hello"]
+    peer.hear(refusal=again)
+    assert peer.bodies() == []
+
+
+def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
+    """After a goodbye the session greets whoever comes next, once an interval is over."""
+    peer = opened()
+    peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
+    assert peer.bodies() == []
+    peer.now += INTERVAL
+    assert peer.bodies() == ["hello"]
+
+
+def test_goodbye_is_the_last_word() -> None:
+    """After its goodbye the session neither says nor hears anything."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    frame = read_frame(ClientFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
+    assert frame.goodbye.message == "done"
+    peer.rows(Wanted(5))
+    peer.now += TIMEOUT + 1
+    assert peer.bodies() == []
+    assert (peer.state(), len(tokens)) == (SessionState.LEFT, 0)
+
+
+def test_giving_up_ends_every_request() -> None:
+    """When there was no processor for too long, each open request ends with an error that says how far it got."""
+    peer = opened()
+    tokens = [peer.session.open(generate_of(key)) for key in (5, 6)]
+    peer.rows(Wanted(5, 0, 2))
+    peer.session.give_up("nobody there")
+    assert peer.session.outstanding == 0
+    errors = [each.error for each in tokens]
+    assert [error.emitted_tokens for error in errors if error is not None] == [2, 0]
+    assert all(error is not None and error.code == ErrorCode.ERROR_CODE_DEADLINE for error in errors)
+
+
+def test_processor_is_missed_only_while_there_are_requests() -> None:
+    """How long there has been no processor counts from when a request first needed one, and ends with a welcome."""
+    peer = Peer()
+    peer.says()
+    assert peer.session.lost_since is None
+    peer.now += 60.0
+    peer.session.open(generate_of(5))
+    peer.says()
+    assert peer.session.lost_since == FIRST + 60.0
+    peer.now += 5.0
+    peer.says()
+    assert peer.session.lost_since == FIRST + 60.0
+    peer.session.give_up("nobody there")
+    assert peer.session.lost_since is None
+    peer.now += 1.0
+    peer.says()
+    assert peer.session.lost_since is None
+    peer.session.open(generate_of(6))
+    peer.now += 1.0
+    peer.says()
+    assert peer.session.lost_since == FIRST + 67.0
+    peer.welcome()
+    assert peer.session.lost_since is None
+
+
+def test_waiting_is_never_longer_than_an_interval() -> None:
+    """Whatever the state, who runs the session looks again after an interval at the latest, and never in the past."""
+    peer = Peer()
+    assert peer.session.seconds_to_wait(FIRST) == 0
+    peer.says()
+    peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_LIMITS, message="no"))
+    assert peer.session.seconds_to_wait(peer.now) == INTERVAL
+    peer.welcome()
+    assert peer.says() is not None
+    assert [peer.session.seconds_to_wait(peer.now + past) for past in (0.0, 0.5, 9.0)] == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_handshakes_are_counted() -> None:
+    """Each welcome counts, and names the processor."""
+    peer = opened()
+    peer.welcome(processor_id="other")
+    assert (peer.session.handshakes, peer.session.processor_id) == (2, "other")

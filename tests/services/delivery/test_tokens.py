@@ -1,0 +1,222 @@
+"""RequestTokens: one request's tokens, each once and in order, and then its end."""
+
+import asyncio
+
+import pytest
+
+from tests.services.builders import Wanted, batch, ids, step_of
+from tests.services.bus.harness import soon
+from tests.services.loop_clock import turns
+from tokenbus_contracts import RowStatus, Scoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step, Token
+from tokenbus_services.delivery.errors import brief, code_name
+from tokenbus_services.worker import truth
+
+KEY = 5
+BROKEN = RequestError(request_key=KEY, code=ErrorCode.ERROR_CODE_GAP, message="lost", emitted_tokens=3)
+
+
+def put(tokens: RequestTokens, position: int, count: int, **more: object) -> Step:
+    """Deliver a row, beside another request's, as a consumer's keeper does."""
+    status = RowStatus.ACTIVE if count else RowStatus.IDLE
+    row = Wanted(KEY, position, count, status)._replace(**more)  # type: ignore[arg-type]
+    step = step_of(batch([Wanted(9, 77), row]))
+    step.hold.keep()
+    tokens.put(step, 1)
+    return step
+
+
+async def taken(tokens: RequestTokens) -> list[Token]:
+    """Return all tokens until the end."""
+    return [token async for token in tokens]
+
+
+async def test_tokens_come_one_by_one_with_all_that_belongs_to_them() -> None:
+    """Each token has its id, position, logprob, rank and alternatives, whatever its neighbour has (case 11, 23)."""
+    tokens = RequestTokens(KEY)
+    put(tokens, 0, 2, top_k=3)
+    put(tokens, 2, 1)
+    tokens.finish(RowStatus.FINISHED_LENGTH)
+    found = await taken(tokens)
+    true = truth.true_tokens(KEY, 0, 3)
+    assert [token.id for token in found] == true.ids.tolist()
+    assert [token.position for token in found] == [0, 1, 2]
+    assert [token.logprob for token in found] == true.logprobs.tolist()
+    assert [token.rank for token in found] == true.ranks.tolist()
+    assert [len(token.alternatives) for token in found] == [3, 3, 0]
+    assert all(token.alternatives == tuple(sorted(token.alternatives, key=lambda pair: -pair[1])) for token in found)
+    assert tokens.status is RowStatus.FINISHED_LENGTH
+
+
+async def test_ids_alone_and_shed_alternatives_are_told_apart() -> None:
+    """Without logprobs there is None, not a number; where alternatives were dropped on the way, the token says so."""
+    tokens = RequestTokens(KEY)
+    put(tokens, 0, 1, scoring=Scoring.NONE)
+    put(tokens, 1, 1, scoring=Scoring.SHED)
+    tokens.finish(RowStatus.FINISHED_STOP)
+    bare, shed = await taken(tokens)
+    assert (bare.logprob, bare.rank, bare.is_shed) == (None, None, False)
+    assert (shed.rank is not None, shed.alternatives, shed.is_shed) == (True, (), True)
+
+
+async def test_token_zero_is_a_token() -> None:
+    """A token whose id is 0 is delivered like any other, and the request does not wait for another (case 10)."""
+    tokens = RequestTokens(KEY)
+    made = batch([Wanted(KEY, 0, 2)])
+    step = step_of(type(made).of_views(made.header, made.columns | {"token_ids": made.token_ids * 0}))
+    tokens.put(step, 0)
+    tokens.finish(RowStatus.FINISHED_STOP)
+    assert [token.id for token in await taken(tokens)] == [0, 0]
+
+
+async def test_rows_come_as_arrays() -> None:
+    """`rows` gives each step's tokens at once; rows without tokens are left out."""
+    tokens = RequestTokens(KEY)
+    put(tokens, 0, 2)
+    put(tokens, 2, 0)
+    put(tokens, 2, 1)
+    tokens.finish(RowStatus.FINISHED_LENGTH)
+    found = [row async for row in tokens.rows()]
+    assert [(row.position, row.token_ids.tolist()) for row in found] == [(0, ids(KEY, 0, 2)), (2, ids(KEY, 2, 3))]
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 4])
+async def test_tokens_from_a_position_on(position: int) -> None:
+    """Who holds some tokens already gets those after them alone, also from the middle of a row (case 14, 22)."""
+    tokens = RequestTokens(KEY, position)
+    put(tokens, 0, 3, top_k=2)
+    put(tokens, 3, 1)
+    tokens.finish(RowStatus.FINISHED_LENGTH)
+    found = await taken(tokens)
+    assert [token.position for token in found] == list(range(position, 4))
+    assert [token.id for token in found] == ids(KEY, position, 4)
+    assert [token.logprob for token in found] == truth.true_tokens(KEY, position, 4).logprobs.tolist()
+    assert [len(token.alternatives) for token in found if token.position < 3] == [2] * max(0, 3 - position)
+
+
+@pytest.mark.parametrize("scoring", [Scoring.NONE, Scoring.SHED])
+async def test_rows_without_scores_or_alternatives_are_cut_too(scoring: Scoring) -> None:
+    """A row that is partly known is cut with all that it has: nothing of it is taken to be there that is not."""
+    tokens = RequestTokens(KEY, 1)
+    put(tokens, 0, 3, scoring=scoring)
+    tokens.finish(RowStatus.FINISHED_LENGTH)
+    (row,) = [row async for row in tokens.rows()]
+    scored = 2 if scoring is Scoring.SHED else 0
+    assert (row.position, row.token_ids.tolist()) == (1, ids(KEY, 1, 3))
+    assert (row.logprobs.size, row.ranks.size, len(row.alternative_token_ids)) == (scored, scored, 2)
+
+
+async def test_repeated_and_overlapping_rows_add_nothing_twice() -> None:
+    """A row that was taken before, or in part, gives only the tokens that were not (case 14, 17)."""
+    tokens = RequestTokens(KEY)
+    for position, count in ((0, 2), (0, 2), (1, 3), (2, 2), (4, 1)):
+        put(tokens, position, count)
+    tokens.finish(RowStatus.FINISHED_LENGTH)
+    assert [token.id for token in await taken(tokens)] == ids(KEY, 0, 5)
+
+
+async def test_row_is_held_until_it_is_taken() -> None:
+    """A row's step is let go when the row is taken, and neither before nor twice."""
+    tokens = RequestTokens(KEY)
+    steps = [put(tokens, 0, 2), put(tokens, 2, 1)]
+    assert [step.hold.count for step in steps] == [2, 2]
+    assert tokens.oldest() is steps[0]
+    assert len(tokens) == 2
+    await anext(tokens)
+    assert [step.hold.count for step in steps] == [1, 2]
+    await anext(tokens)
+    assert [step.hold.count for step in steps] == [1, 2]
+    assert tokens.oldest() is steps[1]
+    await anext(tokens)
+    assert [step.hold.count for step in steps] == [1, 1]
+    assert tokens.oldest() is None
+
+
+async def test_consumer_waits_until_something_comes() -> None:
+    """A consumer waits while there is nothing, says so, and goes on with the next row and with the end."""
+    tokens = RequestTokens(KEY)
+    told: list[RequestTokens] = []
+    tokens.on_waiting = told.append
+    waiting = asyncio.create_task(taken(tokens))
+    await turns()
+    assert tokens.is_awaited
+    put(tokens, 0, 1)
+    await turns()
+    assert tokens.is_awaited
+    assert told == [tokens, tokens]
+    tokens.finish(RowStatus.FINISHED_STOP)
+    assert [token.id for token in await soon(waiting)] == ids(KEY, 0, 1)
+    assert not tokens.is_awaited
+
+
+async def test_consumer_that_gave_up_waiting_may_come_back() -> None:
+    """A wait that was cancelled loses nothing: what comes later is there for the next one."""
+    tokens = RequestTokens(KEY)
+    waiting = asyncio.ensure_future(tokens.__anext__())
+    await turns()
+    waiting.cancel()
+    await turns()
+    assert not tokens.is_awaited
+    put(tokens, 0, 1)
+    assert (await soon(anext(tokens))).id == ids(KEY, 0, 1)[0]
+
+
+async def test_error_comes_after_what_came_before_it() -> None:
+    """Tokens that came before an error are taken first; then the error is raised, each time, with what it says."""
+    tokens = RequestTokens(KEY)
+    put(tokens, 0, 2)
+    assert not tokens.has_ended
+    tokens.fail(BROKEN)
+    assert tokens.has_ended
+    assert [(await anext(tokens)).position for _ in range(2)] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(RequestFailedError, match=r"0000000000000005: gap: lost \(after 3 tokens\)") as raised:
+            await anext(tokens)
+        assert (raised.value.request_key, raised.value.code) == (KEY, ErrorCode.ERROR_CODE_GAP)
+        assert (raised.value.emitted_tokens, raised.value.reason) == (3, "lost")
+
+
+async def test_error_wakes_who_waits() -> None:
+    """A consumer that waits is told of an error at once."""
+    tokens = RequestTokens(KEY)
+    waiting = asyncio.create_task(taken(tokens))
+    await turns()
+    tokens.fail(BROKEN)
+    with pytest.raises(RequestFailedError):
+        await soon(waiting)
+
+
+async def test_rows_given_up_are_somebody_elses() -> None:
+    """What was not taken can be handed on with its holds, and does not come here any more."""
+    tokens = RequestTokens(KEY)
+    step = put(tokens, 0, 1)
+    assert list(tokens.give_up()) == [(step, 1)]
+    assert step.hold.count == 2
+    assert len(tokens) == 0
+    put(tokens, 1, 1)
+    assert len(tokens) == 1
+
+
+async def test_end_is_the_end() -> None:
+    """After its last token a request has no more, however often one asks."""
+    tokens = RequestTokens(KEY)
+    tokens.finish(RowStatus.ABORTED)
+    assert tokens.has_ended
+    assert await taken(tokens) == []
+    assert await taken(tokens) == []
+
+
+def test_codes_have_names() -> None:
+    """An error's code has the schema's name in small letters; a newer minor's is its number."""
+    assert code_name(ErrorCode.ERROR_CODE_SLOW_CLIENT) == "slow_client"
+    assert code_name(99) == "99"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("short", "short"), ("", "gap"), ("x" * 1001, "x" * 1000), ("\u6f22" * 400, "\u6f22" * 333), ("\udcff", "?")],
+)
+def test_text_of_an_error_fits(text: str, expected: str) -> None:
+    """A text is cut after as many bytes as an error may have, between letters, and is never empty."""
+    assert brief(text, ErrorCode.ERROR_CODE_GAP) == expected

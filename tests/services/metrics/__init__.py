@@ -1,0 +1,1 @@
+"""Tests of the metrics and of how they are served."""

@@ -1,0 +1,113 @@
+"""A processor and a worker in one event loop, and what a scrape of them says."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_services.bus import MemoryTransport
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+MOST = 30.0  # seconds, after which a test that waits has failed
+_ADDRESSES = {
+    "bus.workers_address": "memory://workers",
+    "bus.clients_address": "memory://clients",
+    "metrics.address": "127.0.0.1:0",
+    "worker.metrics_address": "127.0.0.1:0",
+    "processor.drain_timeout_ms": 0,
+}
+
+
+def settings(**changed: object) -> Settings:
+    """Return settings in memory, with some changed: `worker__id` is worker.id."""
+    overrides = {key.replace("__", "."): value for key, value in changed.items()}
+    return Settings.load(environment={}, overrides=_ADDRESSES | overrides)
+
+
+class Bus:
+    """A processor and a worker that have the same transport."""
+
+    def __init__(self, chosen: Settings | None = None, *, drafts: bool = False) -> None:
+        """Make both, without starting either."""
+        self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts)
+        self._keys = count(1)
+        self.settings = chosen or settings()
+        transport = MemoryTransport(self.settings.bus)
+        self.processor = TokenProcessor(self.settings, transport=transport)
+        self.publisher = Publisher(self.settings, transport=transport, vocabulary_size=1000, epoch=1)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run both, and wait until the worker is known."""
+        connected = asyncio.Event()
+        tell = self.processor.intake.on_stream
+
+        def on_stream(*worker: object) -> None:
+            """Tell who was told before, too."""
+            tell(*worker)  # type: ignore[arg-type]  # it is a worker
+            connected.set()
+
+        self.processor.intake.on_stream = on_stream
+        async with asyncio.timeout(MOST), self.processor, self.publisher:
+            await connected.wait()
+            yield
+
+    async def serve(self, requests: int, tokens: int) -> None:
+        """Let the worker's engine serve some requests, and take all of their tokens."""
+        stop = threading.Event()
+        serving = asyncio.create_task(asyncio.to_thread(serve, self.publisher, self.engine, stop))
+        try:
+            for _ in range(requests):
+                asked = Generate(
+                    request_key=next(self._keys),
+                    tokens=TokenPrompt(token_ids=[1]),
+                    sampling=SamplingParameters(max_tokens=tokens),
+                    top_logprobs=2,
+                )
+                assert len([token async for token in self.processor.generate(asked)]) == tokens
+        finally:
+            stop.set()
+            await serving
+
+
+class Scrape:
+    """What a scrape says, as Prometheus' own parser reads it."""
+
+    def __init__(self, text: str) -> None:
+        """Read the text format."""
+        self.families: dict[str, Metric] = {}
+        for family in text_string_to_metric_families(text):
+            assert family.name not in self.families
+            self.families[family.name] = family
+        self._values = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in self.families.values()
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        """Return a sample's value; None if it was not told."""
+        return self._values.get((f"tokenbus_{name}", frozenset(labels.items())))
+
+
+def scrape(collector: Collector) -> Scrape:
+    """Scrape a collector."""
+    return Scrape(generate_latest(collector).decode())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds that nothing announces."""
+    async with asyncio.timeout(MOST):
+        while not condition():  # noqa: ASYNC110 - no event exists
+            await asyncio.sleep(0)

@@ -1,0 +1,333 @@
+"""What a processor and a publisher tell, held against a run whose numbers are known."""
+
+import asyncio
+import math
+import re
+
+import numpy as np
+import pytest
+
+from tests.services.metrics.running import Bus, Scrape, scrape, settings, until
+from tests.services.metrics.test_speculation import rows
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
+from tokenbus_contracts.generated.stream_pb2 import Hello
+from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCollector
+from tokenbus_services.metrics.document import families
+from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.processor import RequestFailedError
+from tokenbus_services.worker import RetentionFullError
+
+UNITS = {
+    "seconds",
+    "bytes",
+    "items",
+    "steps",
+    "rows",
+    "tokens",
+    "requests",
+    "frames",
+    "clients",
+    "workers",
+    "ratio",
+} | {*("gaps", "replays", "letters", "messages", "refusals", "parts", "drafts", "batches", "processors", "handshakes")}
+LABELS = {"worker", "state", "code", "outcome", "rule", "side", "of", "head", "action", "version", "service", "le"}
+W = "worker-0"
+
+
+def _another_models() -> Generate:
+    """Return a request that no worker here takes."""
+    sampling = SamplingParameters(max_tokens=1)
+    return Generate(request_key=5, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, model="another")
+
+
+class Watched:
+    """A bus whose processor and publisher are collected from."""
+
+    def __init__(self, bus: Bus) -> None:
+        """Measure its steps."""
+        processor = bus.processor
+        self.bus = bus
+        self.statistics = StepStatistics(8, processor.clock.now)
+        processor.intake.on_step = self.statistics.observe
+        watch = LoopWatch(lambda: None, processor.clock.now)
+        self._processor = ProcessorCollector(processor, self.statistics, watch)
+        self._publisher = PublisherCollector(bus.publisher, watch)
+
+    def processor(self) -> Scrape:
+        """Scrape the processor."""
+        return scrape(self._processor)
+
+    def publisher(self) -> Scrape:
+        """Scrape the publisher."""
+        return scrape(self._publisher)
+
+
+@pytest.fixture
+def watched() -> Watched:
+    """Return a bus that is watched."""
+    return Watched(Bus(drafts=True))
+
+
+async def test_a_run_is_told_as_it_went(watched: Watched) -> None:
+    """Ten requests of 30 tokens are 10 steps each, of a target and a draft; the admissions are items too."""
+    async with watched.bus.running():
+        await watched.bus.serve(requests=10, tokens=30)
+        told = watched.processor()
+    assert told("stream_steps_total", worker=W) == 100
+    assert told("stream_rows_total", worker=W) == 100
+    assert told("stream_tokens_total", worker=W) == 300
+    assert told("stream_items_total", worker=W) == 210
+    assert told("stream_bytes_total", worker=W) == watched.bus.publisher.retention.kept_bytes
+    assert told("opened_requests_total") == told("finished_requests_total") == 10
+    assert told("settled_rows_total", outcome="delivered") == 100
+    assert told("settled_rows_total", outcome="repeated") == 0
+    assert told("open_requests", state="open") == 0
+    assert told("peak_open_requests") == 1
+    assert told("known_workers", state="connected") == 1
+    assert told("step_assembly_seconds_count") == told("delivery_latency_seconds_count") == 100
+    assert told("delivery_latency_seconds_bucket", le="+Inf") == 100
+    assert (
+        told("speculative_draft_tokens_total", worker=W) == told("speculative_accepted_tokens_total", worker=W) == 200
+    )
+    assert told("speculative_acceptance_ratio", worker=W) == 1
+    assert told("speculative_head_acceptance_ratio", worker=W, head="2") == 1
+    lag = told("stream_lag_seconds", worker=W)
+    assert lag is not None
+    assert 0 <= lag < 3600
+
+
+async def test_a_run_is_told_by_its_worker_too(watched: Watched) -> None:
+    """The worker's numbers are those of the processor, and what is acknowledged is not retained."""
+    async with watched.bus.running():
+        await watched.bus.serve(requests=2, tokens=9)
+        await until(lambda: not len(watched.bus.publisher.retention))
+        told, other = watched.publisher(), watched.processor()
+    assert told("worker_published_items_total", worker=W) == other("stream_items_total", worker=W) == 14
+    assert told("worker_published_bytes_total", worker=W) == other("stream_bytes_total", worker=W)
+    assert told("worker_retained_items", worker=W) == told("worker_retained_bytes", worker=W) == 0
+    peak = told("worker_peak_retained_items", worker=W)
+    assert peak is not None
+    assert 1 <= peak <= 14
+    assert told("worker_connected_processors", worker=W) == told("worker_handshakes_total", worker=W) == 1
+    assert told("worker_credit_items", worker=W) == other("stream_credit_items", worker=W)
+    assert told("worker_credit_bytes", worker=W) == other("stream_credit_bytes", worker=W)
+
+
+async def test_credit_left_is_what_was_granted_less_what_came(watched: Watched) -> None:
+    """Before anything is sent, all of the settings' credit is left, on both sides."""
+    processor = watched.bus.settings.processor
+    async with watched.bus.running():
+        await until(lambda: bool(watched.bus.publisher.session.handshakes))
+        told, other = watched.publisher(), watched.processor()
+    assert told("worker_credit_items", worker=W) == other("stream_credit_items", worker=W) == processor.credit_items
+    assert told("worker_credit_bytes", worker=W) == other("stream_credit_bytes", worker=W) == processor.credit_bytes
+
+
+async def test_what_waits_is_told(watched: Watched) -> None:
+    """A row that nobody has taken is in its request's buffer, and its item is held."""
+    async with watched.bus.running():
+        tokens = watched.bus.processor.request(1)
+        watched.bus.publisher.publish(rows([(0, 1)]))
+        await until(lambda: len(tokens) == 1)
+        told = watched.processor()
+        await anext(tokens)
+    assert told("buffered_rows") == told("fullest_buffer_rows") == 1
+    assert told("fill_ratio", of="buffer_rows") == 1 / watched.bus.settings.processor.request_buffer_rows
+    assert told("stream_hold_items", worker=W) == told("stream_peak_hold_items", worker=W) == 1
+    assert told("fill_ratio", of="hold_items") == 1 / watched.bus.settings.processor.hold_items
+    assert told("open_requests", state="open") == 1
+
+
+async def test_steps_that_wait_are_told(watched: Watched) -> None:
+    """A step that whoever iterates over steps has not taken is queued."""
+    processor = watched.bus.processor
+    async with watched.bus.running():
+        steps = processor.steps()
+        first = asyncio.ensure_future(anext(steps))
+        await until(lambda: processor.intake.feed is not None)
+        watched.bus.publisher.publish(rows([(0, 1)]))
+        await first
+        watched.bus.publisher.publish(rows([(0, 1)] * 2, step=2))
+        await until(lambda: watched.processor()("queued_steps") == 1)
+        told = watched.processor()
+        await steps.aclose()
+    assert told("peak_queued_steps") == 1
+    assert told("fill_ratio", of="step_queue") == 1 / processor.settings.processor.step_queue
+
+
+async def test_errors_are_told_by_code(watched: Watched) -> None:
+    """A request that ends with an error is counted under its code, one that is not taken under why."""
+    processor, publisher = watched.bus.processor, watched.bus.publisher
+    async with watched.bus.running():
+        tokens = processor.request(1)
+        publisher.publish(rows([(0, 1)]))
+        publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "on fire", emitted_tokens=1)
+        await anext(tokens)
+        with pytest.raises(RequestFailedError):
+            await anext(tokens)
+        with pytest.raises(RequestFailedError):
+            processor.generate(_another_models())
+        told = watched.processor()
+    assert told("failed_requests_total", code="engine") == 1
+    assert told("refused_requests_total", code="no_worker") == 1
+
+
+async def test_codes_that_a_worker_makes_up_are_one(watched: Watched) -> None:
+    """A worker may send any number as an error's code: all that have no name are counted as one."""
+    processor, publisher = watched.bus.processor, watched.bus.publisher
+    async with watched.bus.running():
+        for key, code in enumerate((77, 78, 79), 1):
+            tokens = processor.request(key)
+            publisher.publish(rows([(0, 1)] * key, step=key))
+            await anext(tokens)
+            publisher.failed_request(key, code, "made up")  # type: ignore[arg-type]  # what a newer minor has
+            with pytest.raises(RequestFailedError):
+                await anext(tokens)
+        told = watched.processor()
+    assert told("failed_requests_total", code="other") == 3
+    assert told("failed_requests_total", code="77") is None
+
+
+async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
+    """A client's frame that is no frame is counted by the rule it breaks, by its side, and as a dead letter or none."""
+    processor = watched.bus.processor
+    processor.clients.receive(b"peer", [b"\xff"], 0.0)
+    processor.workers.receive(b"peer", [b"\xff"], 0.0)
+    processor._transport_refused("1.2.3.4:5: cut off")
+    told = watched.processor()
+    assert told("refused_messages_total", rule="malformed") == 2
+    kept, dropped = told("dead_letters_total", outcome="kept"), told("dead_letters_total", outcome="dropped")
+    assert kept is not None
+    assert dropped is not None
+    assert kept + dropped == 2
+    assert told("refusals_total", side="transport") == 1
+    assert told("refusals_total", side="client") == processor.clients.refused > 0
+    assert told("refusals_total", side="worker") == processor.workers.refused > 0
+
+
+async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
+    """What was counted of a worker stays when it is gone, and goes on with its next life; the oldest are forgotten."""
+    bus = Bus(settings(processor__max_workers=1))
+    watched = Watched(bus)
+    async with bus.running():
+        await bus.serve(requests=1, tokens=3)
+    assert watched.processor()("known_workers", state="connected") == 0
+    assert watched.processor()("gone_workers_total") == 1
+    assert watched.processor()("stream_tokens_total", worker=W) == 3
+    desk = bus.processor.workers
+    hello = Hello(worker_id=W, first_sequence=1, next_sequence=1, schema_major=1)
+    back = desk._new_worker(hello, 2, 0.0)
+    back.stream.counts.tokens += 4
+    assert watched.processor()("stream_tokens_total", worker=W) == 7
+    desk._lose(back, "again")
+    desk._lose(desk._new_worker(Hello(worker_id="w", first_sequence=1, next_sequence=1), 1, 0.0), "too")
+    assert list(desk.departed) == ["w"]
+    assert watched.processor()("stream_tokens_total", worker=W) is None
+
+
+async def test_policies_are_told() -> None:
+    """Batches that are gated or shed, and rows that found no room, are counted as that."""
+    chosen = settings(
+        worker__policy="fail", worker__retention_items=2, worker__drain_timeout_ms=0, processor__credit_items=1
+    )
+    watched = Watched(Bus(chosen))
+    publisher = watched.bus.publisher
+    publisher._running = True  # without a connection nothing is acknowledged
+    publisher.publish(rows([(0, 1)]))
+    with pytest.raises(RetentionFullError):
+        publisher.publish(rows([(0, 1), (0, 1)]))
+    publisher.gated += 1
+    told = watched.publisher()
+    assert told("worker_unpublished_rows_total", worker=W) == 2
+    assert told("worker_retained_items", worker=W) == 2  # the item, and the gap that tells of the loss
+    assert told("worker_retention_ratio", worker=W) == 1
+    assert told("worker_policy_batches_total", worker=W, action="gated") == 1
+    assert told("worker_policy_batches_total", worker=W, action="blocked") == 0
+    assert told("worker_connected_processors", worker=W) == 0
+
+
+async def test_blocking_is_told() -> None:
+    """A batch that had to wait for room is counted, with the time it waited."""
+    chosen = settings(worker__retention_items=2, worker__block_timeout_ms=1, worker__drain_timeout_ms=0)
+    watched = Watched(Bus(chosen))
+    publisher = watched.bus.publisher
+    publisher._running = True
+    publisher.publish(rows([(0, 1)]))
+    with pytest.raises(RetentionFullError):
+        publisher.publish(rows([(0, 1)]))
+    told = watched.publisher()
+    assert told("worker_policy_batches_total", worker=W, action="blocked") == 1
+    waited = told("worker_blocked_seconds_total", worker=W)
+    assert waited is not None
+    assert waited >= 0.001
+
+
+# What holds for all metrics.
+
+
+async def _all_told(watched: Watched) -> list[Scrape]:
+    async with watched.bus.running():
+        await watched.bus.serve(requests=1, tokens=6)
+        watched.bus.processor.clients.receive(b"peer", [b"\xff"], 0.0)
+        with pytest.raises(RequestFailedError):
+            watched.bus.processor.generate(_another_models())
+        return [watched.processor(), watched.publisher()]
+
+
+async def test_every_metric_is_told_under_its_name_and_kind(watched: Watched) -> None:
+    """What is documented is what is scraped: by name, kind and help, once; and nothing else but the process's own."""
+    found = {name: family for told in await _all_told(watched) for name, family in told.families.items()}
+    documented = {family.name.removesuffix("_total"): family for family in families()}
+    assert {name for name in found if not name.startswith("process_")} == {*documented, "tokenbus_build_info"}
+    for name, family in documented.items():
+        assert (found[name].type, found[name].documentation) == (family.kind, family.help)
+    assert len(documented) == len(families())
+
+
+async def test_names_end_in_units_and_labels_are_few(watched: Watched) -> None:
+    """Every name ends in its unit; counters and only they are totals; every label is of a fixed list."""
+    for family in families():
+        assert re.fullmatch(r"tokenbus_[a-z_]+", family.name)
+        is_total = family.name.endswith("_total")
+        assert is_total == (family.kind == "counter"), family.name
+        assert family.name.removesuffix("_total").rsplit("_", 1)[-1] in UNITS, family.name
+        assert family.meaning.endswith(".")
+        assert family.advice.endswith(".")
+    for told in await _all_told(watched):
+        for metric in told.families.values():
+            for sample in metric.samples:
+                assert set(sample.labels) <= LABELS, sample
+                assert math.isfinite(sample.value), sample
+
+
+async def test_no_label_has_a_requests_key(watched: Watched) -> None:
+    """However many requests there were, the series are the same: none is a request's."""
+    series = []
+    async with watched.bus.running():
+        for requests in (1, 20):
+            await watched.bus.serve(requests=requests, tokens=3)
+            told = watched.processor().families.values()
+            series.append({(s.name, tuple(s.labels.items())) for family in told for s in family.samples})
+    assert series[0] == series[1]
+
+
+async def test_a_scrape_reads_while_everything_changes(watched: Watched) -> None:
+    """Scraped from another thread while requests come and go, nothing is raised, and counters only grow."""
+    seen = []
+
+    def scrape_on() -> None:
+        """Scrape until told to stop."""
+        while not done:
+            seen.append(watched.processor()("stream_tokens_total", worker=W) or 0)
+
+    done: list[bool] = []
+    async with watched.bus.running():
+        scraping = asyncio.create_task(asyncio.to_thread(scrape_on))
+        try:
+            await watched.bus.serve(requests=100, tokens=9)
+        finally:
+            done.append(True)
+            await scraping
+    assert len(seen) > 1
+    assert np.all(np.diff(seen) >= 0)

@@ -1,0 +1,101 @@
+"""What times are counted with, and how an event loop is watched."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tests.services.manual_clock import ManualClock
+from tests.services.metrics.test_speculation import rows
+from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.metrics.histogram import Histogram
+from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.steps import StepStatistics
+
+
+def test_histogram_counts_up_to_each_bound() -> None:
+    """A bucket has every value up to its bound, the last all; the sum is theirs."""
+    histogram = Histogram((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        histogram.observe(value)
+    assert histogram.buckets() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
+    assert histogram.count == 4
+    assert histogram.sum == pytest.approx(7.65)
+
+
+class SlowLoop:
+    """An event loop that answers when the test says so."""
+
+    def __init__(self) -> None:
+        """Begin with nothing asked."""
+        self.asked: list[Callable[[], None]] = []
+        self.is_closed = False
+
+    def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
+        """Take a call, unless it was closed."""
+        if self.is_closed:
+            raise RuntimeError("Event loop is closed")
+        self.asked.append(call)
+
+
+def watched(loop: SlowLoop | None, clock: ManualClock) -> LoopWatch:
+    """Return who watches such a loop."""
+    return LoopWatch(lambda: cast("asyncio.AbstractEventLoop | None", loop), clock.now)
+
+
+def test_lag_is_how_long_an_answer_takes() -> None:
+    """A loop that answers late was stalled that long, and is not any more; it is asked once for each answer."""
+    clock, loop = ManualClock(), SlowLoop()
+    watch = watched(loop, clock)
+    watch.ask()
+    clock.advance(2.0)
+    watch.ask()
+    assert len(loop.asked) == 1
+    assert watch.stalled_seconds == 2.0
+    loop.asked.pop()()
+    assert watch.stalled_seconds == 0.0
+    assert (watch.lag.count, watch.lag.sum) == (1, 2.0)
+    watch.ask()
+    assert len(loop.asked) == 1
+
+
+def test_a_loop_that_is_not_there_is_not_stalled() -> None:
+    """A loop that has not begun, or was closed, owes no answer: that it does not run is told elsewhere."""
+    clock, loop = ManualClock(), SlowLoop()
+    loop.is_closed = True
+    for watch in (watched(None, clock), watched(loop, clock)):
+        watch.ask()
+        clock.advance(9.0)
+        assert watch.stalled_seconds == 0.0
+
+
+def step(worker: str, produced_at_ns: int, first_arrival: float) -> Step:
+    """Return a step of one row that verified two draft tokens."""
+    batch = rows([(2, 2)])
+    produced = SimpleNamespace(
+        header=batch.header._replace(produced_at_ns=produced_at_ns),
+        draft_token_counts=batch.draft_token_counts,
+        token_counts=batch.token_counts,
+    )
+    return Step(worker, 1, 1, cast("object", produced), None, Hold(), first_arrival)  # type: ignore[arg-type]
+
+
+def test_a_step_is_timed_from_its_first_part_and_from_its_making() -> None:
+    """Assembly is by the processor's clock, delivery by the time of day; a worker's clock that is ahead gives zero."""
+    clock = ManualClock(100.0)
+    statistics = StepStatistics(4, clock.now, lambda: 5_000_000_000)
+    statistics.observe(step("w", 4_750_000_000, 99.5))
+    statistics.observe(step("w", 6_000_000_000, 100.0))
+    statistics.observe(step("w", 0, 100.0))
+    assert (statistics.assembly.count, statistics.assembly.sum) == (3, 0.5)
+    assert (statistics.delivery.count, statistics.delivery.sum) == (2, 0.25)
+
+
+def test_workers_that_are_counted_are_bounded() -> None:
+    """When more workers come than are told apart, the one that was quiet the longest is forgotten."""
+    statistics = StepStatistics(2, ManualClock().now)
+    for worker in ("a", "b", "a", "c"):
+        statistics.observe(step(worker, 1, 0.0))
+    assert [(worker, told.rows) for worker, told in statistics.speculation()] == [("a", 2), ("c", 1)]

@@ -1,0 +1,273 @@
+"""How metrics and health are served: by whom, where, and to whom whatever happens."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tests.services.manual_clock import ManualClock
+from tests.services.metrics.running import MOST, Bus, Scrape, settings, until
+from tests.services.metrics.test_speculation import rows
+from tokenbus_contracts.generated.stream_pb2 import Refusal
+from tokenbus_services.bus import AddressError
+from tokenbus_services.delivery import Step
+from tokenbus_services.link import SessionState
+from tokenbus_services.metrics import MetricsAddressError, MetricsServer, serve_processor, serve_publisher
+from tokenbus_services.metrics.health import Health, publisher_health
+from tokenbus_services.metrics.http import _MOST_CONNECTIONS
+from tokenbus_services.metrics.loop import LoopWatch
+
+
+def get(url: str) -> tuple[int, str, str]:
+    """Return a page's status, type and text."""
+    try:
+        with urllib.request.urlopen(url, timeout=MOST) as answer:  # noqa: S310 - our own server
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def say(server: MetricsServer, text: bytes) -> bytes:
+    """Return all that a server says to some bytes."""
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), MOST) as connection:
+        connection.sendall(text)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+class Broken(Collector):
+    """A collector that cannot be read."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Raise."""
+        raise RuntimeError("a defect")
+
+
+@pytest.fixture
+def served() -> Iterator[MetricsServer]:
+    """Return a server that has nothing to tell."""
+    watch = LoopWatch(lambda: None, ManualClock().now)
+    server = MetricsServer("metrics.address", "127.0.0.1:0", Broken(), lambda: Health((), {}), watch)
+    server.start()
+    yield server
+    server.stop()
+
+
+# What a processor and a worker serve.
+
+
+async def test_processor_serves_metrics_and_health() -> None:
+    """While it runs, a processor is healthy, and its steps are in its metrics; port 0 becomes one that was free."""
+    bus = Bus()
+    async with serve_processor(bus.processor) as server, bus.running():
+        assert not server.address.endswith(":0")
+        await bus.serve(requests=1, tokens=3)
+        status, kind, text = await asyncio.to_thread(get, f"{server.url}/metrics")
+        health = await asyncio.to_thread(get, f"{server.url}/healthz")
+    assert status == 200
+    assert kind.startswith("text/plain; version=")
+    told = Scrape(text)
+    assert told("stream_tokens_total", worker="worker-0") == 3
+    assert told("delivery_latency_seconds_count") == 1
+    assert health[:2] == (200, "application/json")
+    assert json.loads(health[2]) == {
+        "status": "ok",
+        "problems": [],
+        "service": "processor",
+        "id": bus.processor.id,
+        "is_draining": False,
+        "workers": 1,
+        "clients": 0,
+        "open_requests": 0,
+    }
+
+
+async def test_worker_serves_metrics_and_health() -> None:
+    """While it runs, a worker is healthy, and says whether it is connected, and to whom."""
+    bus = Bus()
+    with serve_publisher(bus.publisher) as server:
+        async with bus.running():
+            await until(lambda: bool(bus.publisher.session.handshakes))
+            status, _, text = await asyncio.to_thread(get, f"{server.url}/metrics")
+            health = await asyncio.to_thread(get, f"{server.url}/healthz")
+    assert (status, Scrape(text)("worker_connected_processors", worker="worker-0")) == (200, 1)
+    told = json.loads(health[2])
+    assert (health[0], told["status"], told["connection"]) == (200, "ok", "open")
+    assert told["processor"] == bus.processor.id
+
+
+async def test_who_does_not_run_is_not_healthy() -> None:
+    """Before they start and after they end, both are served, with status 503 and what is wrong."""
+    bus = Bus()
+    async with serve_processor(bus.processor) as one:
+        with serve_publisher(bus.publisher) as other:
+            before = [await asyncio.to_thread(get, f"{server.url}/healthz") for server in (one, other)]
+            async with bus.running():
+                pass
+            after = [await asyncio.to_thread(get, f"{server.url}/healthz") for server in (one, other)]
+    for processor, publisher in (before, after):
+        assert processor[0] == publisher[0] == 503
+        assert json.loads(processor[2])["problems"] == ["it does not listen for workers and clients"]
+        assert json.loads(publisher[2])["problems"] == ["it does not publish: it was not started, or it was closed"]
+
+
+async def test_a_stuck_loop_is_told_by_who_is_not_stuck() -> None:
+    """While the event loop does nothing, metrics are served all the same, and health says that it does not turn."""
+    bus = Bus(settings(metrics__stall_timeout_ms=1))
+    told: list[tuple[int, str, str]] = []
+
+    def ask() -> None:
+        """Ask until something is wrong, and once more."""
+        while not told or told[-1][0] == 200:
+            told.append(get(f"{server.url}/healthz"))
+        told.append(get(f"{server.url}/metrics"))
+
+    async with serve_processor(bus.processor) as server, bus.processor:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join()  # on the event loop, which is stuck until there is an answer
+    assert told[-1][0] == 200
+    (problem,) = json.loads(told[-2][2])["problems"]
+    assert problem.startswith("its event loop has not answered for ")
+
+
+def test_a_refused_worker_is_not_healthy() -> None:
+    """A worker whose processor refuses it says so, with the reason; one that has no processor yet is healthy."""
+    publisher = Bus().publisher
+    publisher._running = True
+    watch = LoopWatch(lambda: None, ManualClock().now)
+    assert publisher_health(publisher, watch).problems == ()
+    publisher.session.state = SessionState.REFUSED
+    publisher.session.refusal = Refusal(message="hello.secret: not the processor's")
+    expected = ("its processor refuses it: hello.secret: not the processor's",)
+    assert publisher_health(publisher, watch).problems == expected
+
+
+async def test_steps_cost_nothing_where_nothing_is_served() -> None:
+    """With an empty address nothing listens, and no step is measured; served, steps are, until it ends."""
+    bus = Bus(settings(metrics__address="", worker__metrics_address=""))
+    before = bus.processor.intake.on_step
+    async with serve_processor(bus.processor) as server:
+        with serve_publisher(bus.publisher) as other:
+            assert (server.address, server.url, other.address) == ("", "", "")
+            assert bus.processor.intake.on_step is before
+    bus = Bus()
+    before = bus.processor.intake.on_step
+    async with serve_processor(bus.processor):
+        assert bus.processor.intake.on_step is not before
+    assert bus.processor.intake.on_step is before
+
+
+async def test_who_listened_to_steps_still_does() -> None:
+    """Measuring steps takes them away from nobody."""
+    bus = Bus()
+    seen: list[Step] = []
+    bus.processor.intake.on_step = seen.append
+    async with serve_processor(bus.processor), bus.running():
+        bus.publisher.publish(rows([(0, 1)]))
+        await anext(bus.processor.request(1))
+    assert [step.number for step in seen] == [1]
+
+
+# Where.
+
+
+async def test_a_taken_address_is_one_line() -> None:
+    """Of two processes with one address the second is told, by an AddressError that names the setting."""
+    bus = Bus()
+    async with serve_processor(bus.processor) as server:
+        other = Bus(settings(metrics__address=server.address, worker__metrics_address=server.address))
+        with pytest.raises(MetricsAddressError) as raised:
+            await serve_processor(other.processor).__aenter__()
+        assert str(raised.value) == f"metrics.address: {server.address}: taken: something listens there already"
+        with pytest.raises(AddressError, match=f"worker.metrics_address: {server.address}: taken"):
+            serve_publisher(other.publisher).__enter__()
+        assert (await asyncio.to_thread(get, f"{server.url}/healthz"))[0] == 503
+
+
+async def test_a_bad_address_is_one_line() -> None:
+    """An address that is none of this machine's, or no address at all, says so."""
+    for address, reason in (("192.0.2.1:0", "no address of this machine"), ("a b:1", "expected HOST:PORT")):
+        bus = Bus(settings(metrics__address=address))
+        with pytest.raises(MetricsAddressError) as raised:
+            await serve_processor(bus.processor).__aenter__()
+        assert str(raised.value) == f"metrics.address: {address}: {reason}"
+
+
+# To whom.
+
+
+def test_other_paths_and_methods_are_answered(served: MetricsServer) -> None:
+    """What is not there is 404, what is not read is 405, what is no HTTP is 400; a query is ignored."""
+    assert get(f"{served.url}/")[0] == 404
+    assert get(f"{served.url}/healthz?verbose=1")[0] == 200
+    assert say(served, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+    assert b"\r\nAllow: GET, HEAD\r\n" in say(served, b"POST /metrics HTTP/1.1\r\n\r\n")
+    for garbage in (b"\x16\x03\x01\r\n\r\n", b"GET /metrics\r\n\r\n", b"GET / HTTP/2.0\r\n\r\n"):
+        assert say(served, garbage).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_head_has_no_body(served: MetricsServer) -> None:
+    """HEAD is answered as GET is, without the body."""
+    head, _, body = say(served, b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
+    full, _, text = say(served, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
+    assert (head, body) == (full, b"")
+    assert f"Content-Length: {len(text)}".encode() in head
+
+
+def test_an_endless_header_is_refused(served: MetricsServer) -> None:
+    """A request's header is bounded: what goes on and on is answered with 400 and cut off."""
+    answer = say(served, b"GET /healthz HTTP/1.1\r\n" + b"x" * 8192)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def connected(server: MetricsServer, peers: int) -> list[socket.socket]:
+    """Return peers that are connected and say nothing."""
+    host, port = server.address.rsplit(":", 1)
+    return [socket.create_connection((host, int(port)), MOST) for _ in range(peers)]
+
+
+def test_silent_peers_keep_nobody_waiting(served: MetricsServer) -> None:
+    """Peers that connect and say nothing do not stop others."""
+    silent = connected(served, 5)
+    assert get(f"{served.url}/healthz")[0] == 200
+    for connection in silent:
+        connection.close()
+
+
+def test_connections_are_bounded(served: MetricsServer) -> None:
+    """When as many peers are connected as may be, others are cut off at once."""
+    silent = connected(served, _MOST_CONNECTIONS)
+    over = connected(served, 2)
+    for connection in over:
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+    for connection in (*silent, *over):
+        connection.close()
+
+
+def test_a_defect_is_one_page(served: MetricsServer) -> None:
+    """A page that cannot be made is status 500, and the others are served."""
+    assert get(f"{served.url}/metrics")[0] == 500
+    assert get(f"{served.url}/healthz")[0] == 200
+
+
+def test_the_address_is_free_after_the_end(served: MetricsServer) -> None:
+    """After stop nobody listens, and starting again takes the same address."""
+    address = served.address
+    served.stop()
+    assert served.address == ""
+    watch = LoopWatch(lambda: None, ManualClock().now)
+    again = MetricsServer("metrics.address", address, Broken(), lambda: Health((), {}), watch)
+    again.start()
+    assert again.address == address
+    again.stop()

@@ -1,0 +1,94 @@
+"""What draft models are worth, counted from steps."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.services.metrics.running import Bus, scrape
+from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
+from tokenbus_services.metrics.collectors import ProcessorCollector
+from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.speculation import MOST_HEADS, Speculation, ratio
+from tokenbus_services.metrics.steps import StepStatistics
+
+
+def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:
+    """Return rows of requests 1, 2, ... that verified so many draft tokens and emitted so many tokens."""
+    size, tokens = len(pairs), sum(emitted for _, emitted in pairs)
+    return LogprobBatch(
+        BatchHeader("w", 1, 1, step, size, value_kind=ValueKind.RAW_LOGPROBS),
+        request_keys=np.arange(1, size + 1),
+        batch_indices=np.arange(size),
+        positions=[0] * size,
+        statuses=[RowStatus.ACTIVE] * size,
+        token_counts=[emitted for _, emitted in pairs],
+        draft_token_counts=[drafted for drafted, _ in pairs],
+        proposal_counts=[0] * size,
+        scorings=[Scoring.NONE] * size,
+        top_ks=[0] * size,
+        token_ids=[0] * tokens,
+    )
+
+
+def counted(*steps: list[tuple[int, int]]) -> Speculation:
+    """Return what some steps come to."""
+    speculation = Speculation()
+    for step in steps:
+        speculation.add(rows(step))
+    return speculation
+
+
+def test_a_row_accepted_one_less_than_it_emitted() -> None:
+    """Of 3 draft tokens, 2 emitted tokens mean 1 accepted, and 4 mean 3: the last is the target model's own."""
+    speculation = counted([(3, 2), (3, 4)])
+    assert (speculation.rows, speculation.drafted, speculation.accepted, speculation.emitted) == (2, 6, 4, 6)
+    assert ratio(speculation.accepted, speculation.drafted) == 4 / 6
+    assert ratio(speculation.emitted, speculation.most) == 6 / 8
+
+
+def test_heads_are_counted_by_position() -> None:
+    """Each head has what it proposed and what was accepted of that, over all rows and steps."""
+    assert counted([(3, 2), (3, 4)], [(1, 1), (2, 3)]).heads() == [(1, 4, 3), (2, 3, 2), (3, 2, 1)]
+
+
+def test_no_draft_has_no_rate() -> None:
+    """Case 25: without draft tokens nothing is divided: rows without them do not count, and there is no rate."""
+    speculation = counted([(0, 1), (0, 3)], [], [(4, 0)])
+    assert (speculation.rows, speculation.drafted, speculation.emitted, speculation.most) == (0, 0, 0, 0)
+    assert speculation.heads() == []
+    assert ratio(speculation.accepted, speculation.drafted) is None
+
+
+async def test_no_draft_is_told_as_no_rate() -> None:
+    """Case 25: a worker that does not speculate has totals of zero, and no sample of a rate."""
+    bus = Bus()
+    statistics = StepStatistics(2, bus.processor.clock.now)
+    bus.processor.intake.on_step = statistics.observe
+    async with bus.running():
+        bus.publisher.publish(rows([(0, 1)]))
+        await bus.processor.request(1).__anext__()
+        told = scrape(ProcessorCollector(bus.processor, statistics, LoopWatch(lambda: None, bus.processor.clock.now)))
+    assert told("speculative_draft_tokens_total", worker="worker-0") == 0
+    for name in ("acceptance", "efficiency", "head_acceptance"):
+        assert told.families[f"tokenbus_speculative_{name}_ratio"].samples == []
+
+
+PAIR = st.tuples(st.integers(0, MOST_HEADS), st.integers(0, 16))
+
+
+@given(st.lists(st.lists(PAIR, max_size=40), max_size=4))
+def test_totals_are_those_of_counting_row_by_row(steps: list[list[tuple[int, int]]]) -> None:
+    """Whatever rows hold, up to the schema's bounds, the table comes to the same as a loop over them."""
+    speculation = counted(*steps)
+    counting = [(drafted, emitted) for step in steps for drafted, emitted in step if drafted and emitted]
+    accepted = [min(emitted - 1, drafted) for drafted, emitted in counting]
+    assert speculation.rows == len(counting)
+    assert speculation.drafted == sum(drafted for drafted, _ in counting)
+    assert speculation.accepted == sum(accepted)
+    assert speculation.emitted == sum(emitted for _, emitted in counting)
+    assert speculation.most == sum(drafted + 1 for drafted, _ in counting)
+    heads = range(1, max((drafted for drafted, _ in counting), default=0) + 1)
+    assert speculation.heads() == [
+        (head, sum(drafted >= head for drafted, _ in counting), sum(taken >= head for taken in accepted))
+        for head in heads
+    ]

@@ -1,0 +1,154 @@
+"""A router under test, and the slow model that says what it must do: one dict of plain values for each request."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.services.builders import Wanted, batch, generate_of, row_values, settings, step_of
+from tests.services.manual_clock import ManualClock
+from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import RequestError
+from tokenbus_services.delivery import Step
+from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.requests import Request, Slots, Source
+from tokenbus_services.processor.router import Rows
+
+
+def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False) -> Source:
+    """Return where steps of a stream come from."""
+    return Source(stream, f"worker-{stream}/7", is_resumed, takes_over)
+
+
+class Recorder:
+    """A consumer that keeps what it is given, and holds nothing."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.rows: list[tuple[Any, ...]] = []
+        self.drafts: list[tuple[Any, ...]] = []
+        self.finished: dict[int, RowStatus] = {}
+        self.failed: dict[int, RequestError] = {}
+
+    def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
+        """Keep the rows, and the drafts of their requests."""
+        mine = step.rows if rows is None else step.rows.select(rows)
+        assert slots.size == mine.row_count
+        self.rows += [row_values(row) for row in mine.rows()]
+        if step.draft_rows is not None:
+            of_mine = np.isin(step.draft_rows.request_keys, mine.request_keys)
+            self.drafts += [row_values(row) for row in step.draft_rows.select(np.flatnonzero(of_mine)).rows()]
+
+    def finish(self, request: Request, status: RowStatus) -> None:
+        """Remember how a request ended."""
+        assert request.key not in self.finished | self.failed
+        self.finished[request.key] = status
+
+    def fail(self, request: Request, error: RequestError) -> None:
+        """Remember why a request ended."""
+        assert request.key not in self.finished | self.failed
+        self.failed[request.key] = error
+
+
+class Table:
+    """A book of requests whose rows go to recorders; each request was asked for, and has a stream."""
+
+    def __init__(self, requests: dict[int, int], routes: int = 2, **processor: object) -> None:
+        """Open requests, each at a stream, and spread them over the routes."""
+        overrides = {f"processor.{name}": value for name, value in processor.items()}
+        self.clock = ManualClock()
+        self.book = RequestBook(settings(overrides).processor, self.clock.now)
+        self.recorders = {route: Recorder() for route in range(1, routes + 1)}
+        self.book.router.consumers.update(self.recorders)
+        self.aborted: list[tuple[int, int]] = []
+        self.book.abort_at_worker = lambda stream, key: self.aborted.append((stream, key))
+        for place, (key, stream) in enumerate(requests.items()):
+            self.book.submit(generate_of(key), stream, 1 + place % routes)
+
+    def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: bool) -> Step:
+        """Let a step come from a stream."""
+        step = step_of(target, draft)
+        self.book.router.route(step, source(stream, **more), self.clock.now())
+        return step
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return every row that was handed out."""
+        return [row for recorder in self.recorders.values() for row in recorder.rows]
+
+    def drafts(self) -> list[tuple[Any, ...]]:
+        """Return every draft row that was handed out."""
+        return [row for recorder in self.recorders.values() for row in recorder.drafts]
+
+    def ends(self) -> dict[int, str]:
+        """Return how each request ended, as far as it did."""
+        found: dict[int, str] = {}
+        for recorder in self.recorders.values():
+            found |= {key: status.name for key, status in recorder.finished.items()}
+            found |= dict.fromkeys(recorder.failed, "failed")
+        return found
+
+
+class Arrival(NamedTuple):
+    """A row that came from a stream, with its place in the original batch."""
+
+    stream: int
+    row: Wanted
+    place: int
+    step_rows: int
+
+
+@dataclass
+class Plain:
+    """One request in the model."""
+
+    owner: int | None
+    next: int = 0
+    end: str | None = None
+    early: list[Arrival] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class Model:
+    """What must become of rows, said slowly: one row after the other."""
+
+    def __init__(self, requests: dict[int, int]) -> None:
+        """Know requests, each at a stream."""
+        self.requests = {key: Plain(stream) for key, stream in requests.items()}
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Settle one row."""
+        request, row = self.requests[arrival.row.key], arrival.row
+        end = row.position + row.tokens
+        if request.end is not None or (row.position < request.next and end <= request.next):
+            return  # late, or nothing new
+        is_owner = request.owner == arrival.stream
+        if row.position > request.next and is_owner:
+            request.end = "failed"
+            request.early = []
+        elif row.position > request.next or (not is_owner and request.owner is not None):
+            request.early.append(arrival)
+        else:
+            self._deliver(request, arrival)
+
+    def _deliver(self, request: Plain, arrival: Arrival) -> None:
+        row = arrival.row
+        end = row.position + row.tokens
+        left = row._replace(position=request.next, tokens=end - request.next)
+        made = batch([left], indices=[arrival.place], step_rows=arrival.step_rows)
+        request.rows.append(row_values(made.row(0)))
+        request.owner, request.next = arrival.stream, end
+        if row.status in FINISHED:
+            request.end = row.status.name
+            request.early = []
+        elif row.status is RowStatus.HANDED_OFF:
+            request.owner = None
+            early, request.early = request.early, []
+            for each in sorted(early, key=lambda arrival: arrival.row.position):
+                self.arrive(each)
+
+
+def draft_for(wanted: list[Wanted], step: int) -> LogprobBatch:
+    """Return what was drafted for a step's rows."""
+    drafted = [row._replace(status=RowStatus.ACTIVE if row.tokens else RowStatus.IDLE) for row in wanted]
+    return batch(drafted, step=step, kind=BatchKind.DRAFT)

@@ -1,0 +1,148 @@
+"""Buffers: rows that wait in this process, each for its own request."""
+
+import asyncio
+
+import numpy as np
+
+from tests.services.builders import Wanted, batch, ids, rows, step_of
+from tests.services.bus.harness import soon
+from tests.services.loop_clock import turns
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.delivery import RequestTokens
+from tokenbus_services.processor.buffers import Buffers
+from tokenbus_services.processor.requests import Request, RequestTable, State
+
+
+class Fixture:
+    """Buffers of some requests, each open at the table."""
+
+    def __init__(self, *keys: int, most: int = 3) -> None:
+        """Open the requests."""
+        self.table = RequestTable(100, 100)
+        self.buffers = Buffers(self.table, most)
+        self.tokens = {key: self.open(key) for key in keys}
+
+    def open(self, key: int) -> RequestTokens:
+        """Open a request that waits here."""
+        return self.buffers.open(self.table.open(key, 0, 0, State.OPEN, 1.0))
+
+    def request(self, key: int) -> Request:
+        """Return an open request."""
+        request = self.table.get(key)
+        assert request is not None
+        return request
+
+    def give(self, *wanted: Wanted, places: list[int] | None = None) -> int:
+        """Give a step's rows, or some, and return how many hold it then."""
+        step = step_of(batch(wanted))
+        mine = step.rows if places is None else step.rows.select(places)
+        slots = self.table.slots_of(mine.request_keys)
+        self.buffers.give(step, slots, None if places is None else np.array(places))
+        return step.hold.count
+
+
+def test_each_row_goes_to_its_own_request() -> None:
+    """Rows go where their requests' rows wait, whatever the order of the columns, and each holds its step (case 3)."""
+    made = Fixture(1, 2, 3)
+    assert made.give(*rows([3, 1, 2])) == 4
+    for key, tokens in made.tokens.items():
+        ((step, place),) = tokens.waiting
+        assert step.rows.row(place).key == key
+
+
+def test_some_of_a_steps_rows() -> None:
+    """Where only some rows are for here, those are taken at their own places in the step."""
+    made = Fixture(1, 2, 3)
+    assert made.give(*rows([3, 1, 2]), places=[2, 0]) == 3
+    assert [len(made.tokens[key]) for key in (1, 2, 3)] == [0, 1, 1]
+    ((step, place),) = made.tokens[2].waiting
+    assert step.rows.row(place).key == 2
+
+
+async def test_who_waits_is_woken_by_its_own_rows() -> None:
+    """A consumer that waits goes on when a row of its request comes, and not when another's does."""
+    made = Fixture(1, 2)
+    waiting = asyncio.ensure_future(made.tokens[1].__anext__())
+    await turns()
+    made.give(Wanted(2))
+    await turns()
+    assert not waiting.done()
+    made.give(Wanted(1))
+    assert (await soon(waiting)).id == ids(1, 0, 1)[0]
+
+
+async def test_who_waits_again_is_woken_again() -> None:
+    """A consumer that has taken all and waits once more is woken by the next row, after a look at time too."""
+    made = Fixture(1)
+    for position in range(3):
+        waiting = asyncio.ensure_future(made.tokens[1].__anext__())
+        await turns()
+        made.buffers.check(0)
+        made.give(Wanted(1, position))
+        assert (await soon(waiting)).position == position
+
+
+async def test_who_gave_up_waiting_is_forgotten() -> None:
+    """A consumer that no longer waits is not kept among those that do."""
+    made = Fixture(1)
+    waiting = asyncio.ensure_future(made.tokens[1].__anext__())
+    await turns()
+    assert len(made.buffers._hungry) == 1
+    waiting.cancel()
+    await turns()
+    made.buffers.check(0)
+    assert not made.buffers._hungry
+
+
+def test_request_is_over_full_beyond_its_bound() -> None:
+    """As many rows as may wait are not too many; one more is; and taking them makes room again."""
+    made = Fixture(1, 2, most=3)
+    for position in range(3):
+        made.give(Wanted(1, position), Wanted(2, position))
+    assert made.buffers.check(4) == []
+    assert not made.buffers.is_over_full
+    made.give(Wanted(1, 3))
+    assert made.buffers.check(4) == [made.tokens[1]]
+    assert made.buffers.is_over_full
+    made.buffers.forget(made.tokens[1])
+    assert made.buffers.check(4) == []
+    assert not made.buffers.is_over_full
+
+
+def test_forgotten_rows_hold_nobody_back() -> None:
+    """Rows that nobody will take let go of their steps."""
+    made = Fixture(1)
+    step = step_of(batch(rows([1])))
+    made.buffers.give(step, made.table.slots_of(step.rows.request_keys), None)
+    made.buffers.forget(made.tokens[1])
+    assert step.hold.count == 1
+
+
+def test_slot_that_is_used_again_is_another_requests() -> None:
+    """A new request in an old one's slot gets its own rows, and the old one's iterator none of them (case 3)."""
+    made = Fixture(1)
+    made.table.close(made.request(1), None)
+    new = made.open(2)
+    made.give(Wanted(2))
+    assert (len(new), len(made.tokens[1])) == (1, 0)
+
+
+def test_ends_are_told() -> None:
+    """A request's end, good or bad, is told to its iterator."""
+    made = Fixture(1, 2)
+    made.buffers.finish(made.request(1), batch(rows([1])).row(0).status)
+    error = RequestError(request_key=2, code=ErrorCode.ERROR_CODE_GAP, message="x")
+    made.buffers.fail(made.request(2), error)
+    assert made.tokens[1].status is not None
+    assert made.tokens[2].error == error
+
+
+def test_request_that_waited_elsewhere_is_adopted() -> None:
+    """A request whose rows went elsewhere waits here once it is adopted, and keeps its place if it did already."""
+    made = Fixture(1)
+    request = made.table.open(2, 0, 0, State.OPEN, 1.0)
+    tokens = made.buffers.adopt(request)
+    made.give(Wanted(2))
+    assert len(tokens) == 1
+    assert made.buffers.adopt(made.request(1)) is made.tokens[1]
+    assert made.buffers.adopt(request) is tokens

@@ -1,0 +1,219 @@
+"""ClientDesk: requests in, their tokens out."""
+
+import pytest
+
+from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.builders import Wanted, generate_of, rows
+from tokenbus_contracts import BatchKind, RowStatus
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, Resume, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, SamplingParameters
+from tokenbus_contracts.generated.stream_pb2 import RefusalReason
+from tokenbus_services.bus import Outcome
+
+FINISHED = RowStatus.FINISHED_LENGTH
+HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
+SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
+SERVED = {"clients.detached_timeout_ms": 10_000}
+
+
+def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient]:
+    """Return a worker with some requests, and the client that asked for them."""
+    bench = Bench(SERVED | {name.replace("__", "."): value for name, value in overrides.items()})
+    worker, client = bench.worker(), bench.client()
+    for key in keys:
+        client.ask(generate_of(key))
+    return bench, worker, client
+
+
+def places(client: BenchClient) -> list[tuple[int, int, int]]:
+    """Return key, position and length of the rows that a client got since the last time."""
+    found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
+    return [(row.key, row.position, row.token_ids.size) for row in found]
+
+
+def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False) -> None:
+    """Take up a request."""
+    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, include_draft_logprobs=drafts)))
+
+
+def test_hello_is_answered() -> None:
+    """The welcome says who answers, how often peers are heard, and that this session is new (case 19)."""
+    bench = Bench({"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
+    client = bench.client()
+    (heard,) = client.heard()
+    welcome = heard.frame.welcome
+    assert (welcome.processor_id, welcome.resumed, heard.frame.number) == ("bench", False, 0)
+    assert (welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms) == (500, 1500)
+
+
+def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
+    """A peer that nobody knows gets nothing done, and is told why once an interval."""
+    bench = Bench()
+    bench.worker()
+    client = BenchClient(bench, 5)
+    for _ in range(2):
+        client.ask(generate_of(1))
+    assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
+    bench.clock.advance(1.0)
+    client.beat()
+    assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
+    assert len(bench.core.book.table) == 0
+
+
+def test_wrong_secret_and_too_many_are_refused() -> None:
+    """Who does not know the secret is refused, and so is one more than may be here; who is known comes back."""
+    bench = Bench({"bus.secret": "word", "clients.max_clients": 1})
+    assert [heard.frame.refusal.reason for heard in bench.client(1).heard()] == [
+        RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
+    ]
+    client = bench.client(2, secret=b"word")
+    assert client.heard()[0].body == "welcome"
+    assert bench.client(3, secret=b"word").heard()[0].body == "refusal"
+    client.reconnect(secret=b"word")
+    assert client.heard()[0].frame.welcome.resumed
+
+
+def test_request_that_is_asked_for_again_is_the_same() -> None:
+    """A client that could not know whether its request arrived may ask again: it is handed out once."""
+    _, worker, client = serving(1)
+    worker.heard()
+    client.ask(generate_of(1))
+    assert worker.heard() == []
+    assert client.errors() == {}
+
+
+def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
+    """A request that a worker has already, from before a restart, goes to the client that asks for it again."""
+    bench, worker, client = serving()
+    worker.say_hello(request_keys=[9], next_sequence=2)
+    worker.sequence = 0
+    worker.publish([Wanted(9, 0, 2)])
+    worker.heard()
+    client.ask(generate_of(9))
+    worker.publish([Wanted(9, 2, 1)])
+    assert places(client) == [(9, 0, 2), (9, 2, 1)]
+    assert "generate" not in worker.heard_bodies()
+    assert len(bench.core.book.table) == 1
+
+
+def test_refused_request_is_answered() -> None:
+    """A request that cannot be taken ends with its reason; the key is free for another try."""
+    bench, worker, client = serving()
+    client.ask(generate_of(1, sampling=SamplingParameters(top_p=0.0)))
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_INVALID_REQUEST}
+    client.ask(generate_of(1))
+    worker.publish(rows([1]))
+    assert places(client) == [(1, 0, 1)]
+    bench.core.clients.is_draining = True
+    client.ask(generate_of(2))
+    assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
+
+
+@pytest.mark.parametrize(
+    ("frame", "key"),
+    [
+        (ClientFrame(generate=generate_of(8, top_logprobs=500)), 8),
+        (ClientFrame(confirm=Confirm(through_number=5)), 0),
+        (ClientFrame(abort=Abort()), 0),
+    ],
+)
+def test_frame_that_breaks_its_bounds_is_answered_and_ends_nothing_else(frame: ClientFrame, key: int) -> None:
+    """A frame that is wrong is told with the request that it was about, if that can be said."""
+    bench, worker, client = serving(1)
+    client.heard()
+    bench.core.clients.receive(client.peer, [frame.SerializeToString()], bench.clock.now())
+    assert client.errors() == {key: ErrorCode.ERROR_CODE_INVALID_REQUEST}
+    worker.publish(rows([1]))
+    assert places(client) == [(1, 0, 1)]
+    assert bench.core.clients.refused == 1
+
+
+@pytest.mark.parametrize("parts", [[], [b"\xff"], [b"", b""]])
+def test_nonsense_is_refused(parts: list[bytes]) -> None:
+    """What is no frame at all ends nothing, from a client as from a stranger."""
+    bench, _, client = serving(1)
+    client.heard()
+    for peer in (client.peer, b"stranger"):
+        bench.core.clients.receive(peer, parts, bench.clock.now())
+    assert client.errors() == {0: ErrorCode.ERROR_CODE_INVALID_REQUEST}
+    (message,) = bench.sent[b"stranger"]
+    assert read_frame(ServerFrame, message[0]).refusal.reason == RefusalReason.REFUSAL_REASON_PROTOCOL
+
+
+def test_abort_of_own_request_reaches_its_worker() -> None:
+    """A client can end its own requests and nobody else's; what has ended or never was needs no end."""
+    bench, worker, client = serving(1)
+    worker.heard()
+    other = bench.client(6)
+    for key in (1, 99):
+        other.say(ClientFrame(abort=Abort(request_key=key)))
+    assert worker.heard() == []
+    client.say(ClientFrame(abort=Abort(request_key=1)))
+    assert [frame.abort.request_key for frame in worker.heard()] == [1]
+    worker.publish([Wanted(1, 0, 0, RowStatus.ABORTED)])
+    client.say(ClientFrame(abort=Abort(request_key=1)))
+    assert client.errors() == {}
+
+
+def test_letters_wait_for_the_window() -> None:
+    """A client gets as many frames as its window allows, and the next one when it confirms (case 20)."""
+    bench, worker, client = serving()
+    client.reconnect(window_frames=1)
+    client.ask(generate_of(1))
+    for position in range(3):
+        worker.publish(rows([1], position=position))
+    assert places(client) == [(1, 0, 1)]
+    client.confirm()
+    assert places(client) == [(1, 1, 1)]
+    assert bench.core.clients.sessions[5].mailbox.bytes > 0
+
+
+def test_full_connection_is_tried_again() -> None:
+    """What a connection did not take is sent later, once, under its own number."""
+    bench, worker, client = serving(1)
+    client.heard()
+    bench.outcomes[client.peer] = Outcome.FULL
+    worker.publish(rows([1]))
+    bench.outcomes.clear()
+    assert client.heard() == []
+    bench.advance(0.0)
+    (heard,) = client.outputs()
+    assert heard.frame.number == 1
+
+
+def test_drafts_go_to_those_who_want_them() -> None:
+    """Of a step with drafts, each client gets those of its requests that asked for them (case 4)."""
+    bench, worker, client = serving(1)
+    client.ask(generate_of(2, include_draft_logprobs=True))
+    client.heard()
+    worker.publish(rows([2, 1]), step=1, draft_follows=True)
+    worker.publish(rows([2, 1]), step=1, kind=BatchKind.DRAFT)
+    (heard,) = client.outputs()
+    target, draft = heard.batches
+    assert sorted(target.request_keys.tolist()) == [1, 2]
+    assert draft.request_keys.tolist() == [2]
+    assert bench.core.book.router.counts.delivered == 2
+
+
+def test_several_clients_get_their_own_rows() -> None:
+    """A step's rows go to the clients that asked for them, and to nobody else."""
+    bench, worker, client = serving(1, 3)
+    other = bench.client(6)
+    for key in (2, 4):
+        other.ask(generate_of(key))
+    worker.publish(rows([4, 3, 2, 1]))
+    assert sorted(key for key, _, _ in places(client)) == [1, 3]
+    assert sorted(key for key, _, _ in places(other)) == [2, 4]
+
+
+def test_items_are_acknowledged_when_the_client_confirmed() -> None:
+    """What a client did not confirm is not acknowledged to its worker: it may be needed again (case 21)."""
+    bench, worker, client = serving(1)
+    worker.publish(rows([1]))
+    bench.advance(0.0)
+    client.heard()
+    assert "ack" not in worker.heard_bodies()
+    client.confirm()
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [1]

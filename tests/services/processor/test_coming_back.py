@@ -1,0 +1,248 @@
+"""ClientDesk: nothing is lost when a client comes back or another takes its place; what becomes of those who do not."""
+
+import pytest
+
+from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.builders import Wanted, client_hello, generate_of, rows
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason
+from tokenbus_services.bus import Outcome
+
+FINISHED = RowStatus.FINISHED_LENGTH
+HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
+SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
+SERVED = {"clients.detached_timeout_ms": 10_000}
+
+
+def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient]:
+    """Return a worker with some requests, and the client that asked for them."""
+    bench = Bench(SERVED | {name.replace("__", "."): value for name, value in overrides.items()})
+    worker, client = bench.worker(), bench.client()
+    for key in keys:
+        client.ask(generate_of(key))
+    return bench, worker, client
+
+
+def places(client: BenchClient) -> list[tuple[int, int, int]]:
+    """Return key, position and length of the rows that a client got since the last time."""
+    found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
+    return [(row.key, row.position, row.token_ids.size) for row in found]
+
+
+def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False) -> None:
+    """Take up a request."""
+    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, include_draft_logprobs=drafts)))
+
+
+def test_client_that_comes_back_gets_what_it_did_not_confirm() -> None:
+    """After a broken connection all unconfirmed frames come again, in order, and then what follows (case 17)."""
+    _, worker, client = serving(1)
+    for position in range(3):
+        worker.publish(rows([1], position=position))
+    client.heard()
+    client.confirm(1)
+    worker.publish(rows([1], position=3))
+    client.reconnect()
+    worker.publish(rows([1], position=4))
+    assert places(client) == [(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 1)]
+
+
+def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
+    """Resumed requests get the rows that waited for them, one letter a step, and everything after them."""
+    bench = Bench()
+    worker, client = bench.worker(request_keys=[1, 2], first_sequence=5, next_sequence=7), bench.client()
+    worker.sequence = 4
+    for position in (6, 8):
+        worker.publish(rows([1, 2], position=position, tokens=2))
+    bench.put_off()
+    resume(client, 1, 6)
+    resume(client, 2, 7)
+    assert client.outputs() == []
+    bench.run_soon()
+    outputs = client.outputs()
+    assert [sorted(heard.batches[0].request_keys.tolist()) for heard in outputs] == [[1, 2], [1, 2]]
+    assert [heard.batches[0].positions.tolist() for heard in outputs] == [[6, 7], [8, 8]]
+    worker.publish(rows([1, 2], position=10))
+    assert len(places(client)) == 2
+    bench.advance(0.0)
+    assert "ack" not in worker.heard_bodies()
+    client.confirm()
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [7]
+
+
+def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
+    """A request that ended before it was resumed is handed over with its end, good or bad, and nothing is kept."""
+    bench, worker, client = serving()
+    worker.publish([Wanted(8, 0, 1), Wanted(9, 0, 2, FINISHED)])
+    request = bench.core.book.table.get(8)
+    assert request is not None
+    bench.core.book.fail(request, ErrorCode.ERROR_CODE_ENGINE, "broke")
+    client.heard()
+    for key in (8, 9):
+        resume(client, key, 0)
+    heard = client.heard()
+    assert [each.body for each in heard] == ["outputs", "error", "outputs"]
+    assert heard[1].frame.error.request_key == 8
+    assert bench.core.clients.sessions[5].requests == set()
+    client.ask(generate_of(9))
+    worker.publish([Wanted(9, 0, 1)])
+    assert places(client) == [(9, 0, 1)]
+
+
+def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
+    """A request whose tokens were confirmed is told as ended to who asks for them once more."""
+    _, worker, client = serving(1)
+    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    client.heard()
+    client.confirm()
+    resume(client, 1, 0)
+    (heard,) = client.heard()
+    error = heard.frame.error
+    assert (error.code, error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 3)
+
+
+@pytest.mark.parametrize(("position", "expected"), [(1, [(1, 1, 1), (1, 2, 1)]), (2, [(1, 1, 1), (1, 2, 1)])])
+def test_other_client_takes_over_what_was_not_confirmed(position: int, expected: list[tuple[int, int, int]]) -> None:
+    """A later life of a client gets what the earlier one had not confirmed, and all that follows."""
+    bench, worker, client = serving(1)
+    for place in range(3):
+        worker.publish(rows([1], position=place))
+    client.heard()
+    client.confirm(1)
+    other = bench.client(6)
+    resume(other, 1, position)
+    assert places(other) == expected
+    worker.publish(rows([1], position=3))
+    assert places(other) == [(1, 3, 1)]
+    assert places(client) == []
+
+
+def test_other_client_that_lacks_what_was_confirmed_is_told() -> None:
+    """Tokens that an earlier life confirmed are gone: a later one that lacks them is told which (case 21)."""
+    bench, worker, client = serving(1)
+    for place in range(2):
+        worker.publish(rows([1], position=place))
+    client.heard()
+    client.confirm(1)
+    other = bench.client(6)
+    resume(other, 1, 0)
+    (error,) = [heard.frame.error for heard in other.heard() if heard.body == "error"]
+    assert (error.code, error.message) == (
+        ErrorCode.ERROR_CODE_GAP,
+        "tokens 0 to 0 were confirmed before and are not kept",
+    )
+
+
+def test_full_table_takes_up_nothing_unknown() -> None:
+    """Resuming a request that nobody knows is refused where no more may be open."""
+    bench, _, client = serving(1, processor__max_requests=1)
+    client.heard()
+    resume(client, 9, 4)
+    assert client.errors() == {9: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert len(bench.core.book.table) == 1
+
+
+def test_client_that_is_silent_is_waited_for() -> None:
+    """A silent client's requests wait for it for their time, and then they end, with all that waited for it."""
+    bench, worker, client = serving(1)
+    worker.publish(rows([1]))
+    bench.pass_time(3.0, worker)
+    assert bench.core.clients.sessions[5].peer is not None
+    bench.pass_time(0.5, worker)
+    assert bench.core.clients.sessions[5].peer is None
+    bench.pass_time(9.4, worker)
+    assert len(bench.core.book.table) == 1
+    worker.heard()
+    bench.pass_time(1.0, worker, most=0.2)
+    assert bench.core.clients.sessions == {}
+    assert len(bench.core.book.table) == 0
+    assert {"abort", "ack"} <= set(worker.heard_bodies())
+    client.beat()
+    assert client.heard()[-1].frame.refusal.reason == HELLO_FIRST
+
+
+def test_client_that_leaves_takes_its_requests_with_it() -> None:
+    """After a goodbye a client's requests end at their workers at once."""
+    bench, worker, client = serving(1)
+    worker.heard()
+    client.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert [frame.abort.request_key for frame in worker.heard()] == [1]
+    assert bench.core.book.router.consumers.keys() == {0}
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
+    """More frames waiting than may end the client's requests, also one whose last row was among what was dropped."""
+    bench, worker, client = serving(clients__mailbox_frames=2)
+    client.reconnect(window_frames=2 if is_sent else 1)
+    for key in (1, 2):
+        client.ask(generate_of(key))
+    client.heard()
+    worker.publish([Wanted(1, 0, 1), Wanted(2, 0, 1, FINISHED)])
+    for position in (1, 2):
+        worker.publish(rows([1], position=position))
+    told = client.errors()
+    client.confirm()
+    client.reconnect()
+    assert told | client.errors() == {1: SLOW, 2: SLOW}
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")][-1] == 3
+
+
+def test_client_that_confirms_no_news_is_ended() -> None:
+    """A client that asks on and on without confirming the answers is forgotten, before they fill the memory."""
+    bench = Bench({"processor.max_requests": 4})
+    client = bench.client()
+    for key in range(1, 10):
+        client.ask(generate_of(key))
+        assert bench.core.clients.sessions == {} or len(bench.core.clients.sessions[5].mailbox) <= 8
+    assert bench.core.clients.sessions == {}
+
+
+def test_heartbeats_go_out_once_an_interval() -> None:
+    """A client hears from the processor once an interval, with what it said itself."""
+    bench, _, client = serving()
+    client.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=66)))
+    client.heard()
+    bench.advance(0.99)
+    assert client.heard() == []
+    bench.advance(0.01)
+    (heard,) = client.heard()
+    assert (heard.frame.heartbeat.echo_ns, heard.frame.number) == (66, 0)
+
+
+def test_own_standstill_is_not_the_clients_silence() -> None:
+    """When the processor itself stood still, clients are given that time."""
+    bench, _, _ = serving(1)
+    bench.clock.advance(60.0)
+    bench.core.forgive(60.0, bench.clock.now())
+    bench.core.tick(bench.clock.now())
+    assert bench.core.clients.sessions[5].peer is not None
+
+
+def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
+    """A processor that closes says so to every client, with nothing kept back that the window allows."""
+    bench, worker, client = serving(1)
+    client.heard()
+    bench.outcomes[client.peer] = Outcome.FULL
+    worker.publish(rows([1]))
+    bench.outcomes.clear()
+    bench.core.clients.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "bye")
+    assert [heard.body for heard in client.heard()] == ["outputs", "goodbye"]
+
+
+def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
+    """A session has one connection: a hello over another one makes the old one a stranger's."""
+    bench, worker, client = serving(1)
+    old = client.peer
+    client.reconnect()
+    worker.publish(rows([1]))
+    assert places(client) == [(1, 0, 1)]
+    frame = write_frame(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
+    bench.core.clients.receive(old, [frame], bench.clock.now())
+    assert read_frame(ServerFrame, bench.sent[old][-1][0]).refusal.reason == HELLO_FIRST
+    assert client_hello().session == client.session

@@ -1,0 +1,175 @@
+"""Dispatch: which worker a new request goes to, and which requests go to none."""
+
+from typing import Any
+
+import pytest
+
+from tests.services.bench import Bench, BenchWorker
+from tests.services.builders import Wanted, generate_of
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, SamplingParameters
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.bus import Outcome
+from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.router import BUFFERED
+
+
+def submit(bench: Bench, generate: Generate, *, may_wait: bool = False) -> RequestError | None:
+    """Ask for a request in this process."""
+
+    def open_buffer(request: Request) -> None:
+        bench.core.book.buffers.open(request)
+
+    return bench.core.dispatch.submit(generate, BUFFERED, open_buffer, may_wait=may_wait)
+
+
+def keys(worker: BenchWorker) -> list[int]:
+    """Return the requests that a worker was handed since the last time."""
+    return [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")]
+
+
+def code(error: RequestError | None) -> int:
+    """Return why a request was not taken."""
+    assert error is not None
+    return error.code
+
+
+def test_request_goes_to_the_worker_with_the_fewest() -> None:
+    """Each new request goes to whoever has the fewest open ones, and those that ended do not count."""
+    bench = Bench()
+    first, second = bench.worker("a"), bench.worker("b")
+    for key in range(1, 5):
+        assert submit(bench, generate_of(key)) is None
+    assert (keys(first), keys(second)) == ([1, 3], [2, 4])
+    second.publish([Wanted(2, 0, 1, RowStatus.FINISHED_STOP), Wanted(4, 0, 1, RowStatus.FINISHED_STOP)])
+    for key in (5, 6):
+        submit(bench, generate_of(key))
+    assert (keys(first), keys(second)) == ([], [5, 6])
+
+
+def test_worker_takes_exactly_as_many_as_it_says() -> None:
+    """A worker is given as many requests as it takes, and the next one is refused with a time to try again."""
+    bench = Bench()
+    worker = bench.worker(max_requests=2)
+    assert [submit(bench, generate_of(key)) for key in (1, 2)] == [None, None]
+    error = submit(bench, generate_of(3))
+    assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
+    assert error is not None
+    assert error.retry_after_ms > 0
+    assert keys(worker) == [1, 2]
+    assert bench.core.dispatch.refused == {"overloaded": 1}
+
+
+@pytest.mark.parametrize("count", [64, 65, 130])
+def test_many_requests_are_counted_right(count: int) -> None:
+    """However many requests are open, a worker is full with exactly as many as it takes."""
+    bench = Bench()
+    bench.worker(max_requests=count)
+    assert [submit(bench, generate_of(key)) for key in range(1, count + 1)] == [None] * count
+    assert code(submit(bench, generate_of(count + 1))) == ErrorCode.ERROR_CODE_OVERLOADED
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [{"role": WorkerRole.WORKER_ROLE_DECODE}, {"max_requests": 0}, {"model": "other"}],
+    ids=["decodes only", "takes none", "another model"],
+)
+def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]) -> None:
+    """Workers that only decode, take no requests, or serve another model are no choice: there is no worker then."""
+    bench = Bench()
+    bench.worker(**hello)
+    assert code(submit(bench, generate_of(1, model="mine"))) == ErrorCode.ERROR_CODE_NO_WORKER
+    bench.worker("b", model="mine", role=WorkerRole.WORKER_ROLE_PREFILL)
+    assert submit(bench, generate_of(1, model="mine")) is None
+    assert submit(bench, generate_of(2, model="")) is None
+
+
+def test_open_key_is_refused_and_an_ended_one_is_not() -> None:
+    """A key can be used by one open request at a time."""
+    bench = Bench()
+    worker = bench.worker()
+    submit(bench, generate_of(1))
+    assert code(submit(bench, generate_of(1))) == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
+    worker.publish([Wanted(1, 0, 1, RowStatus.FINISHED_STOP)])
+    assert submit(bench, generate_of(1)) is None
+
+
+def test_full_table_refuses() -> None:
+    """With as many open requests as may be, the next one is refused as overload."""
+    bench = Bench({"processor.max_requests": 1})
+    bench.worker()
+    assert submit(bench, generate_of(1)) is None
+    assert code(submit(bench, generate_of(2))) == ErrorCode.ERROR_CODE_OVERLOADED
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "is_taken"),
+    [
+        ({"top_logprobs": 20}, True),
+        ({"top_logprobs": 21}, False),
+        ({"sampling": SamplingParameters(top_p=0.0)}, False),
+        ({"sampling": SamplingParameters(top_p=0.001)}, True),
+    ],
+)
+def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, Any], *, is_taken: bool) -> None:
+    """Values that the frames' bounds let pass, but not this deployment, are refused with field, limit and value."""
+    bench = Bench()
+    bench.worker()
+    error = submit(bench, generate_of(1, **request_fields))
+    assert (error is None) is is_taken
+    if error is not None:
+        assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
+
+
+def test_request_that_could_not_be_told_is_told_later() -> None:
+    """A worker whose connection is full gets its request when it says hello again."""
+    bench = Bench()
+    worker = bench.worker()
+    bench.outcomes[worker.peer] = Outcome.FULL
+    assert submit(bench, generate_of(1)) is None
+    bench.outcomes.clear()
+    worker.heard()
+    worker.say_hello()
+    assert keys(worker) == [1]
+
+
+def test_requests_wait_for_workers_after_a_start() -> None:
+    """After a restart requests that may wait do so, as long as a worker may be silent; then they are refused."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    assert code(submit(bench, generate_of(1), may_wait=True)) == ErrorCode.ERROR_CODE_NO_WORKER
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    client.ask(generate_of(2))
+    assert bench.core.dispatch.waiting == 2
+    worker = bench.worker(max_requests=1)
+    assert set(keys(worker)) == {1}
+    bench.pass_time(2.99, worker, client)
+    assert client.errors() == {}
+    bench.pass_time(0.01, worker, client)
+    assert client.errors() == {2: ErrorCode.ERROR_CODE_OVERLOADED}
+    assert bench.core.dispatch.waiting == 0
+
+
+def test_worker_that_has_a_waiting_request_keeps_it() -> None:
+    """A request that waits for a worker, and that one says it has already, is not handed out a second time."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    has_it = bench.worker("b", next_sequence=1, request_keys=[1])
+    assert keys(has_it) == []
+    has_it.publish([Wanted(1, 0, 2)])
+    assert [heard.batches[0].request_keys.tolist() for heard in client.outputs()] == [[1]]
+
+
+def test_request_that_waited_and_ended_is_not_handed_out() -> None:
+    """A request that was aborted while it waited for a worker goes to none."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    request = bench.core.book.table.get(1)
+    assert request is not None
+    bench.core.book.fail(request, ErrorCode.ERROR_CODE_ABORTED, "over")
+    assert keys(bench.worker()) == []

@@ -1,0 +1,204 @@
+"""WorkerDesk: who may publish, and in which connection."""
+
+from typing import Any
+
+import pytest
+
+from tests.services.bench import Bench, BenchWorker
+from tests.services.builders import generate_of, hello_of, rows
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import (
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    ProcessorFrame,
+    RefusalReason,
+    StreamLimits,
+    WorkerFrame,
+)
+from tokenbus_services.bus import Outcome
+
+LIMITS = RefusalReason.REFUSAL_REASON_LIMITS
+PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
+HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
+TAKEN = RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN
+STOPPED, RESTARTING = GoodbyeReason.GOODBYE_REASON_STOPPED, GoodbyeReason.GOODBYE_REASON_RESTARTING
+OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
+
+
+def test_hello_is_answered_with_where_to_go_on_and_credit() -> None:
+    """The welcome says who answers, where to go on, how much may be sent, and how often peers are heard (case 19)."""
+    bench = Bench({"processor.credit_items": 8, "bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
+    worker = bench.worker(first_sequence=4, next_sequence=9)
+    welcome = worker.heard()[0].welcome
+    assert (welcome.processor_id, welcome.resume_from) == ("bench", 4)
+    assert (welcome.credit.through_sequence, welcome.credit.bytes) == (11, bench.settings.processor.credit_bytes)
+    assert (welcome.heartbeat_interval_ms, welcome.heartbeat_timeout_ms) == (500, 1500)
+
+
+def test_nothing_is_taken_before_the_hello() -> None:
+    """An item of a peer that nobody knows is dropped, and the peer is told to say hello, once an interval (case 19)."""
+    bench = Bench()
+    worker = BenchWorker(bench, "worker-0", 7)
+    for _ in range(3):
+        worker.publish(rows([1]))
+    assert worker.refusals() == [HELLO_FIRST]
+    bench.clock.advance(0.99)
+    worker.beat()
+    assert worker.refusals() == []
+    bench.clock.advance(0.01)
+    worker.beat()
+    assert worker.refusals() == [HELLO_FIRST]
+    assert len(bench.core.book.table) == 0
+
+
+def test_reconnected_worker_goes_on_where_it_was() -> None:
+    """A worker that comes back over another connection is told what is expected next (case 17)."""
+    bench = Bench()
+    worker = bench.worker()
+    worker.publish(rows([1]))
+    worker.publish(rows([1], position=1))
+    old, worker.peer = worker.peer, b"another"
+    worker.say_hello(next_sequence=3)
+    assert worker.heard()[0].welcome.resume_from == 3
+    bench.core.workers.receive(old, [write_frame(WorkerFrame(epoch=7, heartbeat=Heartbeat(sent_at_ns=1)))], 0.0)
+    assert [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[old]][-1] == HELLO_FIRST
+
+
+def test_what_left_the_retention_while_it_was_away_is_lost() -> None:
+    """A worker that has less than is expected ends the requests whose rows may be gone, and the stream goes on."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    worker.admit(1)
+    worker.say_hello(first_sequence=4, next_sequence=4, request_keys=[1])
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_GAP}
+    assert worker.known.stream.expected == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k"]
+)
+def test_wider_limits_are_refused(name: str) -> None:
+    """A worker whose batches may be exactly as wide as is taken is welcome, and one a bit wider is not (case 26)."""
+    bench = Bench()
+    most = getattr(bench.settings.limits, name)
+    exact: dict[str, Any] = {
+        "max_message_bytes": 1,
+        "max_rows": 1,
+        "max_tokens_per_row": 1,
+        "max_draft_tokens_per_row": 0,
+        "max_top_k": 0,
+    }
+    assert bench.worker("a", limits=StreamLimits(**exact | {name: most})).refusals() == []
+    worker = bench.worker("b", limits=StreamLimits(**exact | {name: most + 1}))
+    (frame,) = worker.heard()
+    assert frame.refusal.reason == LIMITS
+    assert frame.refusal.message == f"hello.limits.{name}: at most {most}, got {most + 1}"
+    assert "b" not in bench.core.workers.by_id
+
+
+@pytest.mark.parametrize(("given", "is_taken"), [(b"word", True), (b"wor", False), (b"", False), (b"words", False)])
+def test_secret_must_be_the_processors(given: bytes, *, is_taken: bool) -> None:
+    """Only who knows the secret is taken, and the refusal does not tell it."""
+    bench = Bench({"bus.secret": "word"})
+    worker = bench.worker(secret=given)
+    assert ("worker-0" in bench.core.workers.by_id) is is_taken
+    if not is_taken:
+        (frame,) = worker.heard()
+        assert frame.refusal.reason == RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
+        assert "word" not in frame.refusal.message
+
+
+def test_live_workers_id_cannot_be_taken() -> None:
+    """Another life of a worker that is alive is refused; once that is silent for too long, it makes way (case 8)."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    first = bench.worker(epoch=7)
+    second = bench.worker(epoch=8)
+    assert second.refusals() == [TAKEN]
+    bench.clock.advance(3.0)
+    second.say_hello()
+    assert second.refusals() == [TAKEN]
+    bench.clock.advance(0.01)
+    second.say_hello()
+    assert second.heard()[0].HasField("welcome")
+    assert bench.core.workers.by_id["worker-0"].stream.epoch == 8
+    first.beat()
+    assert first.refusals() == [HELLO_FIRST]
+
+
+def test_new_life_takes_over_at_once_where_the_old_one_is_gone() -> None:
+    """A worker that was restarted need not wait for its old life's silence, where the transport knows it is gone."""
+    bench = Bench()
+    worker, client = bench.worker(epoch=7), bench.client()
+    client.ask(generate_of(1))
+    bench.outcomes[worker.peer] = Outcome.GONE
+    again = bench.worker(epoch=8)
+    assert again.heard()[0].HasField("welcome")
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_WORKER_LOST}
+
+
+def test_older_life_is_refused() -> None:
+    """An epoch before the latest one is refused, also after that one has left."""
+    bench = Bench()
+    worker = bench.worker(epoch=8)
+    assert bench.worker(epoch=7).refusals() == [OUTDATED]
+    worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+    assert bench.worker(epoch=7).refusals() == [OUTDATED]
+    worker.heard()
+    worker.say_hello()
+    assert worker.refusals() == [OUTDATED]
+    assert bench.worker(epoch=9).heard()[0].HasField("welcome")
+
+
+def test_silent_worker_may_come_back() -> None:
+    """A worker that was lost for its silence alone comes back under the same epoch."""
+    bench = Bench()
+    worker = bench.worker()
+    bench.pass_time(4.0)
+    assert bench.core.workers.by_id == {}
+    worker.heard()
+    worker.say_hello()
+    assert worker.heard()[0].HasField("welcome")
+
+
+def test_workers_are_bounded() -> None:
+    """As many workers as may be here are taken, and the next one is refused."""
+    bench = Bench({"processor.max_workers": 2})
+    assert [bench.worker(name).refusals() for name in "abc"] == [
+        [],
+        [],
+        [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS],
+    ]
+
+
+def test_closing_processor_takes_no_worker() -> None:
+    """While it drains, a processor refuses whoever says hello."""
+    bench = Bench()
+    bench.core.workers.is_draining = True
+    assert bench.worker().refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
+
+
+def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:
+    """A next item before the first one, or before what had come, is refused as no way to go on."""
+    bench = Bench()
+    assert bench.worker(first_sequence=3, next_sequence=2).refusals() == [PROTOCOL]
+    assert bench.worker("b", first_sequence=3, next_sequence=3).refusals() == []
+    worker = bench.worker("c")
+    worker.publish(rows([1]))
+    worker.heard()
+    worker.say_hello(next_sequence=1)
+    assert worker.refusals() == [PROTOCOL]
+
+
+def test_other_major_version_is_refused_by_name() -> None:
+    """A peer that speaks another major version is told so; other nonsense is told as such, and nothing is kept."""
+    bench = Bench()
+    frame = WorkerFrame(epoch=1, hello=hello_of(schema_major=2))
+    for data in (frame.SerializeToString(), b"\xff\xff"):
+        bench.core.workers.receive(b"x", [data], 0.0)
+    found = [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[b"x"]]
+    assert found[1] == PROTOCOL
+    assert found[0] in {RefusalReason.REFUSAL_REASON_SCHEMA_VERSION, PROTOCOL}
+    assert bench.core.letters.dropped == 2

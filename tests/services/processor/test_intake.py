@@ -1,0 +1,288 @@
+"""Intake: a worker's items become settled steps, and what is lost or refused ends those it touched."""
+
+from zlib import crc32
+
+import pytest
+
+from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.builders import Wanted, batch, encoded, generate_of, rows
+from tokenbus_contracts import BatchKind, RowStatus, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Gap, GapReason, WorkerFrame
+from tokenbus_services.delivery import Step
+from tokenbus_services.processor.feed import StepFeed
+
+FINISHED = RowStatus.FINISHED_LENGTH
+GAP = ErrorCode.ERROR_CODE_GAP
+
+
+def asked(*keys: int, **processor: object) -> tuple[Bench, BenchWorker, BenchClient]:
+    """Return a worker that was handed some requests, and the client that asked for them."""
+    bench = Bench({f"processor.{name}": value for name, value in processor.items()})
+    worker, client = bench.worker(), bench.client()
+    for key in keys:
+        client.ask(generate_of(key))
+    client.heard()
+    worker.heard()
+    return bench, worker, client
+
+
+def tokens(client: BenchClient) -> dict[int, int]:
+    """Return how many tokens of each request a client got since the last time."""
+    found: dict[int, int] = {}
+    for heard in client.outputs():
+        for row in heard.batches[0].rows():
+            found[row.key] = found.get(row.key, 0) + row.token_ids.size
+    return found
+
+
+def gap(worker: BenchWorker, first: int, last: int, *keys: int) -> None:
+    """Let a worker say that items cannot be had."""
+    lost = Gap(first_sequence=first, last_sequence=last, reason=GapReason.GAP_REASON_RETENTION, request_keys=keys)
+    worker.say(WorkerFrame(gap=lost))
+
+
+def test_steps_reach_their_clients() -> None:
+    """A worker's batch goes to the clients whose requests have rows in it, and its counts are kept."""
+    bench, worker, client = asked(1, 2)
+    worker.publish(rows([2, 1], tokens=3))
+    assert tokens(client) == {1: 3, 2: 3}
+    counts = worker.known.stream.counts
+    assert (counts.items, counts.steps, counts.rows, counts.tokens) == (1, 1, 2, 6)
+    assert bench.core.intake.steps == 1
+
+
+def test_gap_ends_those_it_names_and_no_others() -> None:
+    """Items that are lost end the requests that had rows in them, saying which items and why (case 18, 21)."""
+    _, worker, client = asked(1, 2)
+    gap(worker, 1, 2, 1, 99)
+    (heard,) = client.heard()
+    assert (heard.frame.error.request_key, heard.frame.error.code) == (1, GAP)
+    assert heard.frame.error.message == "items 1 to 2 of worker-0/7 are lost: the worker does not retain them"
+    worker.sequence = 2
+    worker.publish(rows([2]))
+    assert tokens(client) == {2: 1}
+
+
+def test_gap_that_names_nobody_ends_every_request_of_its_stream() -> None:
+    """Where nobody knows whose rows were lost, every open request of that stream ends, and none of another's."""
+    bench, worker, client = asked(1, 2)
+    other = bench.worker("other")
+    client.ask(generate_of(3))
+    gap(worker, 1, 1)
+    assert client.errors() == {1: GAP, 2: GAP}
+    other.publish(rows([3]))
+    assert tokens(client) == {3: 1}
+
+
+def test_gap_does_not_end_requests_of_other_streams() -> None:
+    """A worker that names another worker's request in a gap ends nothing of it."""
+    bench, worker, client = asked(1)
+    other = bench.worker("other")
+    gap(other, 1, 1, 1)
+    assert client.errors() == {}
+    worker.publish(rows([1]))
+    assert tokens(client) == {1: 1}
+
+
+def test_lost_items_are_acknowledged() -> None:
+    """A run that cannot be had is passed like any other, so that the worker may forget it."""
+    bench, worker, _ = asked(1)
+    gap(worker, 1, 5)
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [5]
+
+
+def test_step_that_never_came_whole_ends_those_that_may_have_had_rows_in_it() -> None:
+    """When a part never comes, requests without a row in the rest end; those in the rest go on."""
+    bench, worker, client = asked(1, 2, step_timeout_ms=1000)
+    worker.publish(rows([1]), part=(0, 2), step_rows=2)
+    bench.pass_time(1.0, worker, client)
+    heard = client.heard()
+    assert [each.batches[0].request_keys.tolist() for each in heard if each.body == "outputs"] == [[1]]
+    assert [each.frame.error.request_key for each in heard if each.body == "error"] == [2]
+
+
+def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
+    """A part that disagrees with the others is refused with its requests, and kept for people (case 28)."""
+    bench, worker, client = asked(1, 2, 3)
+    worker.publish(rows([1]), step=1, part=(0, 2), step_rows=2)
+    worker.publish(rows([2]), step=1, part=(1, 3), step_rows=3, indices=[1])
+    assert client.errors() == {2: GAP}
+    assert bench.core.letters.dropped == 1
+    assert bench.core.intake.refused == 1
+
+
+@pytest.mark.parametrize(("differs", "counted"), [(False, (1, 0)), (True, (0, 1))])
+def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]) -> None:  # noqa: FBT001 - what differs
+    """A step that comes a second time is dropped; one that differs from the first is counted and kept (case 6)."""
+    bench, worker, client = asked(1)
+    worker.publish([Wanted(1)], step=1)
+    tokens(client)
+    again = batch([Wanted(1)], step=1, sequence=2)
+    if differs:
+        again = type(again).of_views(again.header, again.columns | {"token_ids": again.token_ids ^ 1})
+    worker.item(encode(again), 2)
+    assert tokens(client) == {}
+    assert (bench.core.intake.duplicates, bench.core.intake.divergences) == counted
+    assert bench.core.letters.dropped == counted[1]
+    counts = worker.known.stream.counts
+    assert (counts.repeated_parts, counts.divergent_parts) == counted
+
+
+def test_refused_item_ends_the_requests_in_it() -> None:
+    """A batch that breaks the contract ends the requests that it names, and nothing else (case 24)."""
+    bench, worker, client = asked(1, 2)
+    data = encoded(rows([1]), 1)
+    nan = data.replace(batch(rows([1])).logprobs.tobytes(), b"\x00\x00\xc0\x7f")
+    assert nan != data
+    worker.item(nan, 1, checksum=crc32(nan))
+    assert client.errors() == {1: GAP}
+    assert bench.core.letters.dropped == 1
+    worker.publish(rows([2]))
+    assert tokens(client) == {2: 1}
+
+
+def test_draft_of_other_rows_is_kept_for_people_and_its_target_delivered() -> None:
+    """A draft that is not about its target's rows is refused alone (case 4)."""
+    bench, worker, client = asked(1)
+    worker.publish(rows([1]), step=1, draft_follows=True)
+    worker.publish([Wanted(1, position=5)], step=1, kind=BatchKind.DRAFT)
+    assert tokens(client) == {1: 1}
+    assert bench.core.intake.refused == 1
+    assert bench.core.letters.dropped == 1
+
+
+def test_worker_tells_of_its_requests() -> None:
+    """An admission reaches the client, with the prompt's length; an error ends the request and no worker is told."""
+    bench, worker, client = asked(1, 2)
+    worker.admit(1, prompt_tokens=7)
+    worker.fail(RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
+    first, second = client.heard()
+    assert (first.frame.admitted.request_key, first.frame.admitted.prompt_tokens) == (1, 7)
+    assert (second.frame.error.request_key, second.frame.error.message) == (2, "broke")
+    request = bench.core.book.table.get(1)
+    assert request is not None
+    assert (request.prompt_tokens, request.generate) == (7, None)
+    assert worker.heard() == []
+
+
+def test_worker_tells_nothing_of_others_requests() -> None:
+    """What a worker says of another's request changes nothing."""
+    bench, worker, client = asked(1)
+    other = bench.worker("other")
+    other.admit(1)
+    other.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
+    assert client.heard() == []
+    worker.publish(rows([1]))
+    assert tokens(client) == {1: 1}
+
+
+def test_roll_call_ends_what_the_worker_lost_and_asks_again_for_what_it_never_got() -> None:
+    """When a worker comes back, requests it took and does not have end; those it never took are handed over again."""
+    _, worker, client = asked(1, 2, 3)
+    for key in (1, 3):
+        worker.admit(key)
+    client.heard()
+    worker.heard()
+    worker.say_hello(next_sequence=3, request_keys=[3])
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_WORKER_LOST}
+    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
+
+
+def test_roll_call_waits_for_what_the_worker_retains() -> None:
+    """A request may have ended in items that are yet to come again: it is judged after those (case 17)."""
+    _, worker, client = asked(1)
+    worker.admit(1)
+    client.heard()
+    worker.say_hello(next_sequence=3)
+    worker.sequence = 1
+    assert client.errors() == {}
+    worker.publish([Wanted(1, 0, 2, FINISHED)])
+    assert tokens(client) == {1: 2}
+
+
+def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
+    """With a feed every step goes there too, and is held until that is done with it."""
+    bench, worker, _ = asked(1)
+    feed = bench.core.intake.feed = StepFeed(2)
+    seen: list[Step] = []
+    bench.core.intake.on_step = seen.append
+    worker.publish(rows([1]))
+    assert (len(feed), len(seen)) == (1, 1)
+    assert seen[0].hold.count == 2  # the feed's, and the letter's
+    assert not bench.core.intake.is_throttled(worker.known)
+    worker.publish(rows([1], position=1))
+    assert bench.core.intake.is_throttled(worker.known)
+
+
+def test_full_feed_gives_no_credit() -> None:
+    """While steps are not taken the worker gets no more credit, and gets it again when they are (case 20)."""
+    bench, worker, _ = asked(1, credit_items=4)
+    feed = bench.core.intake.feed = StepFeed(2)
+    worker.publish(rows([1]))
+    assert "credit" in worker.heard_bodies()
+    worker.publish(rows([1], position=1))
+    worker.publish(rows([1], position=2))
+    bench.advance(0.0)
+    assert "credit" not in worker.heard_bodies()
+    feed.discard()
+    bench.advance(0.0)
+    assert [frame.credit.through_sequence for frame in worker.heard() if frame.HasField("credit")] == [7]
+
+
+@pytest.mark.parametrize("policy", ["end", "wait"])
+def test_slow_iterator_ends_or_slows_its_worker(policy: str) -> None:
+    """A request that nobody takes ends, or gets its worker no more credit, once more rows wait than may (case 20)."""
+    bench, worker, _ = asked(slow_consumer=policy, request_buffer_rows=2, credit_items=4)
+    slow = bench.core.book.tokens(9)
+    for position in range(3):
+        worker.publish(rows([9], position=position))
+    bench.advance(0.0)
+    worker.heard()
+    worker.publish(rows([9], position=3))
+    assert bench.core.intake.is_throttled(worker.known) is (policy == "wait")
+    assert slow.has_ended is (policy == "end")
+    assert ("abort" in worker.heard_bodies()) is False
+    if policy == "wait":
+        bench.core.book.buffers.forget(slow)
+        bench.advance(0.0)
+        bench.advance(0.0)
+        assert "credit" in worker.heard_bodies()
+
+
+@pytest.mark.parametrize("bound", ["hold_items", "hold_bytes"])
+def test_who_holds_too_much_gives_way(bound: str) -> None:
+    """A client that keeps more of a stream waiting than may wait is ended as slow, and the stream goes on (case 20)."""
+    size = len(encoded(rows([1]), 1))
+    most = {"hold_items": 2, "hold_bytes": 2 * size + 10}[bound]
+    bench, worker, client = asked(1, **{bound: most})
+    for position in range(2):
+        worker.publish(rows([1], position=position))
+    assert tokens(client) == {1: 2}
+    worker.publish(rows([1], position=2))
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_SLOW_CLIENT}
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [3]
+
+
+def test_items_are_shown_before_they_are_used() -> None:
+    """Whoever watches sees each item in order, also one whose contents are refused later."""
+    bench, worker, _ = asked(1)
+    shown: list[int] = []
+    bench.core.intake.on_item = lambda _worker, entry: shown.append(entry.sequence)
+    for position in range(3):
+        worker.publish(rows([1], position=position))
+    assert shown == [1, 2, 3]
+
+
+def test_what_is_left_of_a_stream_is_handed_out_when_it_ends() -> None:
+    """When a worker is gone, what came of its steps is delivered before its requests end."""
+    bench, worker, client = asked(1, 2)
+    worker.publish(rows([1]), step=1, draft_follows=True)
+    assert tokens(client) == {}
+    bench.core.workers._lose(worker.known, "test")
+    heard = client.heard()
+    assert [each.body for each in heard] == ["outputs", "error", "error"]
+    assert write_frame(heard[1].frame)

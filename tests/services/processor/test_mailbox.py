@@ -1,0 +1,264 @@
+"""Mailbox and the letters in it: sent as a client's window allows, and kept until it confirms."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tests.services.builders import Wanted, batch, row_values, rows, settings
+from tokenbus_contracts import BatchKind, Limits, LogprobBatch, decode
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
+from tokenbus_services.delivery import Hold
+from tokenbus_services.processor.mailbox import Letter, Mailbox, admitted_letter, error_letter, outputs_letters
+
+LIMITS = settings().limits
+
+
+def letter(size: int = 10, hold: Hold | None = None) -> Letter:
+    """Return a letter with tokens of some size."""
+    return Letter(ServerFrame(outputs=Outputs()), [bytes(size)], hold or Hold(), size)
+
+
+def news(key: int = 1) -> Letter:
+    """Return a letter without tokens."""
+    return error_letter(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x"))
+
+
+def mailbox(frames: int = 4, size: int = 100, *, window_frames: int = 64, window_bytes: int = 1000) -> Mailbox:
+    """Return a mailbox whose client is connected."""
+    made = Mailbox(frames, size)
+    made.connect(window_frames, window_bytes)
+    return made
+
+
+def sent(box: Mailbox) -> list[int]:
+    """Send what may be sent, and return the numbers of the frames."""
+    numbers = []
+    while (message := box.next_message()) is not None:
+        numbers.append(read_frame(ServerFrame, message[0]).number)
+        box.sent()
+    return numbers
+
+
+def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
+    """Return the requests in each of some batches."""
+    return [each.request_keys.tolist() for each in batches]
+
+
+def test_window_of_one_sends_one_at_a_time() -> None:
+    """With a window of one frame each letter waits for the confirmation of the one before it."""
+    box = mailbox(window_frames=1)
+    for _ in range(3):
+        box.put(letter())
+    assert sent(box) == [1]
+    assert not box.confirm(2)
+    assert box.confirm(1)
+    assert sent(box) == [2]
+    assert box.confirm(2)
+    assert sent(box) == [3]
+
+
+def test_window_in_bytes_is_used_exactly() -> None:
+    """Letters go out as long as their bytes fit exactly, and the next one with the room that a confirmation makes."""
+    box = mailbox(window_bytes=20)
+    for _ in range(3):
+        box.put(letter(10))
+    assert sent(box) == [1, 2]
+    box.confirm(1)
+    assert sent(box) == [3]
+    box = mailbox(window_bytes=19)
+    for _ in range(2):
+        box.put(letter(10))
+    assert sent(box) == [1]
+
+
+def test_one_letter_may_be_of_any_size() -> None:
+    """A letter that is larger than the whole window goes out alone: otherwise it would never."""
+    box = mailbox(window_bytes=5)
+    box.put(letter(10))
+    box.put(letter(1))
+    assert sent(box) == [1]
+    box.confirm(1)
+    assert sent(box) == [2]
+
+
+def test_letter_that_could_not_be_sent_is_the_next_again() -> None:
+    """A letter counts as sent only when it was; until then it is the same message, under the same number."""
+    box = mailbox()
+    box.put(letter())
+    assert box.next_message() == box.next_message()
+    assert sent(box) == [1]
+
+
+def test_letters_are_kept_until_they_are_confirmed() -> None:
+    """A confirmation lets go of all up to its number, with their holds and bytes, and of nothing else."""
+    box = mailbox()
+    holds = [Hold() for _ in range(3)]
+    for hold in holds:
+        box.put(letter(10, hold))
+    sent(box)
+    assert [hold.count for hold in holds] == [2, 2, 2]
+    assert box.confirm(2)
+    assert [hold.count for hold in holds] == [1, 1, 2]
+    assert (len(box), box.bytes) == (1, 10)
+    assert box.holds_back(holds[2])
+    assert not box.holds_back(holds[1])
+    assert box.confirm(2)
+    assert box.confirm(0)
+    assert len(box) == 1
+
+
+def test_confirming_what_was_not_sent_is_refused() -> None:
+    """The last number that was sent can be confirmed, and the one after it not: nothing is let go for it."""
+    box = mailbox()
+    box.put(letter())
+    assert not box.confirm(1)
+    sent(box)
+    assert not box.confirm(2)
+    assert len(box) == 1
+    assert box.confirm(1)
+
+
+def test_new_connection_sends_again_what_was_not_confirmed() -> None:
+    """After a reconnect all that was not confirmed comes again first, in order, numbered from one (case 17)."""
+    box = mailbox(window_frames=2)
+    letters = [letter(size) for size in (1, 2, 3, 4)]
+    for each in letters:
+        box.put(each)
+    sent(box)
+    box.confirm(1)
+    sent(box)
+    box.connect(64, 1000)
+    assert box.letters() == letters[1:]
+    assert sent(box) == [1, 2, 3]
+    assert box.confirm(3)
+    assert (len(box), box.bytes) == (0, 0)
+
+
+def test_mailbox_is_over_full_beyond_its_bounds() -> None:
+    """As many letters, or bytes, as there may be are not too many; one more is. News is counted apart."""
+    box = mailbox(frames=2, size=100)
+    for _ in range(2):
+        box.put(letter(50))
+        box.put(news())
+        assert not box.is_over_full
+    box.put(letter(0))
+    assert box.is_over_full
+    assert (box.news, box.peak, box.peak_bytes) == (2, 5, 100)
+    box = mailbox(frames=9, size=100)
+    box.put(letter(100))
+    assert not box.is_over_full
+    box.put(letter(1))
+    assert box.is_over_full
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
+    """A slow client's tokens are let go; how its requests ended is still told, also what was sent already."""
+    box = mailbox()
+    hold = Hold()
+    box.put(letter(10, hold))
+    box.put(news(7))
+    if is_sent:
+        sent(box)
+    (dropped,) = box.drop_outputs()
+    assert dropped.hold is hold
+    assert hold.count == 1
+    assert (len(box), box.bytes, box.news) == (1, 0, 1)
+    assert not box.is_over_full
+    assert sent(box) == [3 if is_sent else 1]
+
+
+def test_discarding_lets_everything_go() -> None:
+    """A client that is gone holds nothing back."""
+    box = mailbox(window_frames=1)
+    holds = [Hold(), Hold()]
+    for hold in holds:
+        box.put(letter(10, hold))
+    sent(box)
+    box.discard()
+    assert [hold.count for hold in holds] == [1, 1]
+    assert (len(box), box.bytes) == (0, 0)
+    box.connect(64, 1000)
+    assert sent(box) == []
+
+
+def test_room_in_the_window() -> None:
+    """There is room as long as a letter that is put now would go out now."""
+    box = mailbox(window_frames=2)
+    assert box.has_room_in_window
+    box.put(letter())
+    assert not box.has_room_in_window
+    sent(box)
+    assert box.has_room_in_window
+    box.put(letter())
+    sent(box)
+    assert not box.has_room_in_window
+
+
+def test_letter_is_a_selection_of_the_step() -> None:
+    """A client's rows go out as they are in the step, marked as a selection, under their worker's name (case 16)."""
+    target = batch(rows([3, 5], tokens=2), step=9).select([1, 0]).select([0, 1])
+    (made,) = outputs_letters(target, None, Hold(), LIMITS)
+    found = decode(made.parts[0])
+    assert made.frame == ServerFrame(outputs=Outputs(has_draft=False))
+    assert (found.header.selection, found.header.step, found.header.draft_follows) == (True, 9, False)
+    assert [row_values(row) for row in found.rows()] == [row_values(row) for row in target.rows()]
+    assert made.size == len(made.parts[0])
+
+
+def test_draft_follows_its_target() -> None:
+    """What was drafted is the letter's second part, and the first one says that it is there (case 4)."""
+    target, draft = batch(rows([3, 5])), batch(rows([3, 5]), kind=BatchKind.DRAFT)
+    (made,) = outputs_letters(target, draft, Hold(), LIMITS)
+    first, second = (decode(part) for part in made.parts)
+    assert made.frame.outputs.has_draft
+    assert (first.header.draft_follows, second.header.draft_follows) == (True, False)
+    assert (first.header.kind, second.header.kind) == (BatchKind.TARGET, BatchKind.DRAFT)
+    assert made.size == len(made.parts[0]) + len(made.parts[1])
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(4, [4]), (5, [4, 1]), (8, [4, 4]), (9, [4, 4, 1])])
+def test_more_rows_than_a_message_may_have_become_several_letters(count: int, sizes: list[int]) -> None:
+    """A step may have more rows than a message: each letter has as many as may be, and none is lost (case 26)."""
+    limits = settings({"limits.max_rows": 4}).limits
+    wanted = rows(range(1, count + 1))
+    target = batch(wanted)
+    draft = batch(wanted[::-1], indices=range(count)[::-1], kind=BatchKind.DRAFT)
+    made = outputs_letters(target, draft, Hold(), limits)
+    targets, drafts = ([decode(each.parts[part], limits) for each in made] for part in (0, 1))
+    assert [each.row_count for each in targets] == sizes
+    assert sum(keys(targets), []) == list(range(1, count + 1))  # noqa: RUF017 - a few
+    assert [sorted(each) for each in keys(drafts)] == keys(targets)
+
+
+def test_rows_of_one_request_are_found() -> None:
+    """A request's row in a letter is found with what was drafted for it; other letters have none."""
+    target, draft = batch([Wanted(3), Wanted(5)]), batch([Wanted(3), Wanted(5)], kind=BatchKind.DRAFT)
+    (made,) = outputs_letters(target, draft, Hold(), LIMITS)
+    found = made.rows_of(5, LIMITS)
+    assert found is not None
+    assert [each.request_keys.tolist() for each in found if each is not None] == [[5], [5]]
+    assert made.rows_of(4, LIMITS) is None
+    assert news(5).rows_of(5, LIMITS) is None
+    (bare,) = outputs_letters(target, draft.select(np.array([0])), Hold(), LIMITS)
+    alone = bare.rows_of(5, LIMITS)
+    assert alone is not None
+    assert alone[1] is None
+
+
+def test_schema_sized_steps_split_into_letters() -> None:
+    """A step of 1025 rows, in two parts, becomes two letters for a client that takes all of them (case 26)."""
+    limits = Limits.schema()
+    columns = batch([Wanted(key, top_k=0) for key in range(1, 1026)])
+    made = outputs_letters(columns, None, Hold(), limits)
+    assert [decode(each.parts[0], limits).row_count for each in made] == [1024, 1]
+
+
+def test_news_says_what_it_is() -> None:
+    """An admission and an error are letters without parts, holds and bytes."""
+    admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
+    made = admitted_letter(admitted)
+    assert (made.frame.admitted, made.parts, made.hold, made.size) == (admitted, [], None, 0)

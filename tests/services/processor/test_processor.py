@@ -1,0 +1,238 @@
+"""TokenProcessor in one process: requests and new requests, their deadlines, and how it leaves."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.services.builders import Wanted, generate_of, ids, rows, settings
+from tests.services.bus.harness import soon
+from tests.services.loop_clock import turns
+from tests.services.processor.live import QUICK, running, started
+from tokenbus_contracts import ContractError, RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_services.bus import AddressError
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.processor import TokenProcessor
+
+FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
+
+
+async def taken(tokens: RequestTokens) -> list[Token]:
+    """Return all tokens until the end."""
+    return [token async for token in tokens]
+
+
+def code(raised: pytest.ExceptionInfo[RequestFailedError]) -> int:
+    """Return why a request failed."""
+    return raised.value.code
+
+
+async def test_request_is_iterated_over_from_its_first_row() -> None:
+    """Whoever asked for a request, its tokens come here in order and end with it."""
+    async with running() as made:
+        reading = asyncio.create_task(taken(made.processor.request(5)))
+        await turns()
+        await made.worker.publish([Wanted(5, 0, 2), Wanted(6, 0, 1)])
+        await made.worker.publish([Wanted(5, 2, 1, FINISHED)])
+        assert [token.id for token in await soon(reading)] == ids(5, 0, 3)
+
+
+async def test_request_from_a_position_on() -> None:
+    """Tokens before the position are left out, and nothing after it (case 14)."""
+    async with running() as made:
+        await made.worker.publish([Wanted(5, 0, 3)])
+        tokens = made.processor.request(5, position=2)
+        await made.worker.publish([Wanted(5, 3, 1, FINISHED)])
+        assert [token.position for token in await soon(taken(tokens))] == [2, 3]
+
+
+async def test_request_that_a_client_has_is_not_lost() -> None:
+    """A request can be iterated over here although it went elsewhere before: further rows come here."""
+    async with running() as made:
+        made.processor.generate(generate_of(5))
+        request = made.processor.book.table.get(5)
+        assert request is not None
+        made.processor.book.table.contexts[request.slot] = None
+        tokens = made.processor.request(5)
+        await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
+        assert len(await soon(taken(tokens))) == 1
+
+
+async def test_new_request_goes_to_a_worker_and_its_tokens_come_back() -> None:
+    """A request that is asked for here is handed to a worker, and its iterator gets its tokens."""
+    async with running() as made:
+        tokens = made.processor.generate(generate_of(5, 3))
+        assert (await made.worker.heard("generate")).generate == generate_of(5, 3)
+        await made.worker.publish([Wanted(5, 0, 3, FINISHED)])
+        assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
+
+
+async def test_request_that_is_wrong_or_cannot_be_taken_is_refused_at_once() -> None:
+    """A request that breaks its bounds, or finds no worker, is an error where it is asked for, and leaves nothing."""
+    async with running() as made:
+        with pytest.raises(ContractError, match="top_logprobs"):
+            made.processor.generate(generate_of(5, top_logprobs=500))
+        with pytest.raises(RequestFailedError) as refused:
+            made.processor.generate(generate_of(5, model="other"))
+        assert code(refused) == ErrorCode.ERROR_CODE_NO_WORKER
+        assert len(made.processor.book.table) == 0
+
+
+async def test_abort_ends_a_request_at_its_worker() -> None:
+    """An abort is told to the worker, whose last row ends the iteration."""
+    async with running() as made:
+        tokens = made.processor.generate(generate_of(5))
+        made.processor.abort(5)
+        made.processor.abort(99)
+        assert (await made.worker.heard("abort")).abort.request_key == 5
+        await made.worker.publish([Wanted(5, 0, 0, ABORTED)])
+        assert await soon(taken(tokens)) == []
+        assert tokens.status is ABORTED
+
+
+@pytest.mark.parametrize(("fields", "seconds"), [({}, 5.0), ({"deadline_ms": 2000}, 2.0)])
+async def test_request_ends_at_its_deadline(fields: dict[str, Any], seconds: float) -> None:
+    """A request that takes longer than the processor allows, or than it asked for, ends with an error."""
+    async with running(request_timeout_ms=5000) as made:
+        tokens = made.processor.generate(generate_of(5, **fields))
+        await made.pass_time(seconds - 0.1)
+        assert not tokens.has_ended
+        await made.pass_time(0.2)
+        with pytest.raises(RequestFailedError) as failed:
+            await soon(taken(tokens))
+        assert code(failed) == ErrorCode.ERROR_CODE_DEADLINE
+
+
+async def test_lost_worker_ends_its_requests() -> None:
+    """When a worker is silent for too long its requests end with an error, and nobody waits on."""
+    async with running() as made:
+        tokens = made.processor.generate(generate_of(5))
+        for _ in range(25):
+            made.clock.advance(0.1)
+            await turns(10)
+        with pytest.raises(RequestFailedError) as failed:
+            await soon(taken(tokens))
+        assert code(failed) == ErrorCode.ERROR_CODE_WORKER_LOST
+
+
+async def test_standstill_of_the_process_loses_nobody() -> None:
+    """When the process itself stood still, no worker is taken for silent."""
+    async with running() as made:
+        made.clock.advance(60.0)
+        await turns()
+        assert "worker-0" in made.processor.workers.by_id
+
+
+@pytest.mark.parametrize("policy", ["end", "wait"])
+async def test_slow_iterator(policy: str) -> None:
+    """An iterator that takes too little ends, or slows its worker and loses nothing (case 20)."""
+    async with running(slow_consumer=policy, request_buffer_rows=2, credit_items=4) as made:
+        tokens = made.processor.generate(generate_of(5))
+        for position in range(4):
+            await made.worker.publish([Wanted(5, position, 1)])
+        await made.pass_time(0.3)
+        stream = made.processor.workers.by_id["worker-0"].stream
+        if policy == "end":
+            with pytest.raises(RequestFailedError) as failed:
+                await soon(taken(tokens))
+            assert code(failed) == ErrorCode.ERROR_CODE_SLOW_CLIENT
+            return
+        granted = stream.granted_sequence
+        while made.worker.sequence < granted:
+            await made.worker.publish([Wanted(5, made.worker.sequence, 1)])
+        await made.pass_time(0.3)
+        assert stream.granted_sequence == granted
+        found = [await soon(anext(tokens)) for _ in range(made.worker.sequence)]
+        assert [token.id for token in found] == ids(5, 0, made.worker.sequence)
+        await made.pass_time(0.3)
+        assert stream.granted_sequence > granted
+
+
+async def test_defect_in_one_message_or_tick_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of our own while a message or the time is looked at is logged; what comes next is handled."""
+    async with running() as made:
+
+        def fail(*_: object) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(made.processor.workers, "_take", fail)
+            await made.worker.publish(rows([1]))
+        with monkeypatch.context() as patched:
+            patched.setattr(made.processor.book, "expire", fail)
+            made.clock.advance(0.1)
+            await turns()
+        assert made.processor.is_listening
+        tokens = made.processor.request(5)
+        made.worker.sequence = 0
+        await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
+        assert len(await soon(taken(tokens))) == 1
+        await made.pass_time(0.2)
+    assert caplog.text.count("ZeroDivisionError") >= 1
+
+
+async def test_leaving_waits_for_open_requests() -> None:
+    """A processor that leaves takes nothing new, and waits until what is open has ended."""
+    async with running(drain_timeout_ms=60_000) as made:
+        tokens = made.processor.generate(generate_of(5))
+        draining = asyncio.create_task(made.processor.drain())
+        await turns()
+        with pytest.raises(RequestFailedError) as refused:
+            made.processor.generate(generate_of(6))
+        assert code(refused) == ErrorCode.ERROR_CODE_OVERLOADED
+        await made.pass_time(1.0)
+        assert not draining.done()
+        await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
+        await made.pass_time(0.2)
+        await soon(draining)
+        assert len(await soon(taken(tokens))) == 1
+
+
+async def test_leaving_has_an_end_and_so_has_every_iteration() -> None:
+    """What is still open when a processor closes ends with an error here; its worker is told to wait for the next."""
+    made = await started(drain_timeout_ms=1000)
+    tokens = made.processor.generate(generate_of(5))
+    reading = asyncio.create_task(taken(tokens))
+    leaving = asyncio.create_task(made.processor.__aexit__(None, None, None))
+    await made.pass_time(0.9)
+    assert not leaving.done()
+    made.clock.advance(0.2)
+    await soon(leaving)
+    with pytest.raises(RequestFailedError, match="the processor was closed"):
+        await soon(reading)
+    assert (await made.worker.heard("goodbye")).goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING
+
+
+async def test_leaving_after_an_error_is_at_once() -> None:
+    """A processor whose application failed does not wait for what is open."""
+    made = await started(drain_timeout_ms=60_000)
+    tokens = made.processor.generate(generate_of(5))
+    await soon(made.processor.__aexit__(ZeroDivisionError, ZeroDivisionError(), None))
+    assert tokens.has_ended
+
+
+async def test_taken_address_is_a_clear_error() -> None:
+    """Two processors cannot have one address: the second is told so at its start, and holds nothing (case 8)."""
+    async with running() as made:
+        chosen = settings(QUICK)
+        with pytest.raises(AddressError, match="taken"):
+            await TokenProcessor(chosen, transport=made.transport).__aenter__()
+        free = settings(QUICK | {"bus.workers_address": "memory://elsewhere"})
+        with pytest.raises(AddressError, match="taken"):
+            await TokenProcessor(free, transport=made.transport).__aenter__()
+        async with TokenProcessor(
+            settings(QUICK | {"bus.workers_address": "memory://elsewhere", "bus.clients_address": "memory://others"}),
+            transport=made.transport,
+        ) as other:
+            assert other.workers_address == "memory://elsewhere"
+
+
+async def test_processor_without_a_name_draws_one() -> None:
+    """A processor that has no name gets one of its own in each life, so that restarts can be told apart."""
+    names = {TokenProcessor(settings(QUICK)).id for _ in range(3)}
+    assert len(names) == 3
+    assert TokenProcessor(settings(QUICK | {"processor.id": "mine"})).id == "mine"

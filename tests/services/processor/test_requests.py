@@ -1,0 +1,154 @@
+"""RequestTable: open requests in arrays, and for a while those that ended."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.processor.requests import NO_STREAM, Request, RequestTable, State
+
+
+def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
+    """Return a table without requests."""
+    return RequestTable(requests, ended)
+
+
+def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, deadline: float = 100.0) -> Request:
+    """Open a request."""
+    return to.open(key, position, owner, State.OPEN, deadline)
+
+
+def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return keys as a column."""
+    return np.array(keys, np.uint64)
+
+
+def test_rows_are_found_by_key() -> None:
+    """A request is found by its key, at whatever place it stands; who is not open has no slot (case 3)."""
+    made = table()
+    first, second = opened(made, 7), opened(made, 2**64 - 1)
+    assert made.get(7) is first
+    assert made.get(8) is None
+    assert made.slots_of(keys_of(2**64 - 1, 8, 7)).tolist() == [second.slot, -1, first.slot]
+    assert made.slots_of(keys_of(7, 2**64 - 1)).tolist() == [first.slot, second.slot]
+    assert made.slots_of(keys_of()).tolist() == []
+
+
+def test_slots_that_are_remembered_are_never_stale() -> None:
+    """The same keys lead to other slots after a request was opened or closed in between."""
+    made = table()
+    first = opened(made, 1)
+    assert made.slots_of(keys_of(1, 2)).tolist() == [first.slot, -1]
+    second = opened(made, 2)
+    assert made.slots_of(keys_of(1, 2)).tolist() == [first.slot, second.slot]
+    made.close(first, None)
+    assert made.slots_of(keys_of(1, 2)).tolist() == [-1, second.slot]
+    again = opened(made, 3)
+    assert again.slot == first.slot
+    assert made.slots_of(keys_of(1, 2)).tolist() == [-1, second.slot]
+
+
+def test_slot_is_clean_for_the_next_request() -> None:
+    """A slot that is used again has nothing of the request that had it before."""
+    made = table()
+    first = opened(made, 1, position=9)
+    made.contexts[first.slot], made.route[first.slot], made.wants_draft[first.slot] = "old", 5, False
+    made.look_again(first, 1.0)
+    made.close(first, None)
+    second = opened(made, 2)
+    slot = second.slot
+    assert slot == first.slot
+    assert (made.contexts[slot], made.route[slot], made.wants_draft[slot], made.due[slot]) == (None, 0, True, 100.0)
+    assert (made.next_position[slot], made.get(1)) == (0, None)
+
+
+def test_table_is_full_with_exactly_as_many_as_it_may_have() -> None:
+    """One request less than the bound leaves room, and at the bound there is none."""
+    made = table(requests=2)
+    first = opened(made, 1)
+    assert not made.is_full
+    opened(made, 2)
+    assert made.is_full
+    made.close(first, None)
+    assert not made.is_full
+    assert (len(made), made.peak) == (1, 2)
+
+
+def test_end_is_remembered_for_a_while() -> None:
+    """As many ended requests as the bound says are known by how and where they ended, the oldest forgotten first."""
+    made = table(ended=2)
+    error = RequestError(code=ErrorCode.ERROR_CODE_GAP, message="lost")
+    for key in (1, 2, 3):
+        made.close(opened(made, key, position=key * 10), error if key == 2 else None)
+    assert made.ended(1) is None
+    second, third = made.ended(2), made.ended(3)
+    assert second is not None
+    assert third is not None
+    assert (second.error, second.tokens) == (error, 20)
+    assert (third.error, third.tokens) == (None, 30)
+    opened(made, 3)
+    assert made.ended(3) is None
+
+
+def test_requests_of_a_stream() -> None:
+    """Those of one stream are told from the others, ended ones left out."""
+    made = table()
+    mine, _, gone = opened(made, 1, owner=4), opened(made, 2, owner=5), opened(made, 3, owner=4)
+    made.close(gone, None)
+    assert made.of_stream(4) == [mine]
+    assert {request.key for request in made.open_requests()} == {1, 2}
+
+
+def test_requests_are_looked_at_when_they_are_due() -> None:
+    """A request is due at its time and not a moment before; it can be made due earlier, but not later."""
+    made = table()
+    first, second = opened(made, 1, deadline=10.0), opened(made, 2, deadline=20.0)
+    assert made.due_requests(9.999) == []
+    assert made.due_requests(10.0) == [first]
+    made.look_again(second, 5.0)
+    made.look_again(first, 15.0)
+    assert made.due_requests(5.0) == [second]
+    made.close(second, None)
+    assert made.due_requests(50.0) == [first]
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 129])
+def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
+    """However large the table has grown, only open requests are anybody's, or due."""
+    made = table()
+    for key in range(1, count + 1):
+        opened(made, key, owner=0, deadline=1.0)
+    assert np.count_nonzero(made.owner == 0) == count
+    assert len(made.due_requests(1.0)) == count
+    assert np.count_nonzero(made.state) == count
+    assert np.count_nonzero(made.owner == NO_STREAM) == made.owner.size - count
+
+
+def test_slot_that_nobody_has_is_an_error() -> None:
+    """Asking for the request of an empty slot is a KeyError."""
+    made = table()
+    first = opened(made, 1)
+    assert made.at(first.slot) is first
+    made.close(first, None)
+    with pytest.raises(KeyError):
+        made.at(first.slot)
+
+
+@given(st.lists(st.integers(1, 12), max_size=60))
+def test_table_agrees_with_a_dict(keys: list[int]) -> None:
+    """Whatever is opened and closed, in whatever order, each open key leads to its own request and values."""
+    made, plain = table(), dict[int, int]()
+    for place, key in enumerate(keys):
+        request = made.get(key)
+        if request is None:
+            opened(made, key, owner=key, position=place)
+            plain[key] = place
+        else:
+            made.close(request, None)
+            del plain[key]
+        slots = made.slots_of(keys_of(*range(1, 13)))
+        assert {each for each in range(1, 13) if slots[each - 1] >= 0} == plain.keys()
+        for each, position in plain.items():
+            slot = slots[each - 1]
+            assert (made.at(slot).key, made.next_position[slot], made.owner[slot]) == (each, position, each)

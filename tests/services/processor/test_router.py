@@ -1,0 +1,229 @@
+"""Router: each row is settled against what its request has had, and goes to its consumer exactly once."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.services.builders import Wanted, batch, ids, row_values, rows
+from tests.services.processor.settling import Arrival, Model, Recorder, Table, draft_for
+from tokenbus_contracts import RowStatus, Scoring
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.processor.requests import NO_STREAM, State
+from tokenbus_services.processor.router import NOBODY
+
+REQUESTS = {11: 0, 12: 0, 13: 1, 14: 0, 15: 1}
+ACTIVE, FINISHED, HANDED_OFF = RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
+PREEMPTED, PREFILLING = RowStatus.PREEMPTED, RowStatus.PREFILLING
+
+_row = st.tuples(
+    st.sampled_from([*REQUESTS]),
+    st.sampled_from([0, 0, 0, 0, -1, -2, 1, 3]),
+    st.integers(0, 3),
+    st.sampled_from([ACTIVE] * 8 + [HANDED_OFF, HANDED_OFF, FINISHED, RowStatus.ABORTED]),
+    st.integers(0, 2),
+)
+_step = st.tuples(st.integers(0, 2), st.lists(_row, max_size=5, unique_by=lambda row: row[0]), st.booleans())
+
+
+def tokens_of(recorder: Recorder, key: int) -> list[int]:
+    """Return all tokens of a request that a consumer was given, one row after the other."""
+    return [token for row in recorder.rows if row[0] == key for token in row[6]]
+
+
+@settings(max_examples=150)
+@given(st.lists(_step, max_size=25))
+def test_rows_are_settled_as_a_slow_model_says(
+    steps: list[tuple[int, list[tuple[int, int, int, RowStatus, int]], bool]],
+) -> None:
+    """Repeated, early, late, overlapping and foreign rows of several streams, with hand-offs: exactly once, in order.
+
+    Each row that is handed out has every one of its own values (case 1, 14), and what was drafted stays with the row
+    that it is about (case 4); at the end nobody holds a step.
+    """
+    table, model = Table(REQUESTS), Model(REQUESTS)
+    made = []
+    for number, (stream, drawn, has_draft) in enumerate(steps, 1):
+        wanted = []
+        for key, offset, count, status, top_k in drawn:
+            tokens = 0 if status is RowStatus.ABORTED else count
+            usual = RowStatus.IDLE if status is ACTIVE and not tokens else status
+            position = max(0, model.requests[key].next + offset)
+            wanted.append(Wanted(key, position, tokens, usual, Scoring.FULL, top_k))
+        draft = draft_for(wanted, number) if has_draft else None
+        made.append(table.route(batch(wanted, step=number), stream, draft))
+        for index, row in enumerate(wanted):
+            model.arrive(Arrival(stream, row, index, len(wanted)))
+    handed_out = table.rows()
+    for key, plain in model.requests.items():
+        assert [row for row in handed_out if row[0] == key] == plain.rows
+        tokens_found = [token for row in plain.rows for token in row[6]]
+        assert tokens_found == ids(key, 0, plain.next)
+    assert table.ends() == {key: plain.end for key, plain in model.requests.items() if plain.end}
+    places = {(row[0], row[2]) for row in handed_out}
+    assert {(row[0], row[2]) for row in table.drafts()} <= places
+    for request in table.book.table.open_requests():
+        table.book.fail(request, ErrorCode.ERROR_CODE_INTERNAL, "the test is over")
+    assert [step.hold.count for step in made] == [1] * len(made)
+
+
+def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
+    """A step's rows go to those whose requests they are, all of one consumer's in one go, with their drafts."""
+    table = Table(dict.fromkeys(range(1, 7), 0))
+    wanted = rows([3, 1, 6, 4, 5, 2], tokens=2)
+    step = table.route(batch(wanted), 0, draft_for(wanted, 1))
+    for route, mine in ((1, {1, 3, 5}), (2, {2, 4, 6})):
+        assert {row[0] for row in table.recorders[route].rows} == mine
+        assert {row[0] for row in table.recorders[route].drafts} == mine
+    assert sorted(table.rows()) == sorted(row_values(row) for row in step.rows.rows())
+    assert (table.book.router.counts.delivered, table.book.router.counts.tokens) == (6, 12)
+
+
+def test_rows_of_nobody_go_nowhere() -> None:
+    """Rows whose requests only `steps()` shows stay in the step and are given to no consumer."""
+    table = Table({1: 0, 2: 0}, routes=1)
+    table.book.table.route[table.book.table.slots_of(batch(rows([1])).request_keys)] = NOBODY
+    step = table.route(batch(rows([1, 2])), 0)
+    assert [row[0] for row in table.rows()] == [2]
+    assert step.rows.request_keys.tolist() == [1, 2]
+
+
+def test_step_keeps_only_what_is_new() -> None:
+    """Rows that a request has had, or that are not for it, are taken out of the step for everybody (case 17)."""
+    table = Table({1: 0, 2: 0, 3: 1})
+    table.route(batch([Wanted(1, 0, 2)]), 0)
+    step = table.route(batch([Wanted(1, 0, 2), Wanted(2, 0, 1), Wanted(3, 0, 1)]), 0, draft_for(rows([1, 2, 3]), 1))
+    assert step.target.request_keys.tolist() == [2]
+    assert step.draft is not None
+    assert step.draft.request_keys.tolist() == [2]
+    counts = table.book.router.counts
+    assert (counts.repeated, counts.early, counts.foreign) == (1, 1, 0)
+
+
+def test_partly_known_row_loses_its_known_tokens_with_all_that_belongs_to_them() -> None:
+    """A row that overlaps is cut where the request stands: ids, logprobs, ranks and alternatives together (case 13)."""
+    table = Table({1: 0, 2: 0}, routes=1)
+    table.route(batch([Wanted(1, 0, 3)]), 0)
+    step = table.route(batch([Wanted(1, 1, 4, top_k=2), Wanted(2, 0, 1)]), 0, draft_for(rows([1, 2]), 2))
+    cut, other = step.rows.rows()
+    expected = batch([Wanted(1, 3, 2, top_k=2), Wanted(2, 0, 1)])
+    assert (row_values(cut), row_values(other)) == (row_values(expected.row(0)), row_values(expected.row(1)))
+    assert step.draft is None
+
+
+def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None:
+    """A row that skips tokens ends its request with an error that names them; its neighbours go on (case 14, 21)."""
+    table = Table({1: 0, 2: 0}, routes=1)
+    table.route(batch([Wanted(1, 0, 2), Wanted(2, 0, 2)]), 0)
+    table.route(batch([Wanted(1, 3, 1), Wanted(2, 2, 1)], step=2), 0)
+    error = table.recorders[1].failed[1]
+    assert (error.code, error.emitted_tokens) == (ErrorCode.ERROR_CODE_GAP, 2)
+    assert error.message == "tokens 2 to 2 never came from worker-0/7"
+    assert table.aborted == [(0, 1)]
+    assert tokens_of(table.recorders[1], 2) == ids(2, 0, 3)
+
+
+def test_late_rows_of_an_ended_request_are_dropped() -> None:
+    """Rows that come after the end are nobody's, and open nothing anew (case 22)."""
+    table = Table({1: 0})
+    table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
+    step = table.route(batch([Wanted(1, 1, 1)], step=2), 0)
+    assert step.rows.row_count == 0
+    assert table.book.router.counts.late == 1
+    assert len(table.book.table) == 0
+
+
+def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
+    """After rows without tokens, as while prefilling or preempted, tokens go on at their position (case 9, 22)."""
+    table = Table({1: 0}, routes=1)
+    for number, row in enumerate(
+        [Wanted(1, 0, 0, PREFILLING), Wanted(1, 0, 1), Wanted(1, 1, 0, PREEMPTED), Wanted(1, 1, 2)], 1
+    ):
+        table.route(batch([row], step=number), 0)
+    assert [row[3] for row in table.recorders[1].rows] == [PREFILLING, ACTIVE, PREEMPTED, ACTIVE]
+    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)
+
+
+def test_handed_off_request_goes_on_with_all_rows_and_tokens() -> None:
+    """After a hand-off the next worker's rows follow, all of them with all their tokens, also early ones (case 27)."""
+    table = Table({1: 0}, routes=1)
+    early = [table.route(batch([Wanted(1, place, 2)], step=place), 1, takes_over=True) for place in (4, 2)]
+    assert [step.hold.count for step in early] == [2, 2]
+    assert table.rows() == []
+    table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
+    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 6)
+    assert [step.hold.count for step in early] == [1, 1]
+    table.route(batch([Wanted(1, 6, 1, FINISHED)], step=9), 1, takes_over=True)
+    assert table.recorders[1].finished == {1: FINISHED}
+    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 7)
+
+
+def test_who_handed_off_says_nothing_more() -> None:
+    """Once another stream goes on, rows of the one that let go are foreign, and change nothing."""
+    table = Table({1: 0}, routes=1)
+    table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
+    table.route(batch([Wanted(1, 2, 1)]), 1)
+    table.route(batch([Wanted(1, 1, 2)], step=2), 0)
+    assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)
+    assert table.book.router.counts.foreign == 1
+
+
+def test_early_rows_are_bounded() -> None:
+    """As many rows of a request wait as may; one more lets go of the oldest, whose tokens will be missed aloud."""
+    table = Table({1: 0}, request_buffer_rows=2)
+    held = [table.route(batch([Wanted(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
+    assert [step.hold.count for step in held] == [1, 2, 2]
+    table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
+    request = table.book.table.get(1)
+    assert request is not None
+    assert len(request.early) == 2
+    assert table.book.table.owner[request.slot] == NO_STREAM
+    table.clock.advance(10.0)
+    table.book.expire()
+    assert table.recorders[1].failed[1].message == "tokens 1 to 1 never came"
+
+
+def test_single_early_row_may_be_replaced() -> None:
+    """Where one row may wait, a later one takes its place, whatever positions the two have."""
+    table = Table({1: 0}, request_buffer_rows=1)
+    table.route(batch([Wanted(1, 0, 5)]), 0)
+    for place in (9, 5, 7):
+        table.route(batch([Wanted(1, place, 1)], step=place), 1)
+    request = table.book.table.get(1)
+    assert request is not None
+    assert [int(early.step.rows.positions[0]) for early in request.early] == [7]
+
+
+def test_rows_that_are_past_do_not_wait_on() -> None:
+    """Early rows that were overtaken are let go when another comes to wait."""
+    table = Table({1: 0})
+    past = table.route(batch([Wanted(1, 1, 1)]), 1)
+    table.route(batch([Wanted(1, 0, 5)]), 0)
+    table.route(batch([Wanted(1, 6, 1)], step=2), 1)
+    assert past.hold.count == 1
+
+
+def test_unknown_request_is_ended_at_its_worker() -> None:
+    """A row from the middle of a request that nobody knows is dropped, and its worker is told to end it."""
+    table = Table({1: 0})
+    step = table.route(batch([Wanted(99, 3, 1), Wanted(1, 0, 1)]), 0)
+    assert step.rows.request_keys.tolist() == [1]
+    assert table.aborted == [(0, 99)]
+    assert table.book.router.counts.unknown == 1
+    assert table.book.table.get(99) is None
+
+
+def test_request_that_begins_here_waits_for_who_will_ask() -> None:
+    """A request's first row opens it, and its rows wait until somebody asks for them."""
+    table = Table({})
+    for number, row in enumerate([Wanted(99, 0, 2), Wanted(99, 2, 1, FINISHED)], 1):
+        table.route(batch([row], step=number), 0)
+    request = table.book.table.get(99)
+    assert request is not None
+    assert table.book.table.state[request.slot] == State.ENDED
+    assert len(table.book.buffers.tokens_of(request)) == 2
+
+
+def test_empty_step_is_nothing() -> None:
+    """A step without rows is handed to nobody and is no error."""
+    table = Table({1: 0})
+    assert table.route(batch([]), 0).rows.row_count == 0
+    assert table.book.router.counts.delivered == 0

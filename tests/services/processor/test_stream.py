@@ -1,0 +1,390 @@
+"""Stream: items put in order, holes found and healed or named, and credit that cannot leak."""
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.services.builders import BATCH, EPOCH, EVENT, Wanted, encoded, hello_of, item_of, rows, settings
+from tokenbus_contracts import ContractError, LogprobBatch
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import GapReason
+from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
+
+GONE, REFUSED = GapReason.GAP_REASON_RETENTION, GapReason.GAP_REASON_REFUSED
+NOBODY: frozenset[int] = frozenset()
+
+
+def stream(first: int = 1, **processor: object) -> Stream:
+    """Return a stream whose worker was just welcomed."""
+    chosen = settings({f"processor.{name}": value for name, value in processor.items()})
+    made = Stream(hello_of(first_sequence=first, next_sequence=first), EPOCH, chosen.limits, chosen.processor)
+    made.open_connection()
+    return made
+
+
+def payload(sequence: int, size: int = 1) -> bytes:
+    """Return a batch that belongs at a sequence."""
+    return encoded(rows(range(1, size + 1), position=sequence), sequence)
+
+
+def take(to: Stream, *sequences: int, checksum: bool = True) -> list[Fate]:
+    """Let items come, and return what became of each."""
+    made = {sequence: payload(sequence) for sequence in sequences}
+    items = [item_of(made[n], n, checksum=crc32(made[n]) if checksum else None) for n in sequences]
+    return [to.take(item, made[item.sequence]) for item in items]
+
+
+def come(to: Stream) -> list[int | tuple[int, int]]:
+    """Return what is in order: sequences, and runs that were lost."""
+    return [
+        entry.sequence if isinstance(entry, Arrived) else (entry.sequence, entry.last_sequence) for entry in order(to)
+    ]
+
+
+def order(to: Stream) -> list[Arrived | Lost]:
+    """Return what is in order as it is."""
+    return list(to.in_order())
+
+
+def test_items_come_out_in_order_whatever_order_they_came_in() -> None:
+    """Nothing comes out before what is before it, and all that follows a healed hole comes out at once (case 17)."""
+    made = stream()
+    assert take(made, 1, 3, 4) == [Fate.TAKEN] * 3
+    assert come(made) == [1]
+    assert take(made, 2) == [Fate.TAKEN]
+    assert come(made) == [2, 3, 4]
+    assert made.expected == 5
+
+
+def test_stream_begins_where_its_worker_begins() -> None:
+    """The first sequence of a worker's retention is the first that is expected."""
+    made = stream(first=5)
+    take(made, 5)
+    assert come(made) == [5]
+
+
+def test_contents_and_payload_come_together() -> None:
+    """What comes out is the batch, or the event, and the very bytes that it was in."""
+    made = stream()
+    event = RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
+    data = write_frame(event)
+    take(made, 1)
+    made.take(item_of(data, 2, EVENT), data)
+    made.take(item_of(b"new", 3, 99), b"new")
+    first, second, third = order(made)
+    assert isinstance(first, Arrived)
+    assert isinstance(first.contents, LogprobBatch)
+    assert first.payload == payload(1)
+    assert isinstance(second, Arrived)
+    assert second.contents == event
+    assert isinstance(third, Arrived)
+    assert (third.contents, third.payload) == (None, b"new")
+
+
+@given(st.lists(st.integers(1, 12), max_size=40))
+def test_every_item_comes_out_once_and_in_order(arrivals: list[int]) -> None:
+    """However often and in whatever order items come, each comes out once, after those before it (case 17)."""
+    made = stream()
+    found: list[int | tuple[int, int]] = []
+    for sequence in arrivals:
+        take(made, sequence)
+        found += come(made)
+    whole = 0
+    while whole + 1 in arrivals:
+        whole += 1
+    assert found == list(range(1, whole + 1))
+    assert made.counts.duplicates == len(arrivals) - len(set(arrivals))
+
+
+def test_duplicates_are_dropped_before_and_after_they_came_out() -> None:
+    """An item that is there already, or that came out, is a duplicate and changes nothing (case 6, 17)."""
+    made = stream()
+    take(made, 1, 3)
+    come(made)
+    assert take(made, 1, 3) == [Fate.DUPLICATE] * 2
+    assert come(made) == []
+    assert made.counts.duplicates == 2
+
+
+def test_duplicate_with_other_bytes_is_divergent() -> None:
+    """An item that comes again with other bytes is told from one that is the same, as long as it is remembered."""
+    made = stream(credit_items=2)
+    take(made, 1, 2)
+    other = payload(1, size=2)
+    assert made.take(item_of(other, 1, checksum=crc32(other)), other) is Fate.DIVERGENT
+    come(made)
+    made.grant()
+    take(made, 3)
+    assert made.take(item_of(other, 1, checksum=crc32(other)), other) is Fate.DUPLICATE
+    assert made.counts.divergences == 1
+
+
+def test_damaged_item_is_asked_for_again() -> None:
+    """Bytes that are not those of the checksum are not taken, and the item is missing from then on."""
+    made = stream()
+    data = payload(1)
+    assert made.take(item_of(data, 1, checksum=crc32(data) ^ 1), data) is Fate.DAMAGED
+    assert come(made) == []
+    assert made.missing(0.0) == (1, 1)
+    assert take(made, 1) == [Fate.TAKEN]
+    assert come(made) == [1]
+    assert made.counts.damaged == 1
+
+
+def test_checksum_of_zero_is_a_checksum() -> None:
+    """A checksum that is zero is compared like any other: absent is what was not computed."""
+    made = stream()
+    assert made.take(item_of(payload(1), 1, checksum=0), payload(1)) is Fate.DAMAGED
+
+
+@pytest.mark.parametrize("size", [-1, 1])
+def test_length_that_is_not_the_payloads_is_an_error(size: int) -> None:
+    """An item that says another length than its payload has is refused as a frame."""
+    made, data = stream(), payload(1)
+    item = item_of(data, 1)
+    item.payload_bytes += size
+    with pytest.raises(ContractError, match=f"{len(data)}, as it has"):
+        made.take(item, data)
+
+
+def test_credit_ends_where_it_was_granted() -> None:
+    """The last item that credit allows is taken, and the one after it is a flood (case 20)."""
+    made = stream(credit_items=4)
+    assert take(made, 4, 5) == [Fate.TAKEN, Fate.FLOOD]
+    take(made, 1)
+    come(made)
+    assert made.grant()
+    assert take(made, 5, 6) == [Fate.TAKEN, Fate.FLOOD]
+
+
+def test_grants_are_made_when_they_are_worth_a_message() -> None:
+    """A grant is news after a quarter of the credit was used, in items or in bytes, and not before."""
+    made = stream(credit_items=8)
+    assert (made.granted_sequence, made.granted_bytes) == (8, settings().processor.credit_bytes)
+    take(made, 1)
+    come(made)
+    assert not made.grant()
+    assert made.granted_sequence == 8
+    take(made, 2)
+    come(made)
+    assert made.grant()
+    assert made.granted_sequence == 10
+    assert not made.grant()
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_small_credit_is_not_granted_again_and_again(items: int) -> None:
+    """However small the credit, a grant that says nothing new is not worth a message."""
+    made = stream(credit_items=items)
+    assert not made.grant()
+    take(made, 1)
+    come(made)
+    assert made.grant()
+
+
+def test_bytes_that_were_taken_are_granted_again() -> None:
+    """Bytes come back as items come out, whether they were taken or refused: a total cannot leak."""
+    chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
+    made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
+    made.open_connection()
+    taken, refused = payload(1, size=20), b"not a batch" * 60
+    made.take(item_of(taken, 1), taken)
+    made.take(item_of(refused, 2, checksum=crc32(refused)), refused)
+    come(made)
+    assert made.grant()
+    assert made.granted_bytes == 2000 + len(taken) + len(refused)
+
+
+def test_new_connection_counts_anew() -> None:
+    """After a handshake the stream goes on from what is expected; what lay ahead comes again (case 17)."""
+    made = stream(credit_items=8)
+    take(made, 1, 3)
+    come(made)
+    made.missing(0.0)
+    made.open_connection()
+    assert (made.expected, made.known_last, made.granted_sequence) == (2, 1, 9)
+    assert made.granted_bytes == settings().processor.credit_bytes
+    assert made.missing(0.0) is None
+    assert take(made, 2, 3) == [Fate.TAKEN] * 2
+    assert come(made) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"worker_id": "other"}, {"epoch": 8}, {"sequence": 2}, {"selection": True}],
+    ids=["worker", "epoch", "sequence", "selection"],
+)
+def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> None:
+    """A batch of another worker, epoch or sequence than its item, or a selection, is no item of the stream."""
+    made = stream()
+    data = encoded(rows([5]), **{"sequence": 1} | header)
+    assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
+    (lost,) = order(made)
+    assert isinstance(lost, Lost)
+    assert (lost.reason, lost.keys, lost.size) == (REFUSED, frozenset({5}), len(data))
+
+
+def test_event_of_another_number_is_refused() -> None:
+    """An event says its own number, and it must be the item's."""
+    made = stream()
+    data = write_frame(
+        RequestEvent(sequence=2, admitted=Admitted(request_key=1, worker_id="w", epoch=1, prompt_tokens=1))
+    )
+    assert made.take(item_of(data, 1, EVENT, checksum=crc32(data)), data) is Fate.REFUSED
+    assert "1, as its item, got 2" in str(made.refusal)
+
+
+def test_refused_item_with_a_checksum_is_lost_at_once() -> None:
+    """The same bytes would come again: what breaks the contract is not asked for a second time (case 18, 28)."""
+    made = stream()
+    data = payload(1)[:-1]
+    assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
+    assert made.missing(0.0) is None or come(made)
+    assert made.counts.refused == 1
+
+
+def test_refused_item_without_a_checksum_gets_one_more_try() -> None:
+    """Without a checksum it may have been damaged on the way: it is asked for once more, and then it is lost."""
+    made = stream()
+    data = payload(1)[:-1]
+    assert made.take(item_of(data, 1), data) is Fate.REFUSED
+    assert come(made) == []
+    assert made.missing(0.0) == (1, 1)
+    assert made.take(item_of(data, 1), data) is Fate.REFUSED
+    assert come(made) == [(1, 1)]
+
+
+def test_second_try_may_succeed() -> None:
+    """What was damaged the first time and whole the second is taken."""
+    made = stream()
+    made.take(item_of(payload(1)[:-1], 1), payload(1)[:-1])
+    assert take(made, 1, checksum=False) == [Fate.TAKEN]
+    assert come(made) == [1]
+
+
+def test_hole_is_asked_for_in_time() -> None:
+    """A hole is asked for at once, exactly, and again only when the time for an answer is over (case 17)."""
+    made = stream(replay_timeout_ms=1000)
+    take(made, 1, 4, 6)
+    come(made)
+    assert made.missing(10.0) == (2, 3)
+    assert made.missing(10.999) is None
+    assert made.missing(11.0) == (2, 3)
+    take(made, 2)
+    come(made)
+    assert made.missing(11.0) == (3, 3)
+    take(made, 3)
+    come(made)
+    assert made.missing(11.0) == (5, 5)
+    assert made.counts.replays == 4
+
+
+def test_asking_has_an_end() -> None:
+    """After the last attempt the hole is declared lost, exactly the hole, and the handshake begins anew (case 18)."""
+    made = stream(replay_attempts=2, replay_timeout_ms=1000)
+    take(made, 1, 4)
+    come(made)
+    assert [made.missing(now) for now in (0.0, 1.0)] == [(2, 3)] * 2
+    assert not made.wants_handshake
+    assert made.missing(2.0) is None
+    assert made.wants_handshake
+    gap, rest = order(made)
+    assert isinstance(gap, Lost)
+    assert (gap.sequence, gap.last_sequence, gap.reason, gap.keys) == (2, 3, GONE, NOBODY)
+    assert rest.sequence == 4
+    assert (made.counts.gaps, made.counts.lost) == (1, 2)
+
+
+def test_attempts_are_counted_for_each_hole() -> None:
+    """A hole that was healed costs the next one no attempt."""
+    made = stream(replay_attempts=1, replay_timeout_ms=1000)
+    take(made, 2)
+    assert made.missing(0.0) == (1, 1)
+    take(made, 1, 4)
+    come(made)
+    assert made.missing(0.0) == (3, 3)
+
+
+def test_last_item_that_was_lost_is_missed_too() -> None:
+    """A worker says how far it came, so that the loss of its last item shows; it cannot say more than credit gave."""
+    made = stream(credit_items=4)
+    take(made, 1)
+    come(made)
+    assert made.missing(0.0) is None
+    made.heard_of(2)
+    assert made.missing(0.0) == (2, 2)
+    made.heard_of(2**40)
+    assert made.known_last == 4
+
+
+def test_gap_is_taken_in_its_place() -> None:
+    """What the worker cannot have again comes out as lost, with its requests, between what is there (case 18)."""
+    made = stream()
+    take(made, 1, 4)
+    made.declare_lost(2, 3, GONE, frozenset({9}))
+    first, gap, last = order(made)
+    assert isinstance(gap, Lost)
+    assert gap.keys == {9}
+    assert (first.sequence, last.sequence) == (1, 4)
+
+
+def test_gap_of_what_came_is_none() -> None:
+    """Items that came after all are not lost: neither those that came out, nor those that wait, nor the last one."""
+    made = stream()
+    take(made, 1, 2)
+    come(made)
+    made.declare_lost(1, 2, GONE, NOBODY)
+    assert come(made) == []
+    take(made, 4, 5)
+    made.declare_lost(4, 5, GONE, NOBODY)
+    made.declare_lost(2, 3, GONE, NOBODY)
+    assert come(made) == [(3, 3), 4, 5]
+
+
+def test_gap_over_waiting_items_swallows_them() -> None:
+    """A run that the worker says it has not is lost as one, whatever of it had come in the middle."""
+    made = stream()
+    take(made, 3)
+    made.declare_lost(1, 4, GONE, NOBODY)
+    take(made, 5)
+    left = made.credit_left[1]
+    assert come(made) == [(1, 4), 5]
+    assert made.credit_left[1] == left - len(payload(3)) - len(payload(5))
+
+
+def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> None:
+    """A batch that can be read tells whose rows were lost; one part of a step, or rubbish, tells nobody's."""
+    whole: dict[str, Any] = {"epoch": 8}
+    for header, keys in ((whole, {5, 6}), (whole | {"part": (0, 2), "step_rows": 3}, set())):
+        made = stream()
+        data = encoded([Wanted(5), Wanted(6)], 1, **header)
+        made.take(item_of(data, 1, checksum=crc32(data)), data)
+        (lost,) = order(made)
+        assert isinstance(lost, Lost)
+        assert lost.keys == keys
+    made = stream()
+    made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
+    made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
+    assert [entry.keys for entry in order(made) if isinstance(entry, Lost)] == [NOBODY] * 2
+
+
+def test_what_is_known_of_credit_and_lag() -> None:
+    """How much credit is left and how many items are awaited follow from what was granted and taken."""
+    made = stream(credit_items=4)
+    take(made, 1)
+    come(made)
+    take(made, 3)
+    made.heard_of(3)
+    assert made.lag == 2
+    assert made.credit_left == (1, settings().processor.credit_bytes - len(payload(1)))
+
+
+def test_kind_that_is_not_known_is_none() -> None:
+    """An item of a newer minor's kind takes its place and has no contents."""
+    made = stream()
+    made.take(item_of(b"x", 1, BATCH + 5), b"x")
+    assert come(made) == [1]

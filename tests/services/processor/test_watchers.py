@@ -1,0 +1,95 @@
+"""Watchers: clients are shown streams as they are, as far as their windows allow."""
+
+from zlib import crc32
+
+from tests.services.bench import Bench, BenchClient
+from tests.services.builders import BATCH, EVENT, encoded, generate_of, rows
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
+
+
+def watching(bench: Bench, worker_id: str = "", session: int = 6, **hello: int) -> BenchClient:
+    """Return a client that watches a worker, or all of them."""
+    client = bench.client(session, **hello)
+    client.say(ClientFrame(watch=Watch(worker_id=worker_id)))
+    return client
+
+
+def seen(client: BenchClient) -> list[str]:
+    """Return the watched streams and items that a client was shown since the last time."""
+    found = []
+    for heard in client.heard():
+        if heard.body == "watched_stream":
+            found.append(f"{heard.frame.watched_stream.hello.worker_id}/{heard.frame.watched_stream.epoch}")
+        elif heard.body == "watched_item":
+            found.append(str(heard.frame.watched_item.sequence))
+    return found
+
+
+def test_items_are_shown_as_they_came() -> None:
+    """A watcher gets each item with its kind, length and checksum, and the very bytes, beside whose rows they are."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    watcher = watching(bench)
+    data = encoded(rows([1]), 1)
+    worker.item(data, 1)
+    worker.admit(1)
+    worker.item(b"new", 3, 77)
+    messages = [parts for parts in bench.sent[watcher.peer] if len(parts) == 2]
+    assert messages[0][1] == data
+    items = [heard.frame.watched_item for heard in watcher.heard() if heard.body == "watched_item"]
+    assert [(item.sequence, item.payload_kind) for item in items] == [(1, BATCH), (2, EVENT), (3, 77)]
+    assert (items[0].payload_bytes, items[0].payload_crc32) == (len(data), crc32(data))
+    assert len(client.outputs()) == 1
+
+
+def test_streams_are_announced_without_secrets() -> None:
+    """A watched stream begins with its worker's hello, but for what is nobody's business."""
+    bench = Bench({"bus.secret": "word"})
+    bench.worker(secret=b"word", request_keys=[4], model="m")
+    watcher = bench.client(6, secret=b"word")
+    watcher.say(ClientFrame(watch=Watch()))
+    (hello,) = [heard.frame.watched_stream.hello for heard in watcher.heard() if heard.body == "watched_stream"]
+    assert (hello.secret, list(hello.request_keys), hello.model) == (b"", [], "m")
+
+
+def test_only_what_is_watched_is_shown() -> None:
+    """Who watches one worker is shown that one alone, and who watches all is shown all, also those that come later."""
+    bench = Bench()
+    first = bench.worker("a")
+    one, every = watching(bench, "a"), watching(bench, session=7)
+    second = bench.worker("b")
+    for worker in (second, first):
+        worker.publish(rows([1]))
+    assert seen(one) == ["a/7", "1"]
+    assert seen(every) == ["a/7", "b/7", "1", "1"]
+    first.say_hello(next_sequence=2)
+    assert seen(one) == ["a/7"]
+
+
+def test_what_does_not_fit_into_the_window_is_left_out() -> None:
+    """A watcher that does not confirm misses items, as their sequences show, and holds nobody back (case 20)."""
+    bench = Bench()
+    worker = bench.worker()
+    watcher = watching(bench, window_frames=2)
+    for _ in range(3):
+        worker.admit(1)
+    assert seen(watcher) == ["worker-0/7", "1"]
+    assert bench.core.clients.watchers.skipped_items == 2
+    watcher.confirm()
+    worker.admit(1)
+    assert seen(watcher) == ["4"]
+    bench.advance(0.0)
+    assert worker.known.acknowledged == 4
+
+
+def test_who_is_gone_watches_no_more() -> None:
+    """A watcher that went away is shown nothing, and is not remembered."""
+    bench = Bench({"clients.detached_timeout_ms": 1000})
+    worker = bench.worker()
+    watching(bench)
+    assert len(bench.core.clients.watchers) == 1
+    bench.pass_time(6.0, worker)
+    assert len(bench.core.clients.watchers) == 0
+    worker.admit(1)
+    assert bench.core.clients.watchers.skipped_items == 0

@@ -1,0 +1,235 @@
+"""WorkerDesk: what comes from workers, what goes to them, and when they are lost."""
+
+from zlib import crc32
+
+import pytest
+
+from tests.services.bench import Bench, BenchWorker
+from tests.services.builders import Wanted, encoded, generate_of, item_of, rows
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import (
+    Gap,
+    GapReason,
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    RefusalReason,
+    WorkerFrame,
+)
+from tokenbus_services.bus import Outcome
+
+LIMITS = RefusalReason.REFUSAL_REASON_LIMITS
+PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
+HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
+TAKEN = RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN
+STOPPED, RESTARTING = GoodbyeReason.GOODBYE_REASON_STOPPED, GoodbyeReason.GOODBYE_REASON_RESTARTING
+OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
+
+
+def test_item_beyond_the_credit_ends_the_connection() -> None:
+    """A worker that sends what nobody gave credit for is refused, and must say hello again (case 20)."""
+    bench = Bench({"processor.credit_items": 2})
+    worker = bench.worker()
+    worker.heard()
+    data = encoded(rows([1]), 3)
+    worker.item(data, 3)
+    assert worker.refusals() == [PROTOCOL]
+    worker.beat()
+    assert worker.refusals() == [HELLO_FIRST]
+
+
+@pytest.mark.parametrize("message", ["no parts", "no payload", "two payloads", "epoch", "length", "gap backwards"])
+def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> None:
+    """A frame with the wrong parts, epoch or lengths is dropped and counted, and the stream goes on."""
+    bench = Bench()
+    worker = bench.worker()
+    data = encoded(rows([1]), 1)
+    frame = WorkerFrame(epoch=7, item=item_of(data, 1))
+    backwards = Gap(first_sequence=5, last_sequence=4, reason=GapReason.GAP_REASON_RETENTION)
+    messages = {
+        "no parts": [],
+        "no payload": [write_frame(frame)],
+        "two payloads": [write_frame(frame), data, data],
+        "epoch": [write_frame(WorkerFrame(epoch=8, item=item_of(data, 1))), data],
+        "length": [write_frame(frame), data + b"x"],
+        "gap backwards": [write_frame(WorkerFrame(epoch=7, gap=backwards))],
+    }
+    worker.heard()
+    bench.core.workers.receive(worker.peer, messages[message], bench.clock.now())
+    assert bench.core.workers.refused == 1
+    assert worker.heard() == []
+    worker.item(data, 1)
+    assert worker.known.stream.expected == 2
+
+
+def test_missing_items_are_asked_for() -> None:
+    """A hole is asked for at once; when it is healed everything goes on (case 17)."""
+    bench = Bench()
+    worker = bench.worker()
+    worker.heard()
+    worker.item(encoded(rows([1], position=2), 3), 3)
+    (frame,) = worker.heard()
+    assert (frame.replay.first_sequence, frame.replay.last_sequence) == (1, 2)
+    for sequence in (1, 2):
+        worker.item(encoded(rows([1], position=sequence - 1), sequence), sequence)
+    assert worker.known.stream.expected == 4
+
+
+def test_lost_last_item_is_found_by_the_heartbeat() -> None:
+    """A heartbeat that tells of more than came has the rest asked for."""
+    bench = Bench()
+    worker = bench.worker()
+    worker.heard()
+    worker.beat(last_sequence=2)
+    (frame,) = worker.heard()
+    assert (frame.replay.first_sequence, frame.replay.last_sequence) == (1, 2)
+
+
+def test_recovery_ends() -> None:
+    """What is not sent again after some attempts is declared lost, and the handshake begins anew (case 18)."""
+    bench = Bench({"processor.replay_attempts": 2, "processor.replay_timeout_ms": 500})
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    worker.heard()
+    worker.item(encoded(rows([1], position=1), 2), 2)
+    bench.pass_time(2.0, worker, client, most=0.1)
+    bodies = worker.heard_bodies()
+    assert bodies.count("replay") == 2
+    assert bodies.count("refusal") == 1
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_GAP}
+    worker.say_hello(first_sequence=3, next_sequence=3)
+    assert worker.heard()[0].welcome.resume_from == 3
+
+
+def test_damaged_item_is_healed() -> None:
+    """An item that was damaged on the way is asked for again, and the request notices nothing."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    data = encoded(rows([1]), 1)
+    worker.heard()
+    worker.item(data, 1, checksum=crc32(data) ^ 1)
+    assert worker.heard_bodies() == ["replay"]
+    worker.item(data, 1, checksum=crc32(data))
+    assert len(client.outputs()) == 1
+
+
+def test_acknowledgements_are_few_and_complete() -> None:
+    """An acknowledgement goes out once an eighth of the credit is behind, and for the rest when time passes."""
+    bench = Bench({"processor.credit_items": 16})
+    worker = bench.worker()
+    worker.heard()
+    acks = []
+    for sequence in range(1, 4):
+        worker.admit(sequence)
+        acks.append([frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")])
+    assert acks == [[], [2], []]
+    bench.advance(0.0)
+    assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [3]
+    bench.advance(0.0)
+    assert "ack" not in worker.heard_bodies()
+
+
+def test_heartbeats_go_out_once_an_interval() -> None:
+    """A worker hears from the processor once an interval, with what it said itself and how far the stream is."""
+    bench = Bench({"bus.heartbeat_interval_ms": 1000})
+    worker = bench.worker()
+    worker.admit(1)
+    worker.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=55, last_sequence=1)))
+    worker.heard()
+    bench.advance(0.99)
+    assert "heartbeat" not in worker.heard_bodies()
+    bench.advance(0.01)
+    (beat,) = [frame.heartbeat for frame in worker.heard() if frame.HasField("heartbeat")]
+    assert (beat.echo_ns, beat.last_sequence) == (55, 1)
+
+
+def test_silent_worker_is_lost_after_the_timeout() -> None:
+    """A worker that was silent for exactly the timeout is still there; a moment later its requests end."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    bench.pass_time(3.0, client)
+    assert client.errors() == {}
+    bench.pass_time(0.01, client)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_WORKER_LOST}
+    assert bench.core.workers.lost == 1
+    worker.heard()
+    assert bench.core.workers.by_stream == {}
+
+
+def test_own_standstill_is_not_the_workers_silence() -> None:
+    """When the processor itself stood still, workers are given that time."""
+    bench = Bench()
+    bench.worker()
+    bench.clock.advance(60.0)
+    bench.core.forgive(60.0, bench.clock.now())
+    bench.core.tick(bench.clock.now())
+    assert "worker-0" in bench.core.workers.by_id
+
+
+@pytest.mark.parametrize("reason", [STOPPED, GoodbyeReason.GOODBYE_REASON_FAILED, RESTARTING])
+def test_goodbye(reason: GoodbyeReason) -> None:
+    """A worker that stops takes its requests with it; one that says it restarts has time to come back."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    worker.say(WorkerFrame(goodbye=Goodbye(reason=reason, message="\u6f22" * 341)))
+    if reason == RESTARTING:
+        assert client.errors() == {}
+        assert worker.known.peer is None
+        bench.pass_time(4.0, client)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_WORKER_LOST}
+
+
+def test_worker_that_reads_nothing_is_disconnected() -> None:
+    """What a full connection does not take is told at the next hello: until then nothing more is sent."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    bench.outcomes[worker.peer] = Outcome.FULL
+    client.ask(generate_of(1))
+    assert worker.known.peer is None
+    bench.outcomes.clear()
+    worker.heard()
+    worker.beat()
+    assert worker.refusals() == [HELLO_FIRST]
+
+
+def test_closing_says_goodbye_and_how_far_it_came() -> None:
+    """A processor that closes acknowledges what it can and says how far it took each stream."""
+    bench = Bench()
+    worker = bench.worker()
+    worker.admit(1)
+    worker.heard()
+    bench.core.workers.close(RESTARTING, "bye")
+    ack, goodbye = worker.heard()
+    assert ack.ack.through_sequence == 1
+    assert (goodbye.goodbye.last_sequence, goodbye.goodbye.message) == (1, "bye")
+
+
+def test_abort_goes_to_the_worker_that_has_the_request() -> None:
+    """An abort is told to the stream that has the request, and to none where that is gone."""
+    bench = Bench()
+    worker, other = bench.worker(), bench.worker("other")
+    bench.core.workers.abort(worker.known.source.stream, 5)
+    bench.core.workers.abort(99, 5)
+    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [5]
+    assert "abort" not in other.heard_bodies()
+
+
+def test_counts_outlive_a_worker() -> None:
+    """What was counted of a worker goes on in its next life, for as many workers as may be here."""
+    bench = Bench({"processor.max_workers": 1})
+    worker = bench.worker("a", epoch=1)
+    worker.publish([Wanted(1)])
+    worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+    assert bench.worker("a", epoch=2).known.stream.counts.items == 1
+
+
+def test_refusal_fits_its_frame() -> None:
+    """A refusal can be sent whatever its reason says."""
+    bench = Bench()
+    worker = BenchWorker(bench, "\u6f22" * 21, 7)
+    worker.say_hello(first_sequence=3, next_sequence=2)
+    assert worker.refusals() == [PROTOCOL]

@@ -1,0 +1,57 @@
+"""Clocks: the machine's own, and the one that tests move, wait alike."""
+
+import asyncio
+
+import pytest
+
+from tests.services.bus.harness import soon
+from tests.services.loop_clock import LoopClock, turns
+from tokenbus_services.clock import Clock, SystemClock
+
+
+@pytest.mark.parametrize("clock", [SystemClock(), LoopClock()], ids=["system", "test's"])
+async def test_wait_ends_with_the_event(clock: Clock) -> None:
+    """A wait ends when its event is set, long before its time, and says so; one that is set needs no wait."""
+    event = asyncio.Event()
+    waiting = asyncio.create_task(clock.wait(event, 3600))
+    await turns()
+    assert not waiting.done()
+    event.set()
+    assert await soon(waiting)
+    assert await soon(clock.wait(event, 0))
+
+
+async def test_wait_ends_with_its_time() -> None:
+    """A wait whose event is not set ends when its time is over, and says so."""
+    assert not await soon(SystemClock().wait(asyncio.Event(), 0.0))
+    assert not await soon(SystemClock().wait(asyncio.Event(), 0.001))
+
+
+async def test_time_does_not_go_back() -> None:
+    """The machine's clock never tells an earlier time than before."""
+    clock = SystemClock()
+    times = [clock.now() for _ in range(100)]
+    assert times == sorted(times)
+
+
+async def test_tests_clock_stands_until_it_is_moved() -> None:
+    """A wait on the tests' clock ends exactly when so much time was let pass."""
+    clock = LoopClock()
+    waiting = asyncio.create_task(clock.wait(asyncio.Event(), 2.0))
+    for seconds in (1.0, 0.99):
+        await turns()
+        clock.advance(seconds)
+        await turns()
+        assert not waiting.done()
+    clock.advance(0.01)
+    assert not await soon(waiting)
+
+
+async def test_cancelled_wait_is_over() -> None:
+    """A wait that is cancelled ends at once."""
+    for clock in (SystemClock(), LoopClock()):
+        waiting = asyncio.create_task(clock.wait(asyncio.Event(), 3600))
+        await turns()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await soon(waiting)

@@ -1,0 +1,115 @@
+"""How a worker that was told to stop ends."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from tests.services.manual_clock import ManualClock
+from tokenbus_contracts import BatchHeader, LogprobBatch
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_services.worker import NotRunningError, Publisher, RetentionFullError
+from tokenbus_services.worker.finish import finish
+
+BATCH = LogprobBatch(BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=0, vocabulary_size=8))
+
+
+class Outlet:
+    """What stands for a publisher: it writes down what it is told."""
+
+    def __init__(self, *arriving: Generate | Abort) -> None:
+        """Take what arrives, one thing after each step."""
+        self.arriving = deque(arriving)
+        self.published = 0
+        self.refused: list[tuple[int, ErrorCode]] = []
+        self.error: Exception | None = None
+
+    def take_requests(self) -> list[Generate | Abort]:
+        """Return the next thing that arrives."""
+        return [self.arriving.popleft()] if self.arriving else []
+
+    def publish(self, batch: LogprobBatch) -> None:
+        """Take a batch, or raise the error that was put here, once."""
+        assert batch is BATCH
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        self.published += 1
+
+    def failed_request(self, key: int, code: ErrorCode, message: str) -> None:
+        """Write down that a request ended."""
+        assert message == "the worker is stopping"
+        self.refused.append((key, code))
+
+
+class Countdown:
+    """An engine that has work for some steps, each of which takes a second."""
+
+    vocabulary_size = 8
+
+    def __init__(self, steps: int, clock: ManualClock) -> None:
+        """Take how many, and the clock."""
+        self.left = steps
+        self.aborted: list[int] = []
+        self.clock = clock
+
+    @property
+    def has_work(self) -> bool:
+        """Whether steps are left."""
+        return self.left > 0
+
+    def admit(self, generate: Generate) -> int:
+        """Refuse to be asked: nothing new is to be taken."""
+        raise AssertionError(generate)
+
+    def abort(self, key: int) -> None:
+        """Write it down."""
+        self.aborted.append(key)
+
+    def step(self) -> Sequence[LogprobBatch]:
+        """Let a second pass."""
+        self.left -= 1
+        self.clock.advance(1)
+        return [BATCH]
+
+
+def finished(outlet: Outlet, steps: int, seconds: float = 100) -> Countdown:
+    """Return the engine after a worker has ended."""
+    clock = ManualClock()
+    engine = Countdown(steps, clock)
+    finish(cast("Publisher", outlet), engine, seconds, clock.now)
+    return engine
+
+
+def test_everything_is_finished() -> None:
+    """All steps that are left are computed and published."""
+    outlet = Outlet()
+    assert finished(outlet, 5).left == 0
+    assert outlet.published == 5
+
+
+def test_nothing_new_is_taken() -> None:
+    """A request that comes now ends with an error that says why, and an abort still ends another."""
+    outlet = Outlet(Generate(request_key=7), Abort(request_key=8), Generate(request_key=9))
+    assert finished(outlet, 2).aborted == [8]
+    assert outlet.refused == [(7, ErrorCode.ERROR_CODE_OVERLOADED), (9, ErrorCode.ERROR_CODE_OVERLOADED)]
+
+
+def test_time_is_bounded() -> None:
+    """When the time is over, the rest is left."""
+    assert finished(Outlet(), 5, seconds=3).left == 2
+    assert finished(Outlet(), 5, seconds=0).left == 5
+
+
+def test_closed_publisher_ends_it() -> None:
+    """A publisher that was closed in the meantime is the end, and no error."""
+    outlet = Outlet()
+    outlet.error = NotRunningError("closed")
+    assert finished(outlet, 5).left == 4
+
+
+def test_requests_without_room_are_aborted() -> None:
+    """Requests whose batch found no room are ended in the engine too, and the others go on."""
+    outlet = Outlet()
+    outlet.error = RetentionFullError([3], 1, 1, "policy fail")
+    engine = finished(outlet, 5)
+    assert (engine.left, engine.aborted, outlet.published) == (0, [3], 4)

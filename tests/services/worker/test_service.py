@@ -1,0 +1,212 @@
+"""serve: an engine's loop goes on whatever happens to one batch or one request."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tests.services.builders import EPOCH, Wanted, batch, generate_of, rows, settings
+from tokenbus_contracts import LogprobBatch, RowStatus, decode
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
+from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.retention import Dropped, Retained
+from tokenbus_services.worker.service import compute, serve
+
+
+class Engine:
+    """An engine whose steps the test writes."""
+
+    vocabulary_size = 0
+
+    def __init__(self, *steps: Sequence[LogprobBatch]) -> None:
+        """Take what each step returns."""
+        self.steps = list(steps)
+        self.admitted: list[int] = []
+        self.aborted: list[int] = []
+        self.refusal: Exception | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether steps are left."""
+        return bool(self.steps)
+
+    def admit(self, generate: Generate) -> int:
+        """Take a request, or refuse it."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.admitted.append(generate.request_key)
+        return 3
+
+    def abort(self, key: int) -> None:
+        """Remember whose end was asked for."""
+        self.aborted.append(key)
+
+    def step(self) -> Sequence[LogprobBatch]:
+        """Return the next step."""
+        return self.steps.pop(0)
+
+
+class Once(threading.Event):
+    """A stop that is asked for after some turns."""
+
+    def __init__(self, turns: int = 1) -> None:
+        """Let so many turns happen."""
+        super().__init__()
+        self.turns = turns
+
+    def is_set(self) -> bool:
+        """Count a turn."""
+        self.turns -= 1
+        return self.turns < 0
+
+
+def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate | Abort] = ()) -> Publisher:
+    """Return a publisher without a link, and some requests for its engine."""
+    chosen = settings({"worker.retention_items": items, "worker.policy": "fail", "worker.tp_rank": tp_rank})
+    publisher = Publisher(chosen, epoch=EPOCH)
+    publisher._running = True
+    for request in requests:
+        publisher._take_request(request)
+    return publisher
+
+
+def events(publisher: Publisher) -> list[RequestEvent]:
+    """Return the events that are retained."""
+    kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+    return [read_frame(RequestEvent, entry.payload) for entry in kept if entry.kind == 2]
+
+
+def keys(publisher: Publisher) -> list[list[int]]:
+    """Return the requests of each batch that is retained."""
+    kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+    return [decode(entry.payload).request_keys.tolist() for entry in kept if entry.kind == 1]
+
+
+def broken(made: LogprobBatch) -> LogprobBatch:
+    """Return a batch with a logprob that is no number."""
+    return type(made).of_views(made.header, made.columns | {"logprobs": made.logprobs * float("nan")})
+
+
+def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
+    """Each request is handed to the engine and told as admitted; an abort goes to the engine."""
+    publisher = running(requests=[generate_of(8), Abort(request_key=4), generate_of(9)])
+    engine = Engine([batch(rows([8]))])
+    serve(publisher, engine, Once())
+    assert (engine.admitted, engine.aborted) == ([8, 9], [4])
+    told = [(event.admitted.request_key, event.admitted.prompt_tokens) for event in events(publisher)]
+    assert told == [(8, 3), (9, 3)]
+    assert keys(publisher) == [[8]]
+
+
+@pytest.mark.parametrize("text", ["too long a prompt", ""])
+def test_request_that_the_engine_refuses_ends_with_its_reason(text: str) -> None:
+    """What is wrong with a request is told to whoever asked for it, and the engine goes on."""
+    publisher = running(requests=[generate_of(8)])
+    engine = Engine([batch(rows([1]))])
+    engine.refusal = ValueError(text)
+    serve(publisher, engine, Once())
+    (event,) = events(publisher)
+    assert (event.error.request_key, event.error.code) == (8, ErrorCode.ERROR_CODE_INVALID_REQUEST)
+    assert event.error.message == (text or "invalid_request")
+    assert keys(publisher) == [[1]]
+
+
+def test_all_batches_of_a_step_are_published() -> None:
+    """A step's parts and drafts go out in the order in which the engine returned them."""
+    publisher = running()
+    serve(publisher, Engine([batch(rows([1])), batch(rows([2])), batch(rows([3]))]), Once())
+    assert keys(publisher) == [[1], [2], [3]]
+
+
+def test_batch_without_room_ends_its_own_requests_alone() -> None:
+    """Requests of a batch without room are ended in the engine; the step's other batches still go out (case 21)."""
+    publisher = running(items=2)
+    small = [Wanted(1, 0, 0, RowStatus.IDLE)]
+    engine = Engine([batch(small), batch(rows([2, 3]))], [batch(small, step=2)])
+    serve(publisher, engine, Once(2))
+    assert engine.aborted == [2, 3, 1]
+    assert keys(publisher) == [[1]]
+    gap = publisher.retention.find(2)
+    assert isinstance(gap, Dropped)
+    assert gap.keys == {1, 2, 3}
+
+
+def test_batch_that_breaks_the_contract_ends_its_own_requests_alone() -> None:
+    """NaN in a batch ends that batch's requests with an error, in the engine too, and nothing else (case 24)."""
+    publisher = running()
+    engine = Engine([broken(batch(rows([2, 3]))), batch(rows([4]))], [batch(rows([4], position=1), step=2)])
+    serve(publisher, engine, Once(2))
+    assert engine.aborted == [2, 3]
+    told = [(event.error.request_key, event.error.code) for event in events(publisher)]
+    assert told == [(2, ErrorCode.ERROR_CODE_ENGINE), (3, ErrorCode.ERROR_CODE_ENGINE)]
+    assert all("logprobs[0]: a finite number" in event.error.message for event in events(publisher))
+    assert keys(publisher) == [[4], [4]]
+
+
+def test_news_without_room_end_the_request_they_are_of() -> None:
+    """A request that cannot be told as admitted, or as refused, for want of room, ends through the gap (case 21)."""
+    publisher = running(items=2, requests=[generate_of(8)])
+    publisher.publish(batch(rows([1])))
+    engine = Engine()
+    serve(publisher, engine, Once())
+    assert (engine.admitted, engine.aborted) == ([8], [8])
+    engine.refusal = ValueError("no")
+    publisher._take_request(generate_of(9))
+    serve(publisher, engine, Once())
+    gap = publisher.retention.find(2)
+    assert isinstance(gap, Dropped)
+    assert gap.keys == {8, 9}
+    serve(publisher, Engine([broken(batch(rows([5])))]), Once())
+    assert publisher.retention.next_sequence == 5
+
+
+@pytest.mark.parametrize("requests", [[], [generate_of(8)]])
+def test_closed_publisher_ends_the_loop(requests: list[Generate | Abort]) -> None:
+    """When the publisher was closed the loop returns, whatever it was about to publish."""
+    publisher = running(requests=requests)
+    publisher._running = False
+    engine = Engine([batch(rows([1]))], [batch(rows([1]))])
+    serve(publisher, engine, threading.Event())
+    assert publisher.retention.next_sequence == 1
+
+
+def test_every_rank_does_all_but_publish() -> None:
+    """A rank that does not publish admits, computes and aborts like the first one: only its batches stay (case 7)."""
+    publisher = running(tp_rank=1, requests=[generate_of(8), Abort(request_key=4)])
+    engine = Engine([batch(rows([8])), batch(rows([8]))], [batch(rows([8]), step=2)])
+    serve(publisher, engine, Once(2))
+    assert (engine.admitted, engine.aborted) == ([8], [4])
+    assert not engine.has_work
+    assert publisher.gated == 3
+    assert keys(publisher) == []
+
+
+def test_pace_is_kept_before_each_step_and_never_when_idle() -> None:
+    """What sets the pace is called once before each step, and not where there is nothing to compute."""
+    paces: list[int] = []
+    engine = Engine([batch(rows([1]))], [batch(rows([1]), step=2)])
+    pace: Callable[[], None] = lambda: paces.append(len(engine.steps))  # noqa: E731 - typed
+    serve(running(requests=[Abort(request_key=1)]), engine, Once(2), pace)
+    idle = running(requests=[Abort(request_key=1)])
+    serve(idle, Engine(), Once(), pace)
+    assert paces == [2, 1]
+
+
+def test_stop_is_looked_at_before_each_turn() -> None:
+    """A loop that is told to stop takes no request and computes no step."""
+    publisher = running(requests=[generate_of(8)])
+    stop = threading.Event()
+    stop.set()
+    engine = Engine([batch(rows([1]))])
+    serve(publisher, engine, stop)
+    assert engine.has_work
+    assert publisher.waiting_requests == 1
+
+
+def test_zero_keys_end_nobody() -> None:
+    """A broken batch that names request 0, which is none, ends those that it names beside it."""
+    publisher = running()
+    engine = Engine([batch(rows([0, 3]))])
+    compute(publisher, engine)
+    assert [event.error.request_key for event in events(publisher)] == [3]

@@ -1,0 +1,292 @@
+"""The whole bus in one place: workers, a processor and clients, a network between them, and one clock."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from tests.services.manual_clock import ManualClock
+from tests.services.network import Network
+from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_services.processor.core import Core
+from tokenbus_services.settings import Settings
+
+_TICK = 0.25
+_SETTLE_SECONDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a world is, and how tight."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    workers: int = 1
+    clients: int = 1
+    parts: int = 1
+    drafts: bool = False
+    capacity: int = 64
+    """How many messages a connection holds in each direction."""
+
+
+class Wish(NamedTuple):
+    """What a client may ask for."""
+
+    client: int
+    max_tokens: int
+    top_logprobs: int | None
+    drafts: bool
+
+
+class World:
+    """Nothing happens here unless it is asked for, so that every run can be had again."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Start everything, without a message having been carried."""
+        self.shape = shape
+        self.clock = ManualClock()
+        self.settings = Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1} | shape.settings)
+        self.worker_network = Network(shape.capacity)
+        self.client_network = Network(shape.capacity)
+        self._keys = count(1)
+        self._lives = count(1)
+        self._soon: deque[Callable[[], None]] = deque()
+        self.is_patient = self.settings.worker.policy != "fail"
+        """Whether engines wait until there is room, instead of giving up at once."""
+        self.asked: list[Asked] = []
+        self.emitted: dict[int, int] = {}
+        self.processor = self._new_processor()
+        self.workers = [self._new_worker(place) for place in range(shape.workers)]
+        self.clients = [self._new_client() for _ in range(shape.clients)]
+        for node in self.nodes():
+            node.pump()
+
+    def _new_processor(self) -> Core:
+        settings = Settings.load(
+            environment={},
+            overrides={"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
+        )
+        self._soon.clear()
+        core = Core(settings, self.clock.now, self.worker_network.send, self.client_network.send)
+        core.clients.call_soon = self._soon.append
+        core.begin(self.clock.now())
+        return core
+
+    def _new_worker(self, place: int) -> WorkerNode:
+        overrides = {"dead_letters.max_bytes": 1, "worker.id": f"worker-{place}"} | self.shape.settings
+        settings = Settings.load(environment={}, overrides=overrides)
+        network, shape = self.worker_network, self.shape
+        return WorkerNode(settings, next(self._lives), network, self.clock, parts=shape.parts, drafts=shape.drafts)
+
+    def _new_client(self) -> ClientNode:
+        return ClientNode(self.settings, next(self._lives), self.client_network, self.clock)
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every worker and every client."""
+        yield from self.workers
+        yield from self.clients
+
+    # What people do.
+
+    def ask(self, wish: Wish) -> None:
+        """Let a client ask for a new request."""
+        asked = Asked(generate_request(next(self._keys), wish.max_tokens, wish.top_logprobs, drafts=wish.drafts))
+        self.asked.append(asked)
+        self.clients[wish.client % len(self.clients)].ask(asked)
+
+    def open_requests(self) -> list[tuple[ClientNode, Asked]]:
+        """Return the requests that have not ended, each with its client."""
+        return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
+
+    def turn(self, place: int) -> None:
+        """Let a worker's engine take a turn; a patient one waits for room instead."""
+        worker = self.workers[place]
+        if not worker.is_paused and (not self.is_patient or worker.has_room()):
+            worker.turn()
+            self._note(worker)
+
+    def work(self, turns: int) -> None:
+        """Let everything go well for a while; what was computed last is left on its way to the clients."""
+        for _ in range(turns):
+            self.flush()
+            self.stir(carries_up=True)
+
+    def stir(self, *, carries_up: bool) -> None:
+        """Put something on its way: to the processor, or through it to the clients."""
+        for place in range(len(self.workers)):
+            self.turn(place)
+        if carries_up:
+            for node in self.nodes():
+                while self.deliver_up(node):
+                    pass
+
+    def _note(self, worker: WorkerNode) -> None:
+        for key, emitted in worker.publisher.emitted.items():
+            self.emitted[key] = max(emitted, self.emitted.get(key, 0))
+
+    # What the network does.
+
+    def deliver_up(self, node: Node) -> bool:
+        """Carry a node's oldest message to the processor; False: there is none."""
+        wire = node.wire
+        if not wire.up:
+            return False
+        desk = self.processor.workers if isinstance(node, WorkerNode) else self.processor.clients
+        desk.receive(wire.peer, wire.up.popleft(), self.clock.now())
+        node.pump()
+        return True
+
+    def run_soon(self) -> None:
+        """Do what the processor put off until its event loop's next turn."""
+        for _ in range(len(self._soon)):
+            self._soon.popleft()()
+
+    def flush(self, most: int = 10_000) -> None:
+        """Carry messages in turns, until nobody has anything to say."""
+        for _ in range(most):
+            moved = [node.receive() | self.deliver_up(node) for node in self.nodes()]
+            waits = bool(self._soon)
+            self.run_soon()
+            for client in self.clients:
+                client.read()
+            if not any(moved) and not waits:
+                return
+        raise AssertionError(f"messages go to and fro without an end: more than {most} rounds")
+
+    def pass_time(self, seconds: float, *, carries: bool) -> None:
+        """Let time pass, with messages being carried or without."""
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self.clock.advance(min(_TICK, end - self.clock.now() + 1e-9))
+            self.processor.tick(self.clock.now())
+            for node in self.nodes():
+                node.pump()
+            for client in self.clients:
+                if not client.is_paused:
+                    client.watch_over()
+            if carries:
+                self.flush()
+
+    # What goes wrong.
+
+    def restart_processor(self, *, keeps_unsent: bool) -> None:
+        """Kill the processor and start another: whatever it knew is lost, and so is what was on its way from it."""
+        for node in self.nodes():
+            node.reconnect(keeps_unsent=keeps_unsent)
+        self.processor = self._new_processor()
+
+    def restart_worker(self, place: int) -> None:
+        """Kill a worker and start another life of it: its requests are lost."""
+        old = self.workers[place]
+        self.worker_network.wires.pop(old.wire.peer, None)
+        self.workers[place] = self._new_worker(place)
+        self.workers[place].pump()
+
+    def restart_client(self, place: int) -> None:
+        """Kill a client; its next life goes on with what the old one had taken, in a session of its own.
+
+        It can do so with what is known to have been taken alone, so one that waits for such news lives on.
+        """
+        old = self.clients[place]
+        if any(request.generate is not None for request in old.client.requests.values()):
+            return
+        old.is_reading = True
+        old.read()
+        self.client_network.wires.pop(old.wire.peer, None)
+        self.clients[place] = new = self._new_client()
+        for asked in old.asked.values():
+            if not asked.has_ended:
+                new.take_over(asked)
+        new.pump()
+
+    def close_client(self, place: int) -> None:
+        """Let a client leave: what it has not got, nobody waits for. Another takes its place."""
+        old = self.clients[place]
+        old.wire.up.append(old.client.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED))
+        self.asked = [asked for asked in self.asked if asked.has_ended or asked.key not in old.asked]
+        while self.deliver_up(old):
+            pass
+        self.clients[place] = self._new_client()
+        self.clients[place].pump()
+
+    # What must hold.
+
+    def heal(self) -> None:
+        """End every trouble that lasts."""
+        self.is_patient = True
+        for node in self.nodes():
+            node.is_paused = False
+            node.pump()
+        for client in self.clients:
+            client.is_reading = True
+            client.client.is_paused = False
+            client.pump()
+
+    def settle(self) -> None:
+        """Let everything go well until nothing is left to do; in bounded time, or it is an error."""
+        self.heal()
+        end = self.clock.now() + _SETTLE_SECONDS
+        while self.clock.now() < end:
+            for place in range(len(self.workers)):
+                self.turn(place)
+            self.flush()
+            if not self.unsettled():
+                return
+            self.pass_time(_TICK, carries=True)
+        raise AssertionError(f"after {_SETTLE_SECONDS} s: {self.unsettled()}")
+
+    def unsettled(self) -> list[str]:
+        """Name what has not come to its end."""
+        left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
+        for worker in self.workers:
+            name = worker.settings.worker.id
+            if worker.engine.has_work:
+                left.append(f"{name} computes")
+            if len(worker.publisher.retention):
+                left.append(f"{name} retains {len(worker.publisher.retention)}")
+            if worker.publisher.session.requests:
+                left.append(f"{name} believes to have {worker.publisher.session.requests}")
+        if self.processor.book.table.open_requests():
+            left.append(f"the processor has {[each.key for each in self.processor.book.table.open_requests()]}")
+        mailboxes = [each.mailbox for each in self.processor.clients.sessions.values() if each.peer is not None]
+        left += [f"the processor keeps {len(mailbox)} letters for a client" for mailbox in mailboxes if len(mailbox)]
+        return left
+
+    def check_bounds(self) -> None:
+        """Assert that nothing is larger than it may be."""
+        for worker in self.workers:
+            retention, settings = worker.publisher.retention, worker.settings.worker
+            assert len(retention) <= settings.retention_items
+            assert retention.bytes <= settings.retention_bytes
+            assert worker.publisher.waiting_requests <= 2 * settings.max_requests
+        core, processor = self.processor, self.settings.processor
+        for known in core.workers.by_id.values():
+            assert len(known.stream._ahead) <= processor.credit_items
+            assert known.assembler.open_steps <= processor.max_open_steps + processor.credit_items
+            # What was granted before too much was held may still come.
+            assert len(known.stream.holds) <= processor.hold_items + processor.credit_items + 1
+        for session in core.clients.sessions.values():
+            mailbox, clients = session.mailbox, self.settings.clients
+            news = sum(not letter.parts for letter in mailbox.letters())
+            assert len(mailbox) - news <= clients.mailbox_frames
+            assert mailbox.bytes <= clients.mailbox_bytes
+            assert len(mailbox._sent) <= self.settings.client.window_frames
+        for request in core.book.table.open_requests():
+            assert len(request.early) <= processor.request_buffer_rows
+        assert len(core.book.table) <= processor.max_requests
+
+    def check_ends(self) -> None:
+        """Assert that each request that ended did so as it may."""
+        for asked in self.asked:
+            if asked.status is RowStatus.FINISHED_LENGTH:
+                assert len(asked.tokens) == asked.generate.sampling.max_tokens
+            elif asked.status is not None:
+                assert asked.status is RowStatus.ABORTED
+            if asked.error is not None:
+                has, emitted = len(asked.tokens), asked.error.emitted_tokens
+                assert has <= emitted <= asked.generate.sampling.max_tokens, (str(asked.error), has)
+                if asked.error.code == ErrorCode.ERROR_CODE_UNSPECIFIED:
+                    raise AssertionError(str(asked.error))

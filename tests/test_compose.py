@@ -1,0 +1,292 @@
+"""The deployment: its files agree with each other and with the code, and its services run as they are written down."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from ruamel.yaml import YAML
+
+from tokenbus_services.metrics.dashboard import DATASOURCE
+from tokenbus_services.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPOSE = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+# As Docker reads it: comments go first, then lines are joined.
+DOCKERFILE = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_text())
+MOST = 60.0  # seconds, after which a service that does not become healthy has failed
+
+
+def instructions(word: str) -> list[str]:
+    """Return what follows a word of the Dockerfile, each time."""
+    return re.findall(rf"^\s*{word} +(.+)$", DOCKERFILE, re.MULTILINE)
+
+
+def dockerfile_environment() -> dict[str, str]:
+    """Return the image's variables."""
+    return dict(pair.split("=", 1) for line in instructions("ENV")[1:] for pair in shlex.split(line))
+
+
+# What is written down.
+
+
+def test_the_file_holds_by_the_specification(tmp_path: Path) -> None:
+    """The compose file is valid by the schema of the compose specification, which refuses a key that does not exist."""
+    broken = tmp_path / "docker-compose.yml"
+    broken.write_text((ROOT / "docker-compose.yml").read_text().replace("command: [worker", "comand: [worker"))
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    for path, status in ((ROOT / "docker-compose.yml", 0), (broken, 1)):
+        run = subprocess.run([*check, str(path)], check=False, capture_output=True, text=True)
+        assert run.returncode == status, run.stdout + run.stderr
+    assert "'comand' was unexpected" in run.stdout
+
+
+def test_every_image_has_a_version() -> None:
+    """Images are pinned: each names a version with at least a minor, in the compose file and in the Dockerfile."""
+    images = [service["image"] for service in SERVICES.values()]
+    images += [line.split()[0] for line in instructions("FROM")]
+    assert len(images) == len(SERVICES) + 2
+    for image in images:
+        assert re.fullmatch(r"[a-z0-9./-]+:v?\d+\.\d+[\w.-]*", image), image
+
+
+def test_every_service_has_a_health_check_and_starts_again() -> None:
+    """Each service says how it is asked whether it is healthy; ours ask what the image asks; none stays down."""
+    for service in SERVICES.values():
+        assert service["healthcheck"]["test"][0] == "CMD"
+        assert service["restart"] == "unless-stopped"
+    (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])", DOCKERFILE)
+    for service in OURS.values():
+        assert service["healthcheck"]["test"][1:] == json.loads(check)
+
+
+def test_nothing_is_open_to_other_machines() -> None:
+    """Ports are published on this machine alone: who wants more says so, and sets a secret."""
+    for service in SERVICES.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_ours_run_without_rights() -> None:
+    """The image's user is not root, and our services have no capabilities and cannot write but where they must."""
+    assert instructions("USER") == ["tokenbus"]
+    for service in OURS.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["read_only"]
+
+
+def test_variables_are_settings() -> None:
+    """Every TOKENBUS_ variable of a service, and of the image, is a setting that exists, with a value it may have."""
+    for name, service in OURS.items():
+        environment = dockerfile_environment() | service["environment"]
+        variables = {key: _filled(value) for key, value in environment.items() if key.startswith("TOKENBUS_")}
+        assert len(variables) >= 6, name
+        Settings.load(environment=variables)
+
+
+def test_mounted_files_are_there() -> None:
+    """What services mount from the repository is in it, and every named volume is declared."""
+    for service in SERVICES.values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (ROOT / source).exists(), source
+            else:
+                assert source in COMPOSE["volumes"], source
+
+
+def test_prometheus_asks_the_services_that_are_there() -> None:
+    """Its targets are our services, all of them, where each serves its metrics; its alerts are mounted beside it."""
+    targets = {config["job_name"]: config["static_configs"][0]["targets"] for config in PROMETHEUS["scrape_configs"]}
+    assert targets == {name: [f"{name}:{_metrics_port(name)}"] for name in OURS}
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["prometheus"]["volumes"]}
+    config = SERVICES["prometheus"]["command"][0].removeprefix("--config.file=")
+    assert mounted[config] == "./deploy/prometheus.yml"
+    for rules in PROMETHEUS["rule_files"]:
+        assert (ROOT / mounted[str(Path(config).parent / rules)]).is_file()
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    """The source that panels name is provisioned with the service's address, the dashboard where it is looked for."""
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = YAML(typ="safe").load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert (source["uid"], source["url"]) == (DATASOURCE, "http://prometheus:9090")
+    (provider,) = YAML(typ="safe").load((provisioning / "dashboards" / "tokenbus.yml").read_text())["providers"]
+    grafana = SERVICES["grafana"]
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in grafana["volumes"]}
+    assert mounted[provider["options"]["path"]] == "./deploy/grafana/dashboards"
+    home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (ROOT / mounted[str(home.parent)] / home.name).is_file()
+    assert mounted["/etc/grafana/provisioning"] == "./deploy/grafana/provisioning"
+
+
+# The image.
+
+
+def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
+    """What the Dockerfile copies exists and reaches the build, and is enough for the wheel that it builds."""
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    for line in instructions("COPY"):
+        *sources, target = line.split()
+        if sources[0].startswith("--from"):
+            continue
+        for source in sources:
+            assert any(f"!{source}".startswith(kept) for kept in ignored[1:]), source
+            into = tmp_path / target / Path(source).name if target.endswith("/") else tmp_path / target
+            into.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, into, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                shutil.copy(ROOT / source, into)
+    (build,) = [line for line in instructions("RUN") if "hatchling build" in line]
+    command = shlex.split(build.split("&&")[0])
+    assert command[0] == "python"
+    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"tokenbus_services/cli/worker.py", "tokenbus_contracts/py.typed", "tokenbus_gpu_ops/py.typed"} <= set(names)
+
+
+def test_the_build_backend_is_a_locked_version() -> None:
+    """The command that the image takes its constraints by finds a version of every locked package, hatchling's too."""
+    (install,) = [line for line in instructions("RUN") if "constraints.txt" in line]
+    (command,) = re.findall(r"(sed -n '[^']*' \S+) > constraints.txt", install)
+    found = subprocess.run(shlex.split(command), cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    locked = re.findall(r"^(\S+==\S+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE)
+    assert found == [requirement.rstrip(";") for requirement in locked]
+    assert any(requirement.startswith("hatchling==") for requirement in found)
+
+
+# The services.
+
+
+class Deployment:
+    """Our services as processes, with hosts and ports that are this machine's own."""
+
+    def __init__(self, folder: Path, cleanup: contextlib.ExitStack) -> None:
+        """Begin with none."""
+        self._folder = folder
+        self._cleanup = cleanup
+        self._ports: dict[tuple[str, str], int] = {}
+        self._logs: dict[str, Path] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Start a service: the image's entry point, the service's command, and both their variables."""
+        entry: list[str] = json.loads(instructions("ENTRYPOINT")[0])
+        program, arguments = entry[0], entry[1:] + SERVICES[name]["command"]
+        assert program == "tokenbus"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
+        given = dockerfile_environment() | SERVICES[name]["environment"]
+        environment |= {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
+        command = [str(Path(sys.executable).with_name(program)), *(self._here(name, text) for text in arguments)]
+        self._logs[name] = self._folder / f"{name}.log"
+        with self._logs[name].open("wb") as log:
+            process = subprocess.Popen(command, env=environment, cwd=self._folder, stdout=log, stderr=log)
+        self.processes[name] = process
+        self._cleanup.callback(process.wait)
+        self._cleanup.callback(process.kill)
+
+    def becomes_healthy(self, name: str) -> None:
+        """Ask by the service's own health check until it is content."""
+        program, *arguments = SERVICES[name]["healthcheck"]["test"][1:]
+        assert program == "python"
+        command = [sys.executable, *(self._here(name, text) for text in arguments)]
+        deadline = time.monotonic() + MOST
+        while subprocess.run(command, check=False, capture_output=True).returncode:
+            assert self.processes[name].poll() is None, self._logs[name].read_text()
+            assert time.monotonic() < deadline, self._logs[name].read_text()
+
+    def metrics(self, name: str) -> dict[tuple[str, str], float]:
+        """Return what Prometheus would get of a service, by name and first label."""
+        (target,) = (
+            config["static_configs"][0]["targets"][0]
+            for config in PROMETHEUS["scrape_configs"]
+            if config["job_name"] == name
+        )
+        with urllib.request.urlopen(f"http://{self._here('prometheus', target)}/metrics", timeout=MOST) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return {
+            (sample.name, next(iter(sample.labels.values()), "")): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def until_told(self, service: str, name: str, label: str, value: float) -> None:
+        """Scrape a service until a metric has a value."""
+        deadline = time.monotonic() + MOST
+        while self.metrics(service).get((name, label)) != value:
+            assert time.monotonic() < deadline, self._logs[service].read_text()
+
+    def _here(self, service: str, text: str) -> str:
+        """Return a text with the hosts and ports, and the folder, of this test."""
+        hosts = "|".join(SERVICES)
+
+        def address(match: "re.Match[str]") -> str:
+            host = match[1] if match[1] in SERVICES else service
+            return f"127.0.0.1:{self._port(host, match[2])}"
+
+        text = re.sub(rf"\b({hosts}|0\.0\.0\.0|127\.0\.0\.1):(\d+)", address, text)
+        return text.replace("/var/lib/tokenbus", str(self._folder / service))
+
+    def _port(self, host: str, port: str) -> int:
+        """Return a port that stands for a service's; it is bound without listening, so that nobody else is given it."""
+        if (host, port) not in self._ports:
+            reserved = self._cleanup.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            self._ports[host, port] = reserved.getsockname()[1]
+        return self._ports[host, port]
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    """Return a deployment without services, which end with the test."""
+    with contextlib.ExitStack() as cleanup:
+        yield Deployment(tmp_path, cleanup)
+
+
+def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> None:
+    """Each of our services, run by its own command and variables, passes its own health check, and sees the other.
+
+    The worker is started first: nothing in the file makes it wait for the processor. Both leave when they are told to.
+    """
+    for name in ("worker", "processor"):
+        deployment.start(name)
+    assert set(deployment.processes) == set(OURS)
+    for name in OURS:
+        deployment.becomes_healthy(name)
+    deployment.until_told("processor", "tokenbus_known_workers", "connected", 1.0)
+    deployment.until_told("worker", "tokenbus_worker_connected_processors", "worker-0", 1.0)
+    assert ("tokenbus_stream_tokens_total", "worker-0") in deployment.metrics("processor")
+    for name in ("worker", "processor"):
+        deployment.processes[name].send_signal(signal.SIGTERM)
+        assert deployment.processes[name].wait(MOST) == 0, name
+
+
+def _metrics_port(name: str) -> str:
+    key = "TOKENBUS_METRICS_ADDRESS" if name == "processor" else f"TOKENBUS_{name.upper()}_METRICS_ADDRESS"
+    address: str = SERVICES[name]["environment"][key]
+    return address.rpartition(":")[2]
+
+
+def _filled(value: object) -> str:
+    """Return a value as compose fills it in where nobody has set a variable."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
