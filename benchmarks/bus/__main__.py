@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from benchmarks.bus.record import run
 from benchmarks.bus.tables import render
 from benchmarks.paint import Paint
 
-_COMMAND = "python -m benchmarks.bus --write-docs"
+_COMMAND = "python -m benchmarks.bus"
 _DOCS = Path("docs/benchmarks")
 _LEAST_MEMORY_STEPS = 100
 _EXAMPLES = """\
@@ -70,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.plot:
         plot(record, options.plot)
     if options.write_docs:
-        write_documents(record, options.write_docs, _COMMAND, ROWS)
+        given = sys.argv[1:] if arguments is None else arguments
+        write_documents(record, options.write_docs, shlex.join([*_COMMAND.split(), *given]), ROWS)
 
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:

@@ -180,6 +180,7 @@ def test_the_page_shows_the_record(tiny_run: Path, measured: dict[str, Any], tmp
     page = (tiny_run / "bus.md").read_text()
     assert render(measured, Paint(colour=False)) in page
     assert measured["machine"]["cpu"] in page
+    assert "python -m benchmarks.bus --quick" in page
     assert json.loads((tiny_run / "bus.json").read_text()) == measured
     assert (tiny_run / "bus.png").read_bytes().startswith(b"\x89PNG")
     plot(measured, tmp_path)

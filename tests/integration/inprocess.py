@@ -26,6 +26,7 @@ async def working(deployment: Deployment, engine: SyntheticEngine, **overrides: 
     await asyncio.to_thread(publisher.__enter__)
 
     def paced() -> None:
+        """Wait between two steps, unless it is to end."""
         stop.wait(_STEP_SECONDS)
 
     loop = asyncio.create_task(asyncio.to_thread(serve, publisher, engine, stop, paced))

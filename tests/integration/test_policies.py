@@ -65,6 +65,7 @@ async def test_event_loop_goes_on_while_publishing_waits(deployment: Deployment)
         made = batches()
 
         async def engine() -> None:
+            """Publish all, on the loop that the publisher runs on."""
             for batch in made:
                 await publisher.published(batch)
 

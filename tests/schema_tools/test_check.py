@@ -233,7 +233,7 @@ def test_nested_message_is_checked_as_any_other(copy: Copy) -> None:
 def test_missing_bound_is_found(copy: Copy) -> None:
     """A repeated field without a bound is refused: nothing in the schema is unbounded."""
     copy.replace(STREAM, "    max_items: 65536\n", "")
-    assert any("Gap.request_keys: repeated without max_items" in fault for fault in copy.faults())
+    assert any("Hello.request_keys: repeated without max_items" in fault for fault in copy.faults())
 
 
 def test_field_without_comment_is_found(copy: Copy) -> None:

@@ -144,6 +144,7 @@ class Dispatch:
             for worker in self._desk.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
+            and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
             and generate.model in ("", worker.stream.hello.model)
         ]
 

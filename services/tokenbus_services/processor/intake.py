@@ -6,6 +6,7 @@ from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.logs import logger
 from tokenbus_services.processor.book import RequestBook
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.feed import StepFeed
@@ -13,6 +14,8 @@ from tokenbus_services.processor.requests import Request
 from tokenbus_services.processor.stream import Arrived, Fate, Lost
 from tokenbus_services.processor.worker import Worker
 from tokenbus_services.settings import Settings
+
+_log = logger("processor")
 
 
 class Intake:
@@ -29,6 +32,7 @@ class Intake:
         self.duplicates = 0
         self.divergences = 0
         self.refused = 0
+        self.defects = 0
         self.on_item: Callable[[Worker, Arrived], None] = lambda _worker, _entry: None
         self.on_stream: Callable[[Worker], None] = lambda _worker: None
         self.on_admitted: Callable[[Request, Admitted], None] = lambda _request, _admitted: None
@@ -89,7 +93,7 @@ class Intake:
             self._letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
             if batch.header.step > worker.assembler.last_released:  # else its rows have had their tokens without it
                 reason = f"item {entry.sequence} was refused: {error}"
-                self._fail(worker, frozenset(batch.request_keys.tolist()), reason)
+                self._fail(worker, _keys(batch), reason)
             hold = Hold()
             hold.release()
             return hold
@@ -128,12 +132,19 @@ class Intake:
             self.refused += 1
             draft, error = unpaired
             self._letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
-        touched = None if step.is_whole or is_last else frozenset(step.rows.request_keys.tolist())
+        whole = step.rows
         self.steps += 1
-        self.book.router.route(step, worker.source, now)
+        try:
+            self.book.router.route(step, worker.source, now)
+        except Exception:  # noqa: BLE001 - a defect of ours: it ends what it touched, not the stream, nor the process
+            self.defects += 1
+            stream = worker.stream
+            _log.exception("step not handed out", step=step.number, stream=stream.worker_id, epoch=stream.epoch)
+            reason = "the processor could not hand its tokens out"
+            self._fail(worker, _keys(whole), reason, ErrorCode.ERROR_CODE_INTERNAL)
         worker.count(step)
-        if touched is not None:
-            self._fail_others(worker, touched, f"step {step.number} never came whole")
+        if not step.is_whole and not is_last:
+            self._fail_others(worker, _keys(whole), f"step {step.number} never came whole")
         if self.feed is not None:
             self.feed.put(step)
         self.on_step(step)
@@ -148,11 +159,13 @@ class Intake:
         else:
             self._fail_others(worker, frozenset(), reason)
 
-    def _fail(self, worker: Worker, keys: frozenset[int], reason: str) -> None:
+    def _fail(
+        self, worker: Worker, keys: frozenset[int], reason: str, code: ErrorCode = ErrorCode.ERROR_CODE_GAP
+    ) -> None:
         for key in keys:
             request = self._own(worker, key)
             if request is not None:
-                self.book.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
+                self.book.fail(request, code, reason)
 
     def _fail_others(self, worker: Worker, spared: frozenset[int], reason: str) -> None:
         for request in self.book.table.of_stream(worker.source.stream):
@@ -195,6 +208,12 @@ class Intake:
 
 _SHARE_WITH_CREDIT = 0.5
 """How much of what may wait for consumers may do so while their worker is given credit."""
+
+
+def _keys(batch: LogprobBatch) -> frozenset[int]:
+    return frozenset(batch.request_keys.tolist())
+
+
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
     GapReason.GAP_REASON_REFUSED: "they were refused",

@@ -7,6 +7,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.worker.engine import Engine
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.publisher import Publisher
+from tokenbus_services.worker.service import compute
 
 _log = logger("worker")
 
@@ -21,20 +22,10 @@ def finish(publisher: Publisher, engine: Engine, seconds: float, now: Callable[[
     try:
         _refuse_new(publisher, engine)
         while engine.has_work and now() < deadline:
-            _step(publisher, engine)
+            compute(publisher, engine)
             _refuse_new(publisher, engine)
     except NotRunningError:
         return
-
-
-def _step(publisher: Publisher, engine: Engine) -> None:
-    try:
-        for batch in engine.step():
-            publisher.publish(batch)
-    except RetentionFullError as full:
-        _log.error("requests ended: no room", requests_ended=len(full.request_keys))
-        for key in full.request_keys:
-            engine.abort(key)
 
 
 def _refuse_new(publisher: Publisher, engine: Engine) -> None:

@@ -73,7 +73,7 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self.gated = 0
-        """How many batches were not this rank's to publish."""
+        """How many batches and events were not this rank's to publish."""
         self.shed = 0
         """How many batches lost their alternatives for want of room."""
         self.failed = 0
@@ -215,20 +215,23 @@ class Publisher:
         return await asyncio.to_thread(self.publish, batch, every_rank=every_rank)
 
     def admitted(self, key: int, prompt_tokens: int) -> int:
-        """Tell that the engine took a request; return the event's sequence."""
+        """Tell that the engine took a request; return the event's sequence, or 0: not this rank's to tell."""
         admitted = Admitted(
             request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=max(1, prompt_tokens)
         )
         return self._publish_event(key, RequestEvent(admitted=admitted))
 
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
-        """Tell that a request ended with an error; return the event's sequence."""
+        """Tell that a request ended with an error; return the event's sequence, or 0 as above."""
         with self._room:
             self._session.requests.discard(key)
         error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
 
     def _publish_event(self, key: int, event: RequestEvent) -> int:
+        if self.settings.worker.tp_rank:
+            self.gated += 1
+            return 0
         with self._publishing:
             self._check_running()
             event.sequence = self._retention.next_sequence
@@ -308,7 +311,7 @@ class Publisher:
             if len(self._requests) >= most:
                 # A processor keeps to max_requests, and gives up what is not admitted in time.
                 limit = f"at most {most} requests that the engine has not taken yet"
-                raise ContractError("generate", limit, len(self._requests) + 1, rule=Rule.ITEMS)
+                raise ContractError("generate", limit, len(self._requests) + 1)
             self._requests.append(request)
             self._arrived.notify_all()
 

@@ -71,11 +71,11 @@ def test_many_requests_are_counted_right(count: int) -> None:
 
 @pytest.mark.parametrize(
     "hello",
-    [{"role": WorkerRole.WORKER_ROLE_DECODE}, {"max_requests": 0}, {"model": "other"}],
-    ids=["decodes only", "takes none", "another model"],
+    [{"role": WorkerRole.WORKER_ROLE_DECODE}, {"max_requests": 0}, {"model": "other"}, {"model": "mine", "tp_rank": 1}],
+    ids=["decodes only", "takes none", "another model", "another rank"],
 )
 def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]) -> None:
-    """Workers that only decode, take no requests, or serve another model are no choice: there is no worker then."""
+    """Workers that only decode, take none, serve another model or are another rank are no choice (case 6)."""
     bench = Bench()
     bench.worker(**hello)
     assert code(submit(bench, generate_of(1, model="mine"))) == ErrorCode.ERROR_CODE_NO_WORKER

@@ -286,3 +286,21 @@ def test_what_is_left_of_a_stream_is_handed_out_when_it_ends() -> None:
     heard = client.heard()
     assert [each.body for each in heard] == ["outputs", "error", "error"]
     assert write_frame(heard[1].frame)
+
+
+def test_defect_in_handing_out_ends_the_requests_it_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where handing a step out fails, its requests end with an internal error; the stream goes on, held by nothing."""
+    bench, worker, client = asked(1, 2)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.core.book.router, "route", broken)
+        worker.publish(rows([1]))
+    (heard,) = client.heard()
+    assert (heard.frame.error.request_key, heard.frame.error.code) == (1, ErrorCode.ERROR_CODE_INTERNAL)
+    worker.publish(rows([2], tokens=3))
+    assert tokens(client) == {2: 3}
+    assert bench.core.intake.defects == 1
+    assert worker.known.stream.holds.acknowledged == 1  # the second waits for its client to confirm

@@ -227,3 +227,12 @@ def test_empty_step_is_nothing() -> None:
     table = Table({1: 0})
     assert table.route(batch([]), 0).rows.row_count == 0
     assert table.book.router.counts.delivered == 0
+
+
+def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:
+    """However many requests are open, a row of one that nobody knows is nobody's, at whatever position (case 3)."""
+    table = Table(dict.fromkeys(range(1, 65), 0), routes=1)
+    table.route(batch(rows(range(1, 65), tokens=3)), 0)
+    step = table.route(batch([Wanted(999, 3, 1)], step=2), 0)
+    assert step.rows.row_count == 0
+    assert table.aborted == [(0, 999)]

@@ -101,7 +101,8 @@ def test_other_ranks_publish_nothing() -> None:
     first, other = Bare(tp_rank=0), Bare(tp_rank=1)
     assert first.publish(batch(rows([1]))) == 1
     assert other.publish(batch(rows([1]))) == 0
-    assert (first.gated, other.gated) == (0, 1)
+    assert other.admitted(1, 1) == other.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke") == 0
+    assert (first.gated, other.gated) == (0, 3)
     assert len(other._retention) == 0
     assert other.publish(batch(rows([1])), every_rank=True) == 1
 
