@@ -137,9 +137,10 @@ class TokenClient:
             self._session.on_watched = before
 
     async def outputs(self, *, most: int = 64) -> AsyncGenerator[tuple[LogprobBatch, LogprobBatch | None], None]:
-        """Yield what comes as it comes: this client's rows of a step as columns, and what was drafted for them.
+        """Yield this client's rows of each step as columns, each row once, and what was drafted for them.
 
-        While more than `most` wait to be taken, nothing more is confirmed, so the processor stops sending.
+        While this runs the rows of all requests come from here alone; what `generate` returned says how its request
+        ends. While more than `most` wait to be taken, nothing more is confirmed, so the processor stops sending.
         """
         waiting: deque[tuple[LogprobBatch, LogprobBatch | None]] = deque()
         arrived = asyncio.Event()

@@ -4,6 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, Rule, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -69,7 +72,8 @@ class ClientSession:
         self.lost_since: float | None = None
         """Since when there has been no processor, while there are open requests."""
         self.on_watched: Callable[[ServerFrame, bytes], None] = _ignore
-        self.on_outputs: Callable[[LogprobBatch, LogprobBatch | None], None] = _ignore_outputs
+        self.on_outputs: Callable[[LogprobBatch, LogprobBatch | None], None] | None = None
+        """Who takes whole outputs, if anybody does; the rows are nobody else's then."""
 
     @property
     def outstanding(self) -> int:
@@ -184,34 +188,51 @@ class ClientSession:
             target.statuses.tolist(),
             strict=True,
         )
+        had = [-1] * target.row_count
         for place, (key, position, tokens, status) in enumerate(rows):
             request = self.requests.get(key)
             if request is not None:
-                self._row(request, step, place, position, tokens, RowStatus(status))
+                had[place] = self._row(request, step, place, position, tokens, RowStatus(status))
             elif status not in FINISHED and key not in self._strays:
                 # It ended here, as when a request was asked for twice and the first answer was an error.
                 self._strays = {key, *list(self._strays)[:_MOST_STRAYS]}
                 self._say(ClientFrame(abort=Abort(request_key=key)))
-        self.on_outputs(target, draft)
+        if self.on_outputs is not None:
+            self._give_columns(target, draft, np.array(had, np.intp))
 
     def _row(  # noqa: PLR0913, PLR0917 - a row's own values, read once for the whole batch
         self, request: OpenRequest, step: Step, place: int, position: int, tokens: int, status: RowStatus
-    ) -> None:
+    ) -> int:
+        """Add a row to its request; return how many of its tokens that had before, or -1 if the row is not for it."""
         request.generate = None
-        if position > request.next_position:
-            lost = f"tokens {request.next_position} to {position - 1} never came from the processor"
+        expected = request.next_position
+        if position > expected:
+            lost = f"tokens {expected} to {position - 1} never came from the processor"
             self._end(request, ErrorCode.ERROR_CODE_GAP, lost)
-            return
-        if position + tokens < request.next_position or (tokens and position + tokens == request.next_position):
+            return -1
+        if position + tokens < expected or (tokens and position + tokens == expected):
             self.repeated += 1
-            return
+            return -1
         request.next_position = position + tokens
-        if request.tokens.put(step, place) > self._max_rows:
+        # Who takes whole outputs has the rows from there; nobody would take them here.
+        if self.on_outputs is None and request.tokens.put(step, place) > self._max_rows:
             lost = f"its consumer left {self._max_rows} steps' tokens waiting, from token {request.tokens.position} on"
             self._end(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, lost)
         elif status in FINISHED:
             del self.requests[request.tokens.key]
             request.tokens.finish(status)
+        return expected - position
+
+    def _give_columns(self, target: LogprobBatch, draft: LogprobBatch | None, had: npt.NDArray[np.intp]) -> None:
+        """Hand out the rows that are new: what was sent again, after a connection broke, was taken before."""
+        if self.on_outputs is None or not (had >= 0).any():
+            return
+        if had.any():
+            skipped = np.maximum(had, 0)
+            new = np.flatnonzero(had >= 0)
+            target = target.between(skipped, target.token_counts).select(new)
+            draft = None if draft is None or skipped.any() else draft.select(_places(draft, target))
+        self.on_outputs(target, draft)
 
     def _failed(self, error: RequestError) -> None:
         request = self.requests.get(error.request_key)
@@ -347,5 +368,5 @@ def _ignore(_frame: ServerFrame, _payload: bytes) -> None:
     """Nobody watches."""
 
 
-def _ignore_outputs(_target: LogprobBatch, _draft: LogprobBatch | None) -> None:
-    """Nobody takes whole outputs."""
+def _places(draft: LogprobBatch, target: LogprobBatch) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.isin(draft.request_keys, target.request_keys))

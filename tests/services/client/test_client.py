@@ -245,22 +245,25 @@ async def test_outputs_come_as_columns_and_hold_the_processor_back() -> None:
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()
+        for key in range(5, 14):
+            client.generate(generate_of(key))
         outputs = client.outputs(most=1)
         first = asyncio.ensure_future(anext(outputs))
         await turns()
-        for position in range(4):
-            processor.rows(Wanted(5, position, 1, FINISHED))
+        for place in range(4):
+            processor.rows(Wanted(5 + place, 0, 1, FINISHED))
         target, draft = await soon(first)
         assert isinstance(target, LogprobBatch)
         assert draft is None
         await turns()
         assert client.session.is_paused
-        assert (await soon(anext(outputs)))[0].positions.tolist() == [1]
+        assert (await soon(anext(outputs)))[0].request_keys.tolist() == [6]
         assert client.session.is_paused
-        assert (await soon(anext(outputs)))[0].positions.tolist() == [2]
+        assert (await soon(anext(outputs)))[0].request_keys.tolist() == [7]
         assert not client.session.is_paused
         assert (await processor.body("confirm")).confirm.through_number == 4
         await outputs.aclose()
+        client.session.give_up("over")
 
 
 async def test_who_takes_outputs_no_longer_keeps_nobody_back() -> None:
@@ -268,19 +271,22 @@ async def test_who_takes_outputs_no_longer_keeps_nobody_back() -> None:
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()
+        for key in range(5, 14):
+            client.generate(generate_of(key))
         outputs = client.outputs(most=1)
         first = asyncio.ensure_future(anext(outputs))
         await turns()
-        for position in range(4):
-            processor.rows(Wanted(5, position, 1, FINISHED))
+        for place in range(4):
+            processor.rows(Wanted(5 + place, 0, 1, FINISHED))
         await soon(first)
         await turns()
         assert client.session.is_paused
         await outputs.aclose()
         assert (await processor.body("confirm")).confirm.through_number == 4
-        for position in range(4, 9):
-            processor.rows(Wanted(5, position, 1, FINISHED))
+        for place in range(4, 9):
+            processor.rows(Wanted(5 + place, 0, 1, FINISHED))
         assert (await processor.body("confirm")).confirm.through_number > 4
+        client.session.give_up("over")
 
 
 async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.builders import Wanted, batch, generate_of, hello_of, item_of
+from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of
 from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
 from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
@@ -245,11 +245,28 @@ def test_whole_outputs_are_shown_with_their_drafts() -> None:
     peer = opened()
     seen: list[tuple[LogprobBatch, LogprobBatch | None]] = []
     peer.session.on_outputs = lambda target, draft: seen.append((target, draft))
+    tokens = [peer.session.open(generate_of(key)) for key in (5, 6)]
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1), drafted=[Wanted(5, 0, 3)])
     ((target, draft),) = seen
     assert target.request_keys.tolist() == [5, 6]
     assert draft is not None
     assert draft.request_keys.tolist() == [5]
+    assert [len(each) for each in tokens] == [0, 0]
+
+
+def test_columns_have_each_row_and_each_token_once() -> None:
+    """What is sent again is left out of the columns, and so are the tokens that were there before (case 14, 17)."""
+    peer = opened()
+    seen: list[LogprobBatch] = []
+    peer.session.on_outputs = lambda target, _draft: seen.append(target)
+    for key in (5, 6):
+        peer.session.open(generate_of(key))
+    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
+    peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
+    peer.rows(Wanted(5, 1, 2), Wanted(6, 0, 1), Wanted(9, 0, 1))
+    found = [(batch.request_keys.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
+    assert found == [([5, 6], [0, 0], [2, 1]), ([5], [2], [1])]
+    assert seen[1].token_ids.tolist() == ids(5, 2, 3)
 
 
 def test_watched_items_are_shown() -> None:

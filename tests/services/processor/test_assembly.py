@@ -104,6 +104,20 @@ def test_drafts_are_paired_with_their_own_rows(target_order: list[int], draft_or
         assert (mine.key, mine.position, mine.batch_index) == (theirs.key, theirs.position, theirs.batch_index)
 
 
+def test_draft_that_nobody_announced_is_waited_for_once_it_began() -> None:
+    """Of a draft whose first part is there the others are waited for, whatever the target says of it (case 4)."""
+    made = assembler()
+    wanted = [Wanted(1), Wanted(2)]
+    drafts = parts_of(wanted, [0, 1], [1], kind=DRAFT)
+    made.add(drafts[0], 0.0)
+    made.add(batch(wanted), 0.0)
+    assert numbers(made) == []
+    made.add(drafts[1], 0.0)
+    step = only(made)
+    assert step.draft is not None
+    assert step.draft.request_keys.tolist() == [1, 2]
+
+
 def test_draft_of_other_lengths_is_not_cut() -> None:
     """A row whose draft has more or fewer tokens than were accepted keeps all of both (case 4, 12)."""
     made = assembler()

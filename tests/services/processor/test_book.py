@@ -264,6 +264,17 @@ def test_request_that_no_worker_has_ends() -> None:
     assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
 
+def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
+    """A worker that takes over may say that it has a request; without a row of it nobody has, from any position."""
+    table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
+    table.book.answer(9, source(1, takes_over=True))
+    tokens = table.book.tokens(9, 6)
+    table.clock.advance(10.0)
+    table.book.expire()
+    assert tokens.error is not None
+    assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
+
+
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     """An unclaimed request is kept for its time; then its rows are let go and its worker is told to end it."""
     table = Table({}, unclaimed_timeout_ms=10_000)
