@@ -7,7 +7,7 @@ from tests.services.builders import Wanted, client_hello, generate_of, rows
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume, ServerFrame
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason
 from tokenbus_services.bus import Outcome
 
@@ -88,6 +88,7 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
     assert [each.body for each in heard] == ["outputs", "error", "outputs"]
     assert heard[1].frame.error.request_key == 8
     assert bench.core.clients.sessions[5].requests == set()
+    client.confirm()  # before that, the same request again would be the one that is on its way
     client.ask(generate_of(9))
     worker.publish([Wanted(9, 0, 1)])
     assert places(client) == [(9, 0, 1)]
@@ -119,6 +120,9 @@ def test_other_client_takes_over_what_was_not_confirmed(position: int, expected:
     worker.publish(rows([1], position=3))
     assert places(other) == [(1, 3, 1)]
     assert places(client) == []
+    worker.heard()
+    client.say(ClientFrame(abort=Abort(request_key=1)))
+    assert "abort" not in worker.heard_bodies()
 
 
 def test_other_client_that_lacks_what_was_confirmed_is_told() -> None:
