@@ -71,7 +71,12 @@ def test_many_requests_are_counted_right(count: int) -> None:
 
 @pytest.mark.parametrize(
     "hello",
-    [{"role": WorkerRole.WORKER_ROLE_DECODE}, {"max_requests": 0}, {"model": "other"}, {"model": "mine", "tp_rank": 1}],
+    [
+        {"model": "mine", "role": WorkerRole.WORKER_ROLE_DECODE},
+        {"model": "mine", "max_requests": 0},
+        {"model": "other"},
+        {"model": "mine", "tp_rank": 1},
+    ],
     ids=["decodes only", "takes none", "another model", "another rank"],
 )
 def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def test_only_what_is_watched_is_shown() -> None:
     assert seen(every) == ["a/7", "b/7", "1", "1"]
     first.say_hello(next_sequence=2)
     assert seen(one) == ["a/7"]
+    assert seen(watching(bench, "b", session=8)) == ["b/7"]
 
 
 def test_what_does_not_fit_into_the_window_is_left_out() -> None:
