@@ -1,6 +1,15 @@
 """What can happen to a message's bytes."""
 
 
+def flipped(parts: list[bytes], number: int) -> list[bytes]:
+    """Return an item with one bit of its payload changed; what has no payload stays as it is."""
+    if len(parts) < 2:
+        return parts
+    payload = bytearray(parts[1])
+    payload[number % len(payload)] ^= 1 << number % 8
+    return [parts[0], bytes(payload)]
+
+
 def damaged(parts: list[bytes], number: int, *, has_checksum: bool) -> list[bytes]:
     """Return a message with one thing wrong that its receiver can notice.
 
@@ -12,10 +21,8 @@ def damaged(parts: list[bytes], number: int, *, has_checksum: bool) -> list[byte
         return parts[:-1]
     if kind == 1:
         return [*parts, parts[-1]]
-    if kind == 2 and has_checksum and len(parts) > 1:
-        payload = bytearray(parts[1])
-        payload[number % len(payload)] ^= 1 << number % 8
-        return [parts[0], bytes(payload)]
+    if kind == 2 and has_checksum:
+        return flipped(parts, number)
     place = number % len(parts)
     cut = number // len(parts) % max(1, len(parts[place]))
     return [*parts[:place], parts[place][:cut], *parts[place + 1 :]]

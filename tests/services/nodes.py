@@ -14,6 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingPa
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
 from tokenbus_services.link import Session
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher, truth
@@ -174,8 +175,10 @@ def generate_request(key: int, max_tokens: int, top_logprobs: int | None, *, dra
 class ClientNode(Node):
     """One life of a client, and what it took of each of its requests."""
 
-    def __init__(self, settings: Settings, life: int, network: Network, clock: ManualClock) -> None:
-        """Start."""
+    def __init__(
+        self, settings: Settings, life: int, network: Network, clock: ManualClock, *, by_columns: bool
+    ) -> None:
+        """Start; tokens are taken from each request's iterator, or as columns."""
         client, bus = settings.client, settings.bus
         hello = ClientHello(
             schema_major=MAJOR,
@@ -192,7 +195,8 @@ class ClientNode(Node):
             interval=bus.heartbeat_interval_ms / 1000,
             timeout=bus.heartbeat_timeout_ms / 1000,
         )
-        self.client.on_outputs = self._check_drafts
+        if by_columns:
+            self.client.on_outputs = self._take_columns
         self.settings = settings
         self.asked: dict[int, Asked] = {}
         self.is_reading = True
@@ -222,6 +226,7 @@ class ClientNode(Node):
         if self.is_reading:
             for asked in self.asked.values():
                 if not asked.has_ended:
+                    self._check_waiting(asked)
                     _take(asked)
 
     def watch_over(self) -> None:
@@ -229,6 +234,20 @@ class ClientNode(Node):
         since, patience = self.client.lost_since, self.settings.client.resume_timeout_ms / 1000
         if since is not None and self.clock.now() - since >= patience:
             self.client.give_up("no processor answered in time")
+
+    def _take_columns(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
+        """Take what is new of a step, and compare it with what is true."""
+        self._check_drafts(target, draft)
+        for key, row in zip(target.request_keys.tolist(), target.rows(), strict=True):
+            asked = self.asked[key]
+            for token in tokens_of(row):
+                asked.tokens.append(token)
+                assert_true(asked, len(asked.tokens) - 1)
+
+    def _check_waiting(self, asked: Asked) -> None:
+        """Look at what was drafted for the tokens that wait."""
+        for step, _ in asked.source.waiting if asked.source is not None else ():
+            self._check_drafts(step.target, step.draft)
 
     def _check_drafts(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
         """Assert that what was drafted is about the same tokens as the rows beside it."""

@@ -29,10 +29,15 @@ _PATIENT: dict[str, list[object]] = {
     "processor.abort_timeout_ms": [3_600_000],
     "processor.step_timeout_ms": [3_600_000],
 }
+_HEALING: dict[str, list[object]] = {
+    "worker.checksum": [True],
+    "processor.replay_attempts": [1000],
+    "processor.replay_timeout_ms": [300],
+}
 _FAULTY: dict[str, list[object]] = {
     "worker.policy": ["block", "shed", "fail"],
     "processor.slow_consumer": ["end", "wait"],
-    "processor.request_timeout_ms": [30_000],
+    "processor.request_timeout_ms": [3_600_000],
     "processor.hold_items": [6, 64],
     "processor.max_open_steps": [1, 2, 16],
     "processor.replay_attempts": [1, 3],
@@ -55,6 +60,7 @@ def _shapes(choices: dict[str, list[object]], capacities: list[int]) -> st.Searc
         clients=st.integers(1, 2),
         parts=st.integers(1, 2),
         drafts=st.booleans(),
+        by_columns=st.booleans(),
         capacity=st.sampled_from(capacities),
     )
 
@@ -67,6 +73,11 @@ def faultless_shapes() -> st.SearchStrategy[Shape]:
 def lossless_shapes() -> st.SearchStrategy[Shape]:
     """Return worlds in which time ends nothing."""
     return _shapes(_TIGHT | _PATIENT, [64])
+
+
+def healing_shapes() -> st.SearchStrategy[Shape]:
+    """Return worlds in which what is lost is asked for until it comes."""
+    return _shapes(_TIGHT | _PATIENT | _HEALING, [64])
 
 
 def faulty_shapes() -> st.SearchStrategy[Shape]:

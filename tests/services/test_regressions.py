@@ -1,5 +1,7 @@
 """What the state machines of `test_state_machine.py` found, each in as few steps as show it."""
 
+from dataclasses import replace
+
 from tests.services.world import Shape, Wish, World
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -11,7 +13,7 @@ def world_of(shape: Shape | None = None, **settings: object) -> World:
     """Return a world in which everybody is connected."""
     chosen = shape or Shape()
     keys = {name.replace("__", "."): value for name, value in settings.items()}
-    world = World(Shape(keys, chosen.workers, chosen.clients, chosen.parts, chosen.drafts, chosen.capacity))
+    world = World(replace(chosen, settings=keys))
     world.flush()
     return world
 
@@ -207,3 +209,72 @@ def test_tokens_without_their_batch_end_what_may_miss_them() -> None:
     world.settle()
     assert world.asked[0].error is not None
     assert world.asked[0].error.code == ErrorCode.ERROR_CODE_GAP
+
+
+def test_a_resume_that_was_lost_with_its_connection_is_repeated() -> None:
+    """A session that is known again may never have heard what its client resumes: it is told until it answers."""
+    world = world_of()
+    world.ask(_WISH)
+    world.work(1)
+    world.flush()
+    world.restart_processor(keeps_unsent=False)
+    client = world.clients[0]
+    world.pass_time(1.2, carries=False)
+    while client.wire.down or client.wire.up:  # up to the welcome, and what the client says then is lost
+        world.deliver_up(client)
+        client.receive()
+        if client.client.handshakes == 2:
+            break
+    client.reconnect(keeps_unsent=False)
+    assert_all_well(world)
+
+
+def test_two_lives_of_a_client_resume_at_once() -> None:
+    """The later one gets all that is on its way, whichever of the earlier ones it was on its way to."""
+    world = world_of(client__window_frames=1)
+    world.ask(_WISH)
+    world.work(1)
+    world.flush()
+    world.stir(carries_up=True)
+    world.restart_client(0)
+    first = world.clients[0]
+    world.deliver_up(first)  # its hello
+    first.receive()
+    while world.deliver_up(first):  # its resume, which waits for the event loop's next turn
+        pass
+    world.restart_client(0)
+    second = world.clients[0]
+    world.deliver_up(second)
+    second.receive()
+    while world.deliver_up(second):
+        pass
+    assert_all_well(world)
+
+
+def test_a_client_resumes_and_leaves_at_once() -> None:
+    """What a client resumed that is gone a moment later waits for another, and nothing is handed to nobody."""
+    world = world_of(Shape(clients=2))
+    world.ask(_WISH)
+    world.work(1)
+    world.flush()
+    asked = world.asked[0]
+    world.restart_client(0)
+    client = world.clients[0]
+    world.deliver_up(client)
+    client.receive()
+    while world.deliver_up(client):
+        pass
+    world.close_client(0)
+    world.clients[0].take_over(asked)
+    world.asked.append(asked)
+    assert_all_well(world)
+
+
+def test_a_step_that_waits_for_its_draft_is_given_up_in_time() -> None:
+    """Steps that wait for what was dropped end by time, even where they are all that may be held."""
+    world = world_of(Shape(drafts=True), processor__hold_items=2, worker__policy="fail", worker__retention_items=3)
+    world.ask(Wish(client=0, max_tokens=9, top_logprobs=None, drafts=False))
+    world.flush()
+    world.workers[0].turn()  # the event, the target, and no room for the draft
+    world.settle()
+    assert world.unsettled() == []

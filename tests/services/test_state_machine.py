@@ -5,313 +5,13 @@ each machine, new ones in each run.
 """
 
 import os
-from collections import deque
-from math import inf
 
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
-from tests.services.faults import damaged
-from tests.services.nodes import Node
-from tests.services.shapes import faultless_shapes, faulty_shapes, lossless_shapes
-from tests.services.world import Shape, Wish, World
-from tokenbus_contracts import RowStatus
+from tests.services.machines import Bus, FaultlessBus, FaultyBus, HealingBus, LosslessBus
 
-_PLACES = st.integers(0, 7)
-_WISHES = st.builds(
-    Wish,
-    client=_PLACES,
-    max_tokens=st.integers(1, 40),
-    top_logprobs=st.sampled_from([None, 0, 2]),
-    drafts=st.booleans(),
-)
-_BEGINNINGS = st.lists(_WISHES, min_size=1, max_size=6)
 _SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
-
-
-class Bus(RuleBasedStateMachine):
-    """What people and engines do, and messages that arrive."""
-
-    world: World
-
-    def teardown(self) -> None:
-        """Let everything come to its end, and look at how it did."""
-        if hasattr(self, "world"):
-            self.world.settle()
-            self.world.check_bounds()
-            self.world.check_ends()
-            self.check_at_end()
-
-    def check_at_end(self) -> None:
-        """Assert what holds of this machine's runs alone."""
-
-    def node(self, place: int) -> Node:
-        """Return one of the workers and clients."""
-        nodes = list(self.world.nodes())
-        return nodes[place % len(nodes)]
-
-    @rule(wishes=st.lists(_WISHES, min_size=1, max_size=4))
-    def ask(self, wishes: list[Wish]) -> None:
-        """Ask for requests, as long as workers have places for more."""
-        for wish in wishes:
-            if len(self.world.open_requests()) < 4 * len(self.world.workers):
-                self.world.ask(wish)
-
-    @rule(place=_PLACES)
-    def abort(self, place: int) -> None:
-        """Abort an open request."""
-        if found := self.world.open_requests():
-            client, asked = found[place % len(found)]
-            client.abort(asked)
-
-    @rule(worker=_PLACES, turns=st.integers(1, 6))
-    def turn(self, worker: int, turns: int) -> None:
-        """Let an engine compute, and carry nothing."""
-        for _ in range(turns):
-            self.world.turn(worker % len(self.world.workers))
-
-    @rule(turns=st.integers(1, 3))
-    def work(self, turns: int) -> None:
-        """Let every engine compute, and carry everything, but leave the last of it on its way to the clients."""
-        self.world.work(turns)
-
-    @rule()
-    def carry_all(self) -> None:
-        """Carry everything."""
-        self.world.flush()
-
-    @rule(node=_PLACES, messages=st.integers(1, 4))
-    def carry_up(self, node: int, messages: int) -> None:
-        """Carry a few messages to the processor."""
-        for _ in range(messages):
-            self.world.deliver_up(self.node(node))
-
-    @rule(node=_PLACES, messages=st.integers(1, 4))
-    def carry_down(self, node: int, messages: int) -> None:
-        """Carry a few messages to a worker or a client."""
-        for _ in range(messages):
-            self.node(node).receive()
-
-    @rule()
-    def run_soon(self) -> None:
-        """Let the processor's event loop turn."""
-        self.world.run_soon()
-
-    @rule(client=_PLACES)
-    def read(self, client: int) -> None:
-        """Take tokens."""
-        self.world.clients[client % len(self.world.clients)].read()
-
-    @rule(seconds=st.sampled_from([0.3, 1.1]))
-    def pass_time(self, seconds: float) -> None:
-        """Let a little time pass, and carry everything."""
-        self.world.pass_time(seconds, carries=True)
-
-    @invariant()
-    def everything_is_within_its_bounds(self) -> None:
-        """Look at the sizes of whatever grows."""
-        if hasattr(self, "world"):
-            self.world.check_bounds()
-
-
-class FaultlessBus(Bus):
-    """Nothing goes wrong: no request may end with an error, and nobody may complain."""
-
-    @initialize(shape=faultless_shapes(), wishes=_BEGINNINGS)
-    def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
-        self.world = World(shape)
-        self.world.flush()
-        self.ask(wishes)
-
-    def check_at_end(self) -> None:
-        """Assert that nothing was lost, repeated or refused."""
-        assert_no_errors(self.world)
-        assert_no_complaints(self.world)
-
-
-class LosslessBus(Bus):
-    """Processors, clients and connections die, workers do not: no request may end with an error."""
-
-    most_silence = 15.0
-    silence = 0.0
-
-    @initialize(shape=lossless_shapes(), wishes=_BEGINNINGS)
-    def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
-        self.world = World(shape)
-        self.ask(wishes)
-        self.world.work(2)
-
-    @rule(node=_PLACES, keeps_unsent=st.booleans())
-    def disconnect(self, node: int, *, keeps_unsent: bool) -> None:
-        """Break a connection."""
-        self.node(node).reconnect(keeps_unsent=keeps_unsent)
-
-    @rule(keeps_unsent=st.booleans())
-    def restart_processor(self, *, keeps_unsent: bool) -> None:
-        """Kill the processor."""
-        self.world.restart_processor(keeps_unsent=keeps_unsent)
-
-    @rule(client=_PLACES)
-    def restart_client(self, client: int) -> None:
-        """Kill a client."""
-        self.world.restart_client(client % len(self.world.clients))
-
-    @rule(seconds=st.sampled_from([0.3, 1.1, 2.5]))
-    def pass_time_in_silence(self, seconds: float) -> None:
-        """Let time pass, and carry nothing, as long as nobody is lost by that."""
-        self.silence += seconds
-        if self.silence < self.most_silence:
-            self.world.pass_time(seconds, carries=False)
-
-    def check_at_end(self) -> None:
-        """Assert that nothing was lost."""
-        assert_no_errors(self.world)
-
-
-class FaultyBus(LosslessBus):
-    """Everything goes wrong: requests may end with errors, but never with a wrong, missing or repeated token."""
-
-    most_silence = inf
-
-    @initialize(shape=faulty_shapes(), wishes=_BEGINNINGS)
-    def begin(self, shape: Shape, wishes: list[Wish]) -> None:
-        """Start everything."""
-        self.world = World(shape)
-        self.ask(wishes)
-        self.world.work(2)
-
-    def queue(self, peer: Node, *, up: bool) -> deque[list[bytes]]:
-        """Return what is on its way in one direction; if nothing is, see to it that something may be."""
-        if not (peer.wire.up if up else peer.wire.down):
-            self.world.stir(carries_up=not up)
-        return peer.wire.up if up else peer.wire.down
-
-    def worker_queue(self, place: int, *, up: bool) -> deque[list[bytes]]:
-        """Return what is on its way between a worker and the processor, to lose or damage some of it.
-
-        Streams need not trust the transport. Clients must, as far as it says: it loses a message only with the whole
-        connection, and what is asked for or not confirmed is repeated in the next one.
-        """
-        return self.queue(self.world.workers[place % len(self.world.workers)], up=up)
-
-    @rule(worker=_PLACES, up=st.booleans(), place=_PLACES)
-    def drop(self, worker: int, place: int, *, up: bool) -> None:
-        """Lose one message."""
-        if queue := self.worker_queue(worker, up=up):
-            del queue[place % len(queue)]
-
-    def out_of_order(self, place: int, *, up: bool) -> deque[list[bytes]]:
-        """Return what is on its way in one direction, to double it or to change its order; not what a client sends."""
-        peer = self.node(place)
-        return self.queue(peer, up=up and peer in self.world.workers)
-
-    @rule(node=_PLACES, up=st.booleans(), place=_PLACES, to=_PLACES)
-    def duplicate(self, node: int, place: int, to: int, *, up: bool) -> None:
-        """Let one message arrive twice."""
-        if queue := self.out_of_order(node, up=up):
-            queue.insert(to, queue[place % len(queue)])
-
-    @rule(node=_PLACES, up=st.booleans(), place=_PLACES, to=_PLACES)
-    def reorder(self, node: int, place: int, to: int, *, up: bool) -> None:
-        """Let two messages change places."""
-        if queue := self.out_of_order(node, up=up):
-            one, other = place % len(queue), to % len(queue)
-            queue[one], queue[other] = queue[other], queue[one]
-
-    @rule(worker=_PLACES, up=st.booleans(), place=_PLACES, number=st.integers(0, 2**32 - 1))
-    def damage(self, worker: int, place: int, number: int, *, up: bool) -> None:
-        """Damage one message in a way that can be noticed."""
-        if queue := self.worker_queue(worker, up=up):
-            place %= len(queue)
-            queue[place] = damaged(queue[place], number, has_checksum=self.has_checksum)
-
-    @rule(node=_PLACES, up=st.booleans(), place=_PLACES, number=st.integers(0, 2**32 - 1))
-    def inject(self, node: int, place: int, number: int, *, up: bool) -> None:
-        """Let a message that nobody sent come before another."""
-        peer = self.node(node)
-        if queue := self.queue(peer, up=up):
-            place %= len(queue)
-            has_checksum = self.has_checksum and peer in self.world.workers
-            queue.insert(place, damaged(queue[place], number, has_checksum=has_checksum))
-
-    @property
-    def has_checksum(self) -> bool:
-        """Whether what workers send carries checksums."""
-        return self.world.settings.worker.checksum
-
-    @rule(node=_PLACES)
-    def pause(self, node: int) -> None:
-        """Stop a worker or a client for a while."""
-        self.node(node).is_paused = True
-
-    @rule(node=_PLACES)
-    def go_on(self, node: int) -> None:
-        """Let it go on."""
-        self.node(node).is_paused = False
-        self.node(node).pump()
-
-    @rule(client=_PLACES, is_reading=st.booleans())
-    def stop_reading(self, client: int, *, is_reading: bool) -> None:
-        """Let a client take nothing, or something again."""
-        self.world.clients[client % len(self.world.clients)].is_reading = is_reading
-
-    @rule(client=_PLACES, is_paused=st.booleans())
-    def stop_confirming(self, client: int, *, is_paused: bool) -> None:
-        """Let a client confirm nothing, as one that iterates over outputs too slowly."""
-        node = self.world.clients[client % len(self.world.clients)]
-        node.client.is_paused = is_paused
-        node.pump()
-
-    @rule(is_patient=st.booleans())
-    def lose_patience(self, *, is_patient: bool) -> None:
-        """Let engines give up when there is no room."""
-        self.world.is_patient = is_patient
-
-    @rule(worker=_PLACES)
-    def restart_worker(self, worker: int) -> None:
-        """Kill a worker."""
-        self.world.restart_worker(worker % len(self.world.workers))
-
-    @precondition(lambda self: len(self.world.clients) > 1)
-    @rule(client=_PLACES)
-    def say_goodbye(self, client: int) -> None:
-        """Let a client leave in good order; what it asked for is nobody's any more."""
-        self.world.close_client(client % len(self.world.clients))
-
-    def check_at_end(self) -> None:
-        """Assert nothing more: errors are allowed here."""
-
-
-def assert_no_errors(world: World) -> None:
-    """Assert that every request ended well, and none was aborted that was not to be."""
-    aborted = [asked.key for asked in world.asked if asked.status is RowStatus.ABORTED and not asked.is_aborted]
-    assert not aborted, aborted
-    errors = [str(asked.error) for asked in world.asked if asked.error is not None]
-    assert not errors, errors
-
-
-def assert_no_complaints(world: World) -> None:
-    """Assert that nobody saw anything that is out of order."""
-    core = world.processor
-    assert core.workers.refused == core.clients.refused == core.workers.lost == 0
-    assert [node.refused_frames for node in world.nodes()] == [0] * len(list(world.nodes()))
-    for worker in core.workers.by_id.values():
-        items = worker.stream.counts
-        assert items.replays == items.gaps == items.damaged == items.duplicates == items.divergences == 0
-        assert worker.assembler.incomplete == worker.assembler.drafts_missing == 0
-    rows = core.book.router.counts
-    assert rows.repeated == rows.unknown == rows.early == rows.foreign == 0
-    assert all(client.client.repeated == 0 for client in world.clients)
 
 
 def _run(machine: type[Bus], examples: int, steps: int) -> None:
@@ -327,14 +27,19 @@ def _run(machine: type[Bus], examples: int, steps: int) -> None:
 
 def test_without_faults_nothing_ends_with_an_error() -> None:
     """Whatever is tight, and in whichever order messages arrive, every request has its tokens and nobody complains."""
-    _run(FaultlessBus, 60, 40)
+    _run(FaultlessBus, 15, 30)
 
 
 def test_no_restart_and_no_broken_connection_loses_a_token() -> None:
     """Processors, clients and connections come and go, and every request still has each of its tokens once."""
-    _run(LosslessBus, 120, 40)
+    _run(LosslessBus, 15, 30)
+
+
+def test_what_is_lost_on_the_way_is_sent_again() -> None:
+    """Items that are lost, doubled, damaged or out of order come again until all are there: no request notices."""
+    _run(HealingBus, 15, 30)
 
 
 def test_no_fault_makes_a_token_wrong() -> None:
     """Whatever is lost, doubled, damaged or too slow: each request has a beginning of its tokens, and an end."""
-    _run(FaultyBus, 150, 50)
+    _run(FaultyBus, 25, 30)

@@ -36,9 +36,11 @@ class OpenRequest:
     next_position: int
     generate: Generate | None
     """What was asked for, until it is known to have been taken."""
-    was_asked: bool
-    """Whether some processor may have been asked for it."""
     include_drafts: bool
+    asked_of: str = ""
+    """Which life of a processor may have been asked for it; empty: none."""
+    is_answered: bool = False
+    """Whether the processor is known to have heard what was said of it last."""
     is_aborted: bool = False
 
 
@@ -85,17 +87,17 @@ class ClientSession:
     def open(self, generate: Generate) -> RequestTokens:
         """Ask for a request."""
         frame = ClientFrame(generate=generate)
-        was_asked = self._say(frame)
+        asked_of = self.processor_id if self._say(frame) else ""
         tokens = RequestTokens(generate.request_key)
         drafts = generate.include_draft_logprobs
         # The frame's own copy: the application may do with its message what it likes.
-        self.requests[tokens.key] = OpenRequest(tokens, 0, frame.generate, was_asked, drafts)
+        self.requests[tokens.key] = OpenRequest(tokens, 0, frame.generate, drafts, asked_of)
         return tokens
 
     def resume(self, key: int, position: int, *, include_drafts: bool) -> RequestTokens:
         """Ask for the rest of a request."""
         tokens = RequestTokens(key, position)
-        request = OpenRequest(tokens, position, None, was_asked=True, include_drafts=include_drafts)
+        request = OpenRequest(tokens, position, None, include_drafts)
         self._say(ClientFrame(resume=_resume(key, request)))
         self.requests[key] = request
         return tokens
@@ -162,7 +164,7 @@ class ClientSession:
                 self._outputs(parts, has_draft=frame.outputs.has_draft)
             case "admitted":
                 if (request := self.requests.get(frame.admitted.request_key)) is not None:
-                    request.generate = None
+                    request.generate, request.is_answered = None, True
             case "error":
                 self._failed(frame.error)
             case "heartbeat":
@@ -204,7 +206,7 @@ class ClientSession:
         self, request: OpenRequest, step: Step, place: int, position: int, tokens: int, status: RowStatus
     ) -> int:
         """Add a row to its request; return how many of its tokens that had before, or -1 if the row is not for it."""
-        request.generate = None
+        request.generate, request.is_answered = None, True
         expected = request.next_position
         if position > expected:
             lost = f"tokens {expected} to {position - 1} never came from the processor"
@@ -239,6 +241,7 @@ class ClientSession:
         if request is None:
             return
         if error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
+            request.asked_of = self.processor_id
             self._say(ClientFrame(generate=request.generate))
             return
         del self.requests[error.request_key]
@@ -281,10 +284,11 @@ class ClientSession:
         for key, request in self.requests.items():
             # An earlier life of the processor may have handed it to a worker: asked anew, it could go to another one
             # beside that. Only when nobody has it, it is asked for again.
-            if request.generate is not None and (resumed or not request.was_asked):
-                request.was_asked = True
+            if request.generate is not None and request.asked_of in ("", self.processor_id):
+                request.asked_of = self.processor_id
                 self._say(ClientFrame(generate=request.generate))
-            elif not resumed:
+            elif not (resumed and request.is_answered):
+                request.is_answered = False
                 self._say(ClientFrame(resume=_resume(key, request)))
             if request.is_aborted:
                 self._say(ClientFrame(abort=Abort(request_key=key)))

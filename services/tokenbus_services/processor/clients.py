@@ -159,7 +159,9 @@ class ClientDesk:
 
     def take_up_resumed(self) -> None:
         """Take up the requests that were resumed: what waits goes to their clients, and so does what follows."""
-        resumed, self._resumed = self._resumed, []
+        # Of several clients that want one request the last has it; one that has left in the meantime has none.
+        latest = {each.request_key: (session, each) for session, each in self._resumed if session.key in self.sessions}
+        resumed, self._resumed = list(latest.values()), []
         sessions = {session for session, _ in resumed}
         for session in sessions:
             session.gather()
@@ -328,10 +330,9 @@ class ClientDesk:
     def _end_slow(self, session: Session) -> None:
         """End the requests of a client that reads too slowly, and drop what waits for it."""
         waiting, size = len(session.mailbox), session.mailbox.bytes
-        dropped = session.mailbox.drop_outputs()
+        reached = reached_in(session.mailbox.drop_outputs(), session.limits)
         self.watchers.remove(session)
         reason = f"its client left {waiting} frames with {size} bytes waiting"
-        reached = reached_in(dropped, session.limits)
         for key in list(session.requests):
             request = self._book.table.get(key)
             if request is not None:
