@@ -298,8 +298,8 @@ def test_same_processor_is_not_asked_for_what_it_knows() -> None:
     assert again[-1].generate.request_key == 6
 
 
-@pytest.mark.parametrize("change", [{"resumed": False}, {"resumed": True, "processor_id": "other"}])
-def test_other_processor_is_asked_for_the_rest_of_everything(change: dict[str, object]) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> None:  # noqa: FBT001 - pytest names it
     """A processor that does not know the session is asked to go on with each request, from what is held here."""
     peer = opened()
     peer.session.open(generate_of(5, include_draft_logprobs=True))
@@ -310,7 +310,7 @@ def test_other_processor_is_asked_for_the_rest_of_everything(change: dict[str, o
     peer.session.watch("w")
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
-    peer.welcome(**change)  # type: ignore[arg-type]
+    peer.welcome(resumed=resumed, processor_id="other")
     first, second, third, fourth = peer.says_all()
     assert (first.resume.request_key, first.resume.next_position) == (5, 2)
     assert first.resume.include_draft_logprobs
