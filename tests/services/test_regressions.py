@@ -30,6 +30,7 @@ def assert_all_well(world: World) -> None:
 def test_a_worker_takes_as_many_requests_as_it_says() -> None:
     """Places of the table that no request has are nobody's: the first worker takes its four, and no more."""
     world = world_of(worker__max_requests=4)
+    world.pass_time(4, carries=True)  # after that, nothing waits for a worker to come back
     for _ in range(5):
         world.ask(_WISH)
     world.settle()
@@ -73,6 +74,14 @@ def test_a_request_known_from_a_hello_goes_on_from_its_first_row() -> None:
     world.ask(_WISH)
     world.flush()
     world.restart_processor(keeps_unsent=False)
+    assert_all_well(world)
+
+
+def test_a_request_that_waits_for_a_worker_gets_the_first_free_place() -> None:
+    """After a restart a request may find every worker full: it waits for one to be free, not for one to come."""
+    world = World(Shape({"worker.max_requests": 1}))
+    for _ in range(2):
+        world.ask(_WISH)
     assert_all_well(world)
 
 

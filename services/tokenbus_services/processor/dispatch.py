@@ -83,18 +83,22 @@ class Dispatch:
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
         waiting, self._waiting = self._waiting, []
+        full: set[str] = set()
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
-            worker = self._choice(request.generate)
+            model = request.generate.model
+            worker = None if model in full else self._choice(request.generate)
             if worker is None:
+                full.add(model)
                 self._waiting.append(request)
                 continue
             self.book.hand_to(request, worker.source.stream)
             self._desk.generate(worker, request.generate)
 
     def tick(self, now: float) -> None:
-        """End the requests that waited long enough."""
+        """Hand out what waits and finds a place now, and end the requests that waited long enough."""
+        self.hand_out_waiting()
         if now < self._waits_until:
             return
         self._waits_until = -inf
