@@ -27,19 +27,19 @@ def _run(machine: type[Bus], examples: int, steps: int) -> None:
 
 def test_without_faults_nothing_ends_with_an_error() -> None:
     """Whatever is tight, and in whichever order messages arrive, every request has its tokens and nobody complains."""
-    _run(FaultlessBus, 15, 30)
+    _run(FaultlessBus, 60, 40)
 
 
 def test_no_restart_and_no_broken_connection_loses_a_token() -> None:
     """Processors, clients and connections come and go, and every request still has each of its tokens once."""
-    _run(LosslessBus, 15, 30)
+    _run(LosslessBus, 120, 40)
 
 
 def test_what_is_lost_on_the_way_is_sent_again() -> None:
     """Items that are lost, doubled, damaged or out of order come again until all are there: no request notices."""
-    _run(HealingBus, 15, 30)
+    _run(HealingBus, 120, 40)
 
 
 def test_no_fault_makes_a_token_wrong() -> None:
     """Whatever is lost, doubled, damaged or too slow: each request has a beginning of its tokens, and an end."""
-    _run(FaultyBus, 25, 30)
+    _run(FaultyBus, 250, 50)
