@@ -177,8 +177,9 @@ class TokenProcessor:
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Yield every step, whole and in original batch order; only one such iteration at a time.
 
-        A step is acknowledged when the next one is asked for, and workers wait when steps are not taken. While
-        this runs, rows of requests that nobody else claimed are nobody else's.
+        A step is acknowledged when the next one is asked for, and workers wait when steps are not taken. So after
+        a restart the steps that were not acknowledged come again: who keeps what was taken skips those by stream and
+        sequence. While this runs, rows of requests that nobody else claimed are nobody else's.
         """
         if self.intake.feed is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")

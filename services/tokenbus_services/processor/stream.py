@@ -104,6 +104,7 @@ class Stream:
         self._attempts = 0
         self._refused_once: set[int] = set()
         self._taken_bytes = 0
+        self._ahead_bytes = 0
         self.granted_sequence = 0
         self.granted_bytes = 0
         self.refusal: ContractError | None = None
@@ -126,6 +127,7 @@ class Stream:
     def open_connection(self) -> None:
         """Begin to count anew: the worker goes on from what is expected, in a connection of its own."""
         self._ahead.clear()
+        self._ahead_bytes = 0
         self.wants_handshake = False
         self._asked_at = None
         self._attempts = 0
@@ -164,14 +166,27 @@ class Stream:
             return Fate.DAMAGED
         if sequence < self.expected or sequence in self._ahead:
             return self._duplicate(sequence, checksum)
+        if self._ahead_bytes + len(payload) > self._settings.credit_bytes:
+            return Fate.FLOOD
         self.known_last = max(self.known_last, sequence)
         try:
             contents = self._read(item, payload)
         except ContractError as error:
             return self._refuse(item, payload, error)
         self._remember(sequence, checksum)
-        self._ahead[sequence] = Arrived(sequence, contents, item.payload_kind, payload, sequence)
+        self._put_ahead(Arrived(sequence, contents, item.payload_kind, payload, sequence))
         return Fate.TAKEN
+
+    def _put_ahead(self, entry: Arrived | Lost) -> None:
+        self._ahead[entry.sequence] = entry
+        self._ahead_bytes += entry.size
+
+    def _pop_ahead(self, sequence: int) -> Arrived | Lost | None:
+        entry = self._ahead.pop(sequence, None)
+        if entry is not None:
+            self._ahead_bytes -= entry.size
+            self._taken_bytes += entry.size
+        return entry
 
     def _read(self, item: Item, payload: bytes) -> LogprobBatch | RequestEvent | None:
         match item.payload_kind:
@@ -207,7 +222,7 @@ class Stream:
         # Without a checksum it may have been damaged on the way: one more try shows.
         if item.HasField("payload_crc32") or sequence in self._refused_once:
             keys = _keys_in(item, payload, self._limits)
-            self._ahead[sequence] = Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, keys, len(payload))
+            self._put_ahead(Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, keys, len(payload)))
         else:
             self._refused_once.add(sequence)
         return Fate.REFUSED
@@ -228,19 +243,19 @@ class Stream:
         if first > last:
             return
         self.known_last = max(self.known_last, last)
-        self._ahead[first] = Lost(first, last, reason, keys)
+        self._pop_ahead(first)  # it was refused here before; its bytes cost credit all the same
+        self._put_ahead(Lost(first, last, reason, keys))
 
     def in_order(self) -> deque[Arrived | Lost]:
         """Return what is next in order, and all that follows it without a hole."""
         ready: deque[Arrived | Lost] = deque()
-        while (entry := self._ahead.pop(self.expected, None)) is not None:
+        while (entry := self._pop_ahead(self.expected)) is not None:
             self.expected = entry.last_sequence + 1
-            self._taken_bytes += entry.size
             if isinstance(entry, Lost):
                 self.counts.gaps += 1
                 self.counts.lost += entry.last_sequence - entry.sequence + 1
                 for covered in [each for each in self._ahead if each < self.expected]:
-                    self._taken_bytes += self._ahead.pop(covered).size  # they cost credit all the same
+                    self._pop_ahead(covered)  # they cost credit all the same
             self._refused_once.discard(entry.sequence)
             ready.append(entry)
         if ready:

@@ -129,7 +129,8 @@ class WorkerDesk:
         stream = worker.stream
         fate = stream.take(frame.item, payload)
         if fate is Fate.FLOOD:
-            message = f"item {frame.item.sequence}: credit goes to {stream.granted_sequence}"
+            items, size = stream.granted_sequence, stream.granted_bytes
+            message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
             raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, message)
         if fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT):
             self._tell(worker, frame.item.sequence, fate, payload)

@@ -96,7 +96,7 @@ class WorkerSettings:
     model: str = setting("", Text(0, 256, "the model's name, as clients ask for it; empty: the only one"))
     tp_rank: int = setting(0, _count("", "its tensor-parallel rank", low=0, high=65535))
     dp_rank: int = setting(0, _count("", "its data-parallel rank", low=0, high=65535))
-    retention_items: int = setting(4096, _count("items", "the most that it keeps until they are acknowledged"))
+    retention_items: int = setting(4096, _count("items", "the most that it keeps until they are acknowledged", low=2))
     retention_bytes: int = setting(
         268_435_456, _size("the most that it keeps until they are acknowledged; at least limits.max_message_bytes")
     )

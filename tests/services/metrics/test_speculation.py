@@ -52,7 +52,7 @@ def test_heads_are_counted_by_position() -> None:
 
 
 def test_no_draft_has_no_rate() -> None:
-    """Case 25: without draft tokens nothing is divided: rows without them do not count, and there is no rate."""
+    """Without draft tokens nothing is divided: rows without them do not count, and there is no rate (case 25)."""
     speculation = counted([(0, 1), (0, 3)], [], [(4, 0)])
     assert (speculation.rows, speculation.drafted, speculation.emitted, speculation.most) == (0, 0, 0, 0)
     assert speculation.heads() == []

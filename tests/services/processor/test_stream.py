@@ -161,6 +161,21 @@ def test_credit_ends_where_it_was_granted() -> None:
     assert take(made, 5, 6) == [Fate.TAKEN, Fate.FLOOD]
 
 
+def test_credit_in_bytes_ends_where_it_was_granted() -> None:
+    """What waits for its turn takes no more bytes than credit allows, however few items it is (case 20)."""
+    data = payload(2)
+    chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
+    most = 2000 // len(data)
+    made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
+    made.open_connection()
+    fates = take(made, *range(2, most + 4))
+    assert fates == [Fate.TAKEN] * most + [Fate.FLOOD] * 2
+    assert take(made, 2) == [Fate.DUPLICATE]
+    made.declare_lost(1, 1, GapReason.GAP_REASON_RETENTION, frozenset())
+    come(made)
+    assert take(made, most + 2) == [Fate.TAKEN]
+
+
 def test_grants_are_made_when_they_are_worth_a_message() -> None:
     """A grant is news after a quarter of the credit was used, in items or in bytes, and not before."""
     made = stream(credit_items=8)
