@@ -20,11 +20,13 @@ _ASKING_SECONDS = 30.0
 _WAIT_SECONDS = 0.1
 _LOOK_SECONDS = 0.01
 _MANY_FRAMES = 1 << 20
+_MANY_BYTES = 1 << 29
 
 
 def relayed_settings(order: Order, folder: str, **more: object) -> Settings:
     """Return the settings of the three: a client that is slower than the worker makes it wait, and ends nothing."""
-    return settings_of(order, folder, **{"clients.mailbox_frames": _MANY_FRAMES, "processor.hold_items": 512, **more})
+    mailbox = {"clients.mailbox_frames": _MANY_FRAMES, "clients.mailbox_bytes": _MANY_BYTES}
+    return settings_of(order, folder, **mailbox, **{"processor.hold_items": 512, **more})
 
 
 def prompt(most: int) -> Generate:
