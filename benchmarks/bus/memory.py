@@ -20,7 +20,7 @@ from tokenbus_services.client import TokenClient
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 ROWS, TOKENS_A_REQUEST = 4, 64
@@ -113,10 +113,10 @@ class _CountedEngine(SyntheticEngine):
             self._stop.set()
         return False
 
-    def admit(self, generate: Generate) -> int:
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is."""
         self._is_last |= generate.request_key == _LAST_KEY
-        return super().admit(generate)
+        return super().admit(generate, state)
 
 
 def work(order: Order) -> Samples:
@@ -124,7 +124,7 @@ def work(order: Order) -> Samples:
     stop = threading.Event()
     engine = _CountedEngine(order, stop)
     with tempfile.TemporaryDirectory() as folder, Publisher(_settings(order, folder)) as publisher:
-        serve(publisher, engine, stop, engine.gauge.step)
+        EngineLoop(publisher, engine).serve(stop, engine.gauge.step)
     return engine.gauge.samples
 
 

@@ -9,12 +9,21 @@ from google.protobuf.message import DecodeError, Message
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.frame_checks import Check, absent, check_each, check_of
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
+from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
 from tokenbus_contracts.malformed import explain, first_unknown_field
 from tokenbus_contracts.schema import max_bytes_of, oneofs_of
 
-FRAMES: tuple[type[Message], ...] = (WorkerFrame, ProcessorFrame, ClientFrame, ServerFrame, RequestEvent)
+FRAMES: tuple[type[Message], ...] = (
+    WorkerFrame,
+    ProcessorFrame,
+    ClientFrame,
+    ServerFrame,
+    RequestEvent,
+    PrefillFrame,
+    DecodeFrame,
+)
 """The messages that are read and written here."""
 
 _Frame = TypeVar("_Frame", bound=Message)

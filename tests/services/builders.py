@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_services.delivery import Hold, Step
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker import truth
+from tokenbus_services.worker import StepArrays, truth
 
 WORKER = "worker-0"
 EPOCH = 7
@@ -130,6 +130,34 @@ def row_values(row: Row) -> tuple[Any, ...]:
 def values_by_key(found: LogprobBatch) -> dict[int, tuple[Any, ...]]:
     """Return each row's plain values by the request's key."""
     return {row.key: row_values(row) for row in found.rows()}
+
+
+def arrays_of(made: LogprobBatch) -> StepArrays:
+    """Return what an engine would have returned for a batch to be made of it."""
+    header = made.header
+    return StepArrays(
+        request_keys=made.request_keys,
+        positions=made.positions,
+        token_counts=made.token_counts,
+        token_ids=made.token_ids,
+        statuses=made.statuses,
+        logprobs=made.logprobs,
+        ranks=made.ranks,
+        alternative_token_ids=made.alternative_token_ids,
+        alternative_logprobs=made.alternative_logprobs,
+        scored=made.scorings != Scoring.NONE,
+        top_ks=made.top_ks,
+        draft_token_counts=made.draft_token_counts,
+        proposal_token_ids=made.proposal_token_ids,
+        proposal_counts=made.proposal_counts,
+        index_to_batch_id=made.batch_indices,
+        kind=header.kind,
+        phase=header.phase,
+        method=SpeculativeMethod(header.method),
+        value_kind=header.value_kind,
+        step=header.step,
+        draft_follows=header.draft_follows,
+    )
 
 
 def step_of(target: LogprobBatch, draft: LogprobBatch | None = None) -> Step:

@@ -18,7 +18,7 @@ from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
 from tokenbus_services.link import Session
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher, truth
-from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 
@@ -120,6 +120,7 @@ class WorkerNode(Node):
         """Start."""
         self.publisher = DrivenPublisher(settings, epoch)
         self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
+        self._loop = EngineLoop(self.publisher, self.engine)
         self.epoch = epoch
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)
@@ -135,7 +136,7 @@ class WorkerNode(Node):
     def turn(self) -> None:
         """Let the engine take its requests and compute one step."""
         self.publisher.turn_over.clear()
-        serve(self.publisher, self.engine, self.publisher.turn_over)
+        self._loop.serve(self.publisher.turn_over)
         self.pump()
 
 

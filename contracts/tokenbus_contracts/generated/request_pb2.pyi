@@ -43,7 +43,7 @@ ERROR_CODE_SLOW_CLIENT: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
 
 class Generate(_message.Message):
-    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms")
+    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Generate(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     model: str
     text: TextPrompt
@@ -60,7 +61,8 @@ class Generate(_message.Message):
     top_logprobs: int
     include_draft_logprobs: bool
     deadline_ms: int
-    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    handoff_address: str
+    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ...) -> None: ...
 
 class TextPrompt(_message.Message):
     __slots__ = ("text",)

@@ -38,6 +38,7 @@ def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
         drafts=options.drafts,
         parts=options.parts,
         max_rows=settings.limits.max_rows,
+        role=settings.worker.role,
     )
 
 

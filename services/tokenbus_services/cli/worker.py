@@ -6,21 +6,23 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from functools import partial
 
-from tokenbus_services.bus import Transport
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.engines import ENGINES
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
 from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.clock import SystemClock
 from tokenbus_services.logs import logger
 from tokenbus_services.metrics import serve_publisher
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker import NotRunningError, Publisher
-from tokenbus_services.worker.engine import Engine
-from tokenbus_services.worker.finish import finish
-from tokenbus_services.worker.service import serve
+from tokenbus_services.worker import Engine, NotRunningError, Publisher, RetentionFullError
+from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus_services.worker.service import EngineLoop
 
 _DESCRIPTION = """\
 Run an engine, take requests from the processor and publish every step. The processor need not be there yet: the worker
@@ -100,34 +102,65 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
         """Serve until told to stop, then finish."""
         # An event that cannot be published any more is one that nobody can be told of.
         with contextlib.suppress(NotRunningError):
-            serve(publisher, engine, told, pace)
-            finish(publisher, engine, settings.worker.drain_timeout_ms / 1000, time.monotonic)
+            engine_loop.serve(told, pace)
+            engine_loop.finish(settings.worker.drain_timeout_ms / 1000, time.monotonic)
 
-    publisher = Publisher(settings, vocabulary_size=engine.vocabulary_size, transport=transport)
-    with serve_publisher(publisher):
-        await _work(publisher, loop, stop, told, name)
+    transport = transport or transport_for(settings.bus)
+    async with AsyncExitStack() as stack:
+        receiver = None
+        if settings.worker.role == "decode":
+            receiver = await stack.enter_async_context(HandoffReceiver(settings, transport))
+        publisher = Publisher(
+            settings,
+            vocabulary_size=engine.vocabulary_size,
+            transport=transport,
+            handoff_address="" if receiver is None else receiver.address,
+        )
+        sender = HandoffSender(settings, transport, SystemClock(), partial(_hand_off_failed, publisher))
+        engine_loop = EngineLoop(publisher, engine, sender if settings.worker.role == "prefill" else None)
+        stack.enter_context(closing(engine))
+        looping: list[asyncio.Task[None]] = []
+        # After the publisher's end, which wakes a thread that waits for room in retention.
+        stack.push_async_callback(_ended, looping)
+        stack.enter_context(serve_publisher(publisher))
+        await stack.enter_async_context(publisher)
+        # It leaves before the publisher: what nobody took over is still to be told.
+        await stack.enter_async_context(sender)
+        if receiver is not None:
+            receiver.serve(publisher)
+        _tell_start(publisher, name)
+        looping.append(asyncio.create_task(asyncio.to_thread(loop)))
+        await _until_told(looping[0], stop, told, settings.worker.drain_timeout_ms / 1000)
     _log.info("worker stopped", worker=settings.worker.id)
 
 
-async def _work(
-    publisher: Publisher, loop: Callable[[], None], stop: asyncio.Event, told: threading.Event, name: str
+def _tell_start(publisher: Publisher, name: str) -> None:
+    address = publisher.settings.bus.workers_address
+    _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
+
+
+async def _until_told(
+    looping: "asyncio.Task[None]", stop: asyncio.Event, told: threading.Event, drain_seconds: float
 ) -> None:
-    settings = publisher.settings
-    async with publisher:
-        address = settings.bus.workers_address
-        _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
-        looping = asyncio.create_task(asyncio.to_thread(loop))
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait([looping, stopping], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            told.set()
-        await asyncio.wait([looping], timeout=settings.worker.drain_timeout_ms / 1000)
-        if looping.done():
-            _failure_told(looping)
-    # A thread that waited for room in retention was woken by the publisher's end.
-    await looping
+    """Wait for a stop, or for the loop's own end, and then for a while until it has finished what it has."""
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([looping, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        told.set()
+    await asyncio.wait([looping], timeout=drain_seconds)
+    if looping.done():
+        _failure_told(looping)
+
+
+async def _ended(tasks: "list[asyncio.Task[None]]") -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _hand_off_failed(publisher: Publisher, key: int, why: str) -> None:
+    with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
+        publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, why)
 
 
 def _failure_told(looping: "asyncio.Task[None]") -> None:

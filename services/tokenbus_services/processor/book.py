@@ -134,8 +134,34 @@ class RequestBook:
                 self.table.state[request.slot] = State.OPEN
         return request
 
+    def take_over(self, key: int, source: Source) -> Request | None:
+        """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
+        request = self.table.get(key)
+        if request is None:
+            if self.table.ended(key) is not None:
+                self.abort_at_worker(source.stream, key)
+            return None
+        state, owner = State(self.table.state[request.slot]), int(self.table.owner[request.slot])
+        if state is State.HANDED_OFF and request.handed_off_by != NO_STREAM:
+            self._inherit(request, source.stream)
+            return request
+        # Who has it has not let go yet, as far as came here: these are two streams.
+        if owner != source.stream:
+            self.table.heir[request.slot] = source.stream
+            request.is_inherited = True
+        return None
+
+    def _inherit(self, request: Request, stream: int) -> None:
+        self.table.give(request, stream)
+        if request.aborted_at is not None:  # while nobody had it, nobody could be told
+            self.abort_at_worker(stream, request.key)
+
     def hand_off(self, request: Request, now: float) -> None:
-        """Let another stream go on with a request, if one does so in time."""
+        """Let another stream go on with a request: the one that has it already, or one that does so in time."""
+        request.handed_off_by = int(self.table.owner[request.slot])
+        if request.is_inherited:
+            self._inherit(request, int(self.table.heir[request.slot]))
+            return
         self.table.state[request.slot] = State.HANDED_OFF
         self.table.owner[request.slot] = NO_STREAM
         request.handed_off_at = now
@@ -290,11 +316,25 @@ class RequestBook:
         request.early = []
 
     def end_those_of(self, stream: int, name: str, why: str) -> int:
-        """End every request that a stream has: its worker is lost. Return how many."""
+        """End every request that a stream has or was to go on with: its worker is lost. Return how many."""
         ended = self.table.of_stream(stream)
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
-        return len(ended)
+        heirless = 0
+        for request in self.table.of_heir(stream):
+            self.table.heir[request.slot] = NO_STREAM
+            if request.is_inherited or self.table.state[request.slot] == State.HANDED_OFF:
+                heirless += 1
+                lost = f"decode worker {name} is lost before it went on: {why}"
+                self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
+        return len(ended) + heirless
+
+    def handed_off_by(self, key: int, stream: int) -> Request | None:
+        """Return a request that nobody has yet since that stream let go of it."""
+        request = self.table.get(key)
+        if request is None or self.table.state[request.slot] != State.HANDED_OFF or request.handed_off_by != stream:
+            return None
+        return request
 
     def close(self, message: str) -> None:
         """End the requests that are iterated over in this process: nothing more comes. Their workers keep them."""

@@ -76,9 +76,21 @@ class Dispatch:
             return None
         request = self.book.submit(generate, worker.source.stream, route)
         prepare(request)
+        self._hand_out(request, worker, generate)
+        return None
+
+    def _hand_out(self, request: Request, worker: Worker, generate: Generate) -> None:
+        """Tell a worker of its request; one that hands it off is told to whom."""
+        heir = self._least_busy(self._heirs(worker))
+        address = "" if heir is None else heir.stream.hello.handoff_address
+        self.book.table.heir[request.slot] = NO_STREAM if heir is None else heir.source.stream
+        if generate.handoff_address != address:
+            told = Generate()
+            told.CopyFrom(generate)
+            told.handoff_address = address
+            request.generate = generate = told
         # One that cannot be told just now is told at its next hello, because the request is in the book.
         self._desk.generate(worker, generate)
-        return None
 
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
@@ -94,7 +106,7 @@ class Dispatch:
                 self._waiting.append(request)
                 continue
             self.book.hand_to(request, worker.source.stream)
-            self._desk.generate(worker, request.generate)
+            self._hand_out(request, worker, request.generate)
 
     def tick(self, now: float) -> None:
         """Hand out what waits and finds a place now, and end the requests that waited long enough."""
@@ -134,12 +146,36 @@ class Dispatch:
         return None
 
     def _choice(self, generate: Generate) -> Worker | None:
+        return self._least_busy(
+            worker
+            for worker in self._candidates(generate)
+            if not (heirs := self._heirs(worker)) or self._least_busy(heirs) is not None
+        )
+
+    def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
+        """Return the worker with the fewest requests, of those that take one more."""
         chosen, fewest = None, 0
-        for worker in self._candidates(generate):
+        for worker in workers:
             has = self._open_requests(worker)
             if has < worker.stream.hello.max_requests and (chosen is None or has < fewest):
                 chosen, fewest = worker, has
         return chosen
+
+    def _heirs(self, worker: Worker) -> list[Worker]:
+        """Return the decode workers that a prefill worker may hand requests off to, busy or not.
+
+        One that is not to be sent any gets what it goes on with in a way of its own.
+        """
+        if worker.stream.hello.role != WorkerRole.WORKER_ROLE_PREFILL:
+            return []
+        return [
+            other
+            for other in self._desk.by_id.values()
+            if other.source.takes_over
+            and other.stream.hello.handoff_address
+            and not other.stream.hello.tp_rank
+            and other.stream.hello.model == worker.stream.hello.model
+        ]
 
     def _candidates(self, generate: Generate) -> list[Worker]:
         """Return the workers that serve what a request asks for, busy or not."""
@@ -160,7 +196,8 @@ class Dispatch:
         return _error(key, ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}", _RETRY_MS)
 
     def _open_requests(self, worker: Worker) -> int:
-        return int(np.count_nonzero(self.book.table.owner == worker.source.stream))
+        table, stream = self.book.table, worker.source.stream
+        return int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.heir == stream))
 
 
 def _error(key: int, code: ErrorCode, message: str, retry_after_ms: int = 0) -> RequestError:

@@ -111,12 +111,15 @@ class Intake:
         match event.WhichOneof("event"):
             case "admitted":
                 request = self._own(worker, event.admitted.request_key)
-                if request is not None:
+                if request is None and worker.source.takes_over:
+                    self.book.take_over(event.admitted.request_key, worker.source)
+                elif request is not None:
                     request.generate = None
                     request.prompt_tokens = event.admitted.prompt_tokens
                     self.on_admitted(request, event.admitted)
             case "error":
-                request = self._own(worker, event.error.request_key)
+                key = event.error.request_key
+                request = self._own(worker, key) or self.book.handed_off_by(key, worker.source.stream)
                 if request is not None:
                     self.book.fail(request, event.error.code, event.error.message, tell_worker=False)
 

@@ -68,6 +68,10 @@ class Request:
     prompt_tokens: int = 0
     aborted_at: float | None = None
     handed_off_at: float | None = None
+    handed_off_by: int = NO_STREAM
+    """The stream that let go of it, once one did."""
+    is_inherited: bool = False
+    """Whether its heir said that it has it, before the stream that has it let go."""
     early: list["EarlyRow"] = field(default_factory=list)
     """Rows that came before what is before them."""
 
@@ -98,6 +102,8 @@ class RequestTable:
         self.peak = 0
         self.next_position = np.zeros(64, np.int64)
         self.owner = np.full(64, NO_STREAM, np.int32)
+        self.heir = np.full(64, NO_STREAM, np.int32)
+        """The stream that is to go on with each request when its owner lets go, where that is known."""
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
         self.wants_draft = np.zeros(64, np.bool_)
@@ -139,6 +145,16 @@ class RequestTable:
         """Return the open requests that a stream has."""
         return [self.at(slot) for slot in self._slots.values() if self.owner[slot] == stream]
 
+    def of_heir(self, stream: int) -> list[Request]:
+        """Return the open requests that a stream is to go on with."""
+        return [self.at(slot) for slot in self._slots.values() if self.heir[slot] == stream]
+
+    def give(self, request: Request, stream: int) -> None:
+        """Let a stream have a request that another let go of."""
+        self.owner[request.slot], self.heir[request.slot], self.state[request.slot] = stream, NO_STREAM, State.OPEN
+        request.handed_off_at = None
+        request.is_inherited = False
+
     def due_requests(self, now: float) -> list[Request]:
         """Return the open requests that it is time to look at."""
         return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
@@ -167,6 +183,7 @@ class RequestTable:
         self._ended.pop(key, None)
         self.next_position[slot] = position
         self.owner[slot] = owner
+        self.heir[slot] = NO_STREAM
         self.state[slot] = state
         self.route[slot] = 0
         self.wants_draft[slot] = True
@@ -182,6 +199,7 @@ class RequestTable:
         self._version += 1
         self._free.append(request.slot)
         self.owner[request.slot] = NO_STREAM
+        self.heir[request.slot] = NO_STREAM
         self.state[request.slot] = 0
         self.due[request.slot] = np.inf
         self.contexts[request.slot] = None
@@ -194,11 +212,12 @@ class RequestTable:
         self._requests.append(None)
         self.contexts.append(None)
         if slot == self.owner.size:
-            for name in ("next_position", "owner", "state", "route", "wants_draft", "due"):
+            for name in ("next_position", "owner", "heir", "state", "route", "wants_draft", "due"):
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, column]))
             # These are counted and searched as a whole: what is not open yet must look like nobody's.
             self.owner[slot:] = NO_STREAM
+            self.heir[slot:] = NO_STREAM
             self.due[slot:] = np.inf
             self.state[slot:] = 0
         return slot

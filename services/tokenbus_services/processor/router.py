@@ -167,8 +167,7 @@ class Router:
             if position > expected or state is State.OPEN:
                 self._wait(request, step, row, source)
                 return None
-            table.owner[slot], table.state[slot] = source.stream, State.OPEN
-            request.handed_off_at = None
+            table.give(request, source.stream)
         return expected - position
 
     def _met(self, key: int, position: int, source: Source, now: float) -> Request | None:

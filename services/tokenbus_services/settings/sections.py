@@ -115,6 +115,19 @@ class WorkerSettings:
     max_requests: int = setting(
         1024, _count("requests", "the most that it works on at once; 0: it takes none from the processor", low=0)
     )
+    handoff_address: str = setting(
+        "tcp://127.0.0.1:0",
+        Endpoint("where a decode worker takes requests from prefill workers, which must reach it; port 0: any"),
+    )
+    handoff_timeout_ms: int = setting(
+        5000, _time("how long a prefill worker waits for a decode worker to take a request; then it ends")
+    )
+    handoff_connections: int = setting(
+        64, _count("connections", "to how many decode workers a prefill worker stays connected", high=65536)
+    )
+    failed_steps: int = setting(
+        3, _count("steps", "how many steps may fail one after the other until the engine is taken for broken")
+    )
     metrics_address: str = setting(
         "",
         HostAndPort("where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"),

@@ -24,6 +24,7 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
+from tokenbus_services.worker.taken import TakenOver
 
 _log = logger("worker")
 
@@ -35,16 +36,20 @@ class Publisher:
     own loop; `async with` runs it on the current event loop. `publish` may be called from any thread.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each but the first is given by name
         self,
         settings: Settings | None = None,
         *,
         vocabulary_size: int = 0,
         epoch: int | None = None,
+        handoff_address: str = "",
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take the settings and the model's vocabulary; a later epoch than this process's time may be given."""
+        """Take the settings and the model's vocabulary; a later epoch than this process's time may be given.
+
+        A decode worker says where prefill workers hand requests off to it.
+        """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
         self.epoch = epoch or time.time_ns()
@@ -54,9 +59,10 @@ class Publisher:
         self._publishing = threading.Lock()  # held while waiting for room, so that batches keep their order
         self._room = threading.Condition()
         self._requests: deque[Generate | Abort] = deque()
+        self._taken_over: deque[TakenOver] = deque()
         self._arrived = threading.Condition()
         self._session = WorkerSession(
-            _hello(self.settings, vocabulary_size),
+            _hello(self.settings, vocabulary_size, handoff_address),
             self.epoch,
             self._retention,
             interval=self.settings.bus.heartbeat_interval_ms / 1000,
@@ -193,13 +199,13 @@ class Publisher:
             return 0
         with self._publishing:
             self._check_running()
-            payload = encode(self._addressed(batch), self._limits)
+            payload = encode(self.addressed(batch), self._limits)
             keys = batch.request_keys.tolist()
             with self._room:  # for both, so that no hello tells of the item and not of its requests
                 sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, keys)
                 # What was drafted in a request's last step comes after the row that ended it.
                 if batch.header.kind is BatchKind.TARGET:
-                    leaving = _LEAVES[batch.statuses]
+                    leaving = LEAVES[batch.statuses]
                     self._session.requests.update(keys)
                     if leaving.any():
                         self._session.requests.difference_update(batch.request_keys[leaving].tolist())
@@ -237,7 +243,8 @@ class Publisher:
             event.sequence = self._retention.next_sequence
             return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), [key])
 
-    def _addressed(self, batch: LogprobBatch) -> LogprobBatch:
+    def addressed(self, batch: LogprobBatch) -> LogprobBatch:
+        """Return a batch as it goes out next: with this worker's name, the next sequence, and no more than may be."""
         # A processor takes the step of long ago for a repetition: better said here, where it can be mended.
         oldest = self._last_step - self.settings.processor.max_open_steps
         if batch.header.step < oldest:
@@ -299,10 +306,30 @@ class Publisher:
         """Return the requests that came since the last call; wait for some at most so many seconds."""
         with self._arrived:
             if seconds:
-                self._arrived.wait_for(lambda: self._requests or not self._running, seconds)
+                self._arrived.wait_for(lambda: self._requests or self._taken_over or not self._running, seconds)
             taken = list(self._requests)
             self._requests.clear()
         return taken
+
+    def hand_in(self, taken: TakenOver) -> None:
+        """Give the engine a request that another worker began; a processor that comes back is told that it is here."""
+        with self._room:
+            self._session.requests.add(taken.generate.request_key)
+        with self._arrived:
+            self._taken_over.append(taken)
+            self._arrived.notify_all()
+
+    def take_handoffs(self) -> list[TakenOver]:
+        """Return the requests that others handed off to this worker since the last call."""
+        with self._arrived:
+            taken = list(self._taken_over)
+            self._taken_over.clear()
+        return taken
+
+    def forget(self, key: int) -> None:
+        """Learn that the engine did not take a request over: whoever began it says so."""
+        with self._room:
+            self._session.requests.discard(key)
 
     def _take_request(self, request: Generate | Abort) -> None:
         """Keep a request for the engine: called on the link's thread."""
@@ -316,7 +343,7 @@ class Publisher:
             self._arrived.notify_all()
 
 
-def _hello(settings: Settings, vocabulary_size: int) -> Hello:
+def _hello(settings: Settings, vocabulary_size: int, handoff_address: str) -> Hello:
     worker, limits = settings.worker, settings.limits
     return Hello(
         schema_major=MAJOR,
@@ -336,6 +363,7 @@ def _hello(settings: Settings, vocabulary_size: int) -> Hello:
         dp_rank=worker.dp_rank,
         max_requests=worker.max_requests,
         secret=settings.bus.secret.encode(),
+        handoff_address=handoff_address,
     )
 
 
@@ -344,7 +372,7 @@ _ROLES = {
     "prefill": WorkerRole.WORKER_ROLE_PREFILL,
     "decode": WorkerRole.WORKER_ROLE_DECODE,
 }
-_LEAVES = np.isin(
+LEAVES = np.isin(
     np.arange(256),
     [
         int(status)
@@ -354,6 +382,7 @@ _LEAVES = np.isin(
         )
     ],
 )
+"""By status, whether a row with it is its request's last in this stream."""
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:

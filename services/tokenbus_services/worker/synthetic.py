@@ -5,20 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenbus_contracts import (
-    BatchHeader,
-    BatchKind,
-    LogprobBatch,
-    RowStatus,
-    Scoring,
-    SpeculativeMethod,
-    StepPhase,
-    ValueKind,
-)
+from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.worker import truth
+from tokenbus_services.worker.step import StepArrays
 
 _UNLIMITED = 2**31 - 1
+_STATE_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -36,11 +29,20 @@ class _Running:
 class SyntheticEngine:
     """Emits a few tokens a step for each request, in an order of rows that is not the batch's."""
 
-    def __init__(self, *, tokens_per_step: int = 3, drafts: bool = False, parts: int = 1, max_rows: int = 512) -> None:
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int = 3,
+        drafts: bool = False,
+        parts: int = 1,
+        max_rows: int = 512,
+        role: str = "mixed",
+    ) -> None:
         """Say how many tokens a row has, whether steps have drafts, and in how many parts they come.
 
-        More than `max_rows` requests wait for each other.
+        More than `max_rows` requests wait for each other. In the role `prefill` each is handed off after one token.
         """
+        self._role = role
         self._tokens_per_step = tokens_per_step
         self._drafts = drafts
         self._parts = parts
@@ -58,13 +60,14 @@ class SyntheticEngine:
         """Whether a step would do anything."""
         return bool(self._requests)
 
-    def admit(self, generate: Generate) -> int:
-        """Take a request, and return how long its prompt is."""
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        """Take a request, and return how long its prompt is; its state, if it has one, is the place to go on from."""
         sampling = generate.sampling
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
         key = generate.request_key
-        self._requests[key] = _Running(key, 0, end, generate.top_logprobs if scored else 0, scored)
+        begin = 0 if state is None else _position_in(state)
+        self._requests[key] = _Running(key, begin, end, generate.top_logprobs if scored else 0, scored)
         return len(generate.tokens.token_ids) or len(generate.text.text)
 
     def abort(self, key: int) -> None:
@@ -73,20 +76,24 @@ class SyntheticEngine:
         if request is not None:
             request.is_aborted = True
 
-    def step(self) -> Sequence[LogprobBatch]:
-        """Compute a step: the target's parts, then the draft's."""
+    def step(self) -> Sequence[StepArrays]:
+        """Compute a step: the target, then the draft."""
         self._step += 1
         rows = list(self._requests.values())[: self._max_rows]
-        emitted = self._batch(rows, BatchKind.TARGET)
-        drafted = self._batch(rows, BatchKind.DRAFT) if self._drafts else None
+        made = [self._arrays(rows, BatchKind.TARGET)]
+        if self._drafts:
+            made.append(self._arrays(rows, BatchKind.DRAFT))
         for request in rows:
             request.position = min(request.position + self._tokens_per_step, request.end)
-            if request.is_aborted or request.position >= request.end:
+            if request.is_aborted or request.position >= request.end or self._role == "prefill":
                 del self._requests[request.key]
-        batches = self._in_parts(emitted)
-        return batches if drafted is None else batches + self._in_parts(drafted)
+        return made
 
-    def _batch(self, rows: list[_Running], kind: BatchKind) -> LogprobBatch:
+    def close(self) -> None:
+        """Forget every request."""
+        self._requests.clear()
+
+    def _arrays(self, rows: list[_Running], kind: BatchKind) -> StepArrays:
         size = len(rows)
         # Engines sort rows by what they compute for them; here by the step's number.
         order = np.random.default_rng(self._step).permutation(size)
@@ -100,56 +107,53 @@ class SyntheticEngine:
         places = np.arange(counts.sum(dtype=np.intp)) - np.repeat(starts, counts)
         numbers = truth.draws(np.repeat(keys, counts), np.repeat(positions, counts) + places)
         tokens = truth.sampled(numbers)
-        token_scored = np.repeat(scored, counts)
         other_ids, other_logprobs = truth.alternatives(numbers, np.repeat(top_ks, counts))
         is_target = kind is BatchKind.TARGET
-        return LogprobBatch(
-            BatchHeader(
-                "",
-                epoch=1,
-                sequence=1,
-                step=self._step,
-                step_rows=size,
-                kind=kind,
-                phase=StepPhase.MIXED,
-                method=SpeculativeMethod.MTP,
-                value_kind=ValueKind.RAW_LOGPROBS,
-                vocabulary_size=truth.VOCABULARY_SIZE,
-                draft_follows=is_target and self._drafts,
-            ),
+        statuses = [self._status(row, kind) for row in mine]
+        return StepArrays(
             request_keys=keys,
-            batch_indices=order.astype(np.uint32),
             positions=positions,
-            statuses=np.array([self._status(row, kind) for row in mine], np.uint8),
             token_counts=counts,
-            draft_token_counts=np.maximum(counts, 1) - 1 if is_target else np.zeros(size, np.uint8),
-            proposal_counts=np.zeros(size, np.uint8),
-            scorings=np.where(scored, np.uint8(Scoring.FULL), np.uint8(Scoring.NONE)),
-            top_ks=top_ks,
             token_ids=tokens.ids,
-            logprobs=tokens.logprobs[token_scored],
-            ranks=tokens.ranks[token_scored],
+            statuses=np.array(statuses, np.uint8),
+            logprobs=tokens.logprobs,
+            ranks=tokens.ranks,
             alternative_token_ids=other_ids,
             alternative_logprobs=other_logprobs,
+            scored=scored,
+            top_ks=top_ks,
+            draft_token_counts=np.maximum(counts, 1) - 1 if is_target else None,
+            index_to_batch_id=order.astype(np.uint32),
+            kind=kind,
+            method=SpeculativeMethod.MTP,
+            draft_follows=is_target and self._drafts,
+            parts=self._parts,
+            states={
+                row.key: _state_of(row.position + self._count(row))
+                for row, status in zip(mine, statuses, strict=True)
+                if status is RowStatus.HANDED_OFF
+            },
         )
 
     def _count(self, row: _Running) -> int:
-        return 0 if row.is_aborted else min(self._tokens_per_step, row.end - row.position)
+        most = 1 if self._role == "prefill" else self._tokens_per_step
+        return 0 if row.is_aborted else min(most, row.end - row.position)
 
     def _status(self, row: _Running, kind: BatchKind) -> RowStatus:
         if kind is BatchKind.DRAFT:  # a row for each of the target's, as a row's place must be the same in both
             return RowStatus.IDLE if row.is_aborted else RowStatus.ACTIVE
         if row.is_aborted:
             return RowStatus.ABORTED
-        return RowStatus.FINISHED_LENGTH if row.position + self._tokens_per_step >= row.end else RowStatus.ACTIVE
+        if row.position + self._count(row) >= row.end:
+            return RowStatus.FINISHED_LENGTH
+        return RowStatus.HANDED_OFF if self._role == "prefill" else RowStatus.ACTIVE
 
-    def _in_parts(self, batch: LogprobBatch) -> list[LogprobBatch]:
-        """Return the batch, or its rows in as many messages as wanted."""
-        parts = min(self._parts, batch.row_count)
-        if parts <= 1:
-            return [batch]
-        cuts = np.array_split(np.arange(batch.row_count), parts)
-        return [
-            LogprobBatch.of_views(batch.header._replace(part_index=place, part_count=parts), batch.select(cut).columns)
-            for place, cut in enumerate(cuts)
-        ]
+
+def _state_of(position: int) -> bytes:
+    return position.to_bytes(_STATE_BYTES, "little")
+
+
+def _position_in(state: bytes) -> int:
+    if len(state) != _STATE_BYTES:
+        raise ValueError(f"state: {_STATE_BYTES} bytes, got {len(state)}")
+    return int.from_bytes(state, "little")

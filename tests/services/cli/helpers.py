@@ -11,13 +11,14 @@ from signal import Signals
 from types import TracebackType
 from typing import Any, Self
 
-from tokenbus_contracts import BatchHeader, LogprobBatch, encode
+from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_services.recording import gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 COMMAND = Path(sys.executable).parent / "tokenbus"
@@ -83,10 +84,12 @@ def payloads(
         engine.admit(generate(tokens, key))
         yield sequence, EVENT, admitted(key, sequence)
         sequence += 1
+    assembler = StepAssembler(Limits.default())
     while engine.has_work:
-        for batch in engine.step():
-            yield sequence, BATCH, encode(addressed(batch, sequence))
-            sequence += 1
+        for arrays in engine.step():
+            for batch in assembler.assemble(arrays):
+                yield sequence, BATCH, encode(addressed(batch, sequence))
+                sequence += 1
 
 
 def addressed(batch: LogprobBatch, sequence: int) -> LogprobBatch:

@@ -7,7 +7,6 @@ from signal import SIGINT, SIGTERM, Signals
 import pytest
 
 from tests.services.cli.helpers import MOST, Service, addresses, generate, memory_settings, until
-from tokenbus_contracts import LogprobBatch
 from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
@@ -16,6 +15,7 @@ from tokenbus_services.cli.worker import work
 from tokenbus_services.client import RequestFailedError, TokenClient
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker import StepArrays
 from tokenbus_services.worker.synthetic import SyntheticEngine
 from tokenbus_services.worker.truth import true_tokens
 
@@ -100,7 +100,7 @@ async def test_worker_without_a_processor_stops() -> None:
 class Failing(SyntheticEngine):
     """An engine that cannot compute a step."""
 
-    def step(self) -> list[LogprobBatch]:
+    def step(self) -> list[StepArrays]:
         """Raise."""
         raise OSError("out of everything")
 
@@ -113,7 +113,7 @@ async def test_engine_that_fails_ends_the_worker() -> None:
         working = asyncio.create_task(work(settings, Failing(), asyncio.Event(), transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(5))
-        with pytest.raises(CommandError, match="the engine's loop failed: OSError: out of everything"):
+        with pytest.raises(CommandError, match="EngineBrokenError: 3 steps failed .*the last with: out of"):
             await asyncio.wait_for(working, MOST)
         with pytest.raises(RequestFailedError):
             await anext(tokens)

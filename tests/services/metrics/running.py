@@ -16,7 +16,7 @@ from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.service import serve
+from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 MOST = 30.0  # seconds, after which a test that waits has failed
@@ -46,6 +46,7 @@ class Bus:
         transport = MemoryTransport(self.settings.bus)
         self.processor = TokenProcessor(self.settings, transport=transport)
         self.publisher = Publisher(self.settings, transport=transport, vocabulary_size=1000, epoch=1)
+        self._loop = EngineLoop(self.publisher, self.engine)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -66,7 +67,7 @@ class Bus:
     async def serve(self, requests: int, tokens: int) -> None:
         """Let the worker's engine serve some requests, and take all of their tokens."""
         stop = threading.Event()
-        serving = asyncio.create_task(asyncio.to_thread(serve, self.publisher, self.engine, stop))
+        serving = asyncio.create_task(asyncio.to_thread(self._loop.serve, stop))
         try:
             for _ in range(requests):
                 asked = Generate(

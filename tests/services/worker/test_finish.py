@@ -4,13 +4,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
+from tests.services.builders import settings
 from tests.services.manual_clock import ManualClock
-from tokenbus_contracts import BatchHeader, LogprobBatch
+from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
-from tokenbus_services.worker import NotRunningError, Publisher, RetentionFullError
-from tokenbus_services.worker.finish import finish
+from tokenbus_services.worker import NotRunningError, Publisher, RetentionFullError, StepArrays
+from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.taken import TakenOver
 
-BATCH = LogprobBatch(BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=0, vocabulary_size=8))
+STEP = StepArrays(request_keys=[3], positions=[0], token_counts=[1], token_ids=[5])
 
 
 class Outlet:
@@ -18,6 +20,7 @@ class Outlet:
 
     def __init__(self, *arriving: Generate | Abort) -> None:
         """Take what arrives, one thing after each step."""
+        self.settings = settings()
         self.arriving = deque(arriving)
         self.published = 0
         self.refused: list[tuple[int, ErrorCode]] = []
@@ -27,9 +30,13 @@ class Outlet:
         """Return the next thing that arrives."""
         return [self.arriving.popleft()] if self.arriving else []
 
+    def take_handoffs(self) -> list[TakenOver]:
+        """Return none."""
+        return []
+
     def publish(self, batch: LogprobBatch) -> None:
         """Take a batch, or raise the error that was put here, once."""
-        assert batch is BATCH
+        assert batch.token_ids.tolist() == [5]
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -57,26 +64,29 @@ class Countdown:
         """Whether steps are left."""
         return self.left > 0
 
-    def admit(self, generate: Generate) -> int:
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Refuse to be asked: nothing new is to be taken."""
-        raise AssertionError(generate)
+        raise AssertionError(generate, state)
 
     def abort(self, key: int) -> None:
         """Write it down."""
         self.aborted.append(key)
 
-    def step(self) -> Sequence[LogprobBatch]:
+    def step(self) -> Sequence[StepArrays]:
         """Let a second pass."""
         self.left -= 1
         self.clock.advance(1)
-        return [BATCH]
+        return [STEP]
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
 
 
 def finished(outlet: Outlet, steps: int, seconds: float = 100) -> Countdown:
     """Return the engine after a worker has ended."""
     clock = ManualClock()
     engine = Countdown(steps, clock)
-    finish(cast("Publisher", outlet), engine, seconds, clock.now)
+    EngineLoop(cast("Publisher", outlet), engine).finish(seconds, clock.now)
     return engine
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.services.builders import EPOCH, Wanted, batch, generate_of, rows, settings
+from tests.services.builders import EPOCH, Wanted, arrays_of, batch, generate_of, rows, settings
 from tokenbus_contracts import LogprobBatch, RowStatus, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
-from tokenbus_services.worker import Publisher
+from tokenbus_services.worker import EngineBrokenError, Publisher, StepArrays
 from tokenbus_services.worker.retention import Dropped, Retained
-from tokenbus_services.worker.service import compute, serve
+from tokenbus_services.worker.service import EngineLoop
 
 
 class Engine:
@@ -19,8 +19,8 @@ class Engine:
 
     vocabulary_size = 0
 
-    def __init__(self, *steps: Sequence[LogprobBatch]) -> None:
-        """Take what each step returns."""
+    def __init__(self, *steps: Sequence[LogprobBatch] | Exception) -> None:
+        """Take what each step returns, or raises."""
         self.steps = list(steps)
         self.admitted: list[int] = []
         self.aborted: list[int] = []
@@ -31,8 +31,9 @@ class Engine:
         """Whether steps are left."""
         return bool(self.steps)
 
-    def admit(self, generate: Generate) -> int:
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, or refuse it."""
+        assert state is None
         if self.refusal is not None:
             raise self.refusal
         self.admitted.append(generate.request_key)
@@ -42,9 +43,15 @@ class Engine:
         """Remember whose end was asked for."""
         self.aborted.append(key)
 
-    def step(self) -> Sequence[LogprobBatch]:
-        """Return the next step."""
-        return self.steps.pop(0)
+    def step(self) -> Sequence[StepArrays]:
+        """Return the next step, or raise."""
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return list(map(arrays_of, step))
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
 
 
 class Once(threading.Event):
@@ -59,6 +66,15 @@ class Once(threading.Event):
         """Count a turn."""
         self.turns -= 1
         return self.turns < 0
+
+
+def serve(
+    publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None
+) -> EngineLoop:
+    """Run the engine's loop until told to stop, and return it."""
+    loop = EngineLoop(publisher, engine)
+    loop.serve(stop, pace)
+    return loop
 
 
 def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate | Abort] = ()) -> Publisher:
@@ -79,13 +95,20 @@ def events(publisher: Publisher) -> list[RequestEvent]:
 
 def keys(publisher: Publisher) -> list[list[int]]:
     """Return the requests of each batch that is retained."""
+    return [made.request_keys.tolist() for made in batches(publisher)]
+
+
+def batches(publisher: Publisher) -> list[LogprobBatch]:
+    """Return the batches that are retained."""
     kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
-    return [decode(entry.payload).request_keys.tolist() for entry in kept if entry.kind == 1]
+    return [decode(entry.payload) for entry in kept if entry.kind == 1]
 
 
-def broken(made: LogprobBatch) -> LogprobBatch:
+def broken(made: LogprobBatch, token: int = 0) -> LogprobBatch:
     """Return a batch with a logprob that is no number."""
-    return type(made).of_views(made.header, made.columns | {"logprobs": made.logprobs * float("nan")})
+    logprobs = made.logprobs.copy()
+    logprobs[token] = float("nan")
+    return type(made).of_views(made.header, made.columns | {"logprobs": logprobs})
 
 
 def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
@@ -132,16 +155,61 @@ def test_batch_without_room_ends_its_own_requests_alone() -> None:
     assert gap.keys == {1, 2, 3}
 
 
-def test_batch_that_breaks_the_contract_ends_its_own_requests_alone() -> None:
-    """NaN in a batch ends that batch's requests with an error, in the engine too, and nothing else (case 24)."""
+def test_row_that_breaks_the_contract_ends_its_own_request_alone() -> None:
+    """NaN in a row ends that row's request with an error, in the engine too, and its neighbours go on (case 24)."""
     publisher = running()
-    engine = Engine([broken(batch(rows([2, 3]))), batch(rows([4]))], [batch(rows([4], position=1), step=2)])
+    engine = Engine([broken(batch(rows([2, 3, 4])), 1)], [batch(rows([2, 4], position=1), step=2)])
     serve(publisher, engine, Once(2))
+    assert engine.aborted == [3]
+    (event,) = events(publisher)
+    assert (event.error.request_key, event.error.code) == (3, ErrorCode.ERROR_CODE_ENGINE)
+    assert "logprobs[0]: a finite number" in event.error.message
+    assert keys(publisher) == [[2, 4, 3], [2, 4]]
+    (first, _) = batches(publisher)
+    assert first.statuses.tolist() == [RowStatus.ACTIVE, RowStatus.ACTIVE, RowStatus.IDLE]
+    assert first.batch_indices.tolist() == [0, 2, 1]
+
+
+def test_step_that_contradicts_itself_ends_its_requests() -> None:
+    """Of a step whose arrays are not equally long nobody knows what is whose: all of its requests end (case 1)."""
+    publisher = running()
+    whole = batch(rows([2, 3]))
+    torn = type(whole).of_views(whole.header, whole.columns | {"batch_indices": whole.batch_indices[:1]})
+    engine = Engine([torn, batch(rows([4]), step=2)])
+    serve(publisher, engine, Once())
     assert engine.aborted == [2, 3]
-    told = [(event.error.request_key, event.error.code) for event in events(publisher)]
-    assert told == [(2, ErrorCode.ERROR_CODE_ENGINE), (3, ErrorCode.ERROR_CODE_ENGINE)]
-    assert all("logprobs[0]: a finite number" in event.error.message for event in events(publisher))
-    assert keys(publisher) == [[4], [4]]
+    assert all("index_to_batch_id: 2 elements" in event.error.message for event in events(publisher))
+    assert keys(publisher) == [[4]]
+
+
+def test_step_that_raises_ends_what_the_engine_had() -> None:
+    """After a step that raised the requests of the engine end with what it raised, and the worker goes on."""
+    publisher = running(requests=[generate_of(8), generate_of(9)])
+    done = [Wanted(9, 0, 1, RowStatus.FINISHED_STOP)]
+    engine = Engine([batch(rows([8])), batch(done, step=2)], OSError("no memory"), [batch(rows([7]), step=3)])
+    loop = serve(publisher, engine, Once(3))
+    assert engine.aborted == [8]
+    ended = [event.error for event in events(publisher) if event.HasField("error")]
+    assert [(error.request_key, error.code) for error in ended] == [(8, ErrorCode.ERROR_CODE_ENGINE)]
+    assert ended[0].message == "the engine failed: OSError: no memory"
+    assert keys(publisher) == [[8], [9], [7]]
+    assert loop.failed_steps == 1
+
+
+def test_engine_that_says_that_it_is_broken_ends_the_loop() -> None:
+    """An engine that cannot go on ends its requests, and the loop, with what it said."""
+    publisher = running(requests=[generate_of(8)])
+    with pytest.raises(EngineBrokenError, match="card gone"):
+        serve(publisher, Engine(EngineBrokenError("card gone"), [batch(rows([8]))]), Once(2))
+    assert [event.error.message for event in events(publisher)][1:] == ["the engine is broken: card gone"]
+
+
+def test_engine_that_fails_again_and_again_is_broken() -> None:
+    """So many failed steps one after the other as the settings say, and no fewer, are taken for the end."""
+    steps: list[Sequence[LogprobBatch] | Exception] = [[batch(rows([8]))], *map(OSError, "012")]
+    serve(running(), Engine(OSError("0"), OSError("1"), *steps[:3]), Once(5))
+    with pytest.raises(EngineBrokenError, match="3 steps failed one after the other, the last with: 2"):
+        serve(running(), Engine(*steps), Once(4))
 
 
 def test_news_without_room_end_the_request_they_are_of() -> None:
@@ -208,5 +276,5 @@ def test_zero_keys_end_nobody() -> None:
     """A broken batch that names request 0, which is none, ends those that it names beside it."""
     publisher = running()
     engine = Engine([batch(rows([0, 3]))])
-    compute(publisher, engine)
+    EngineLoop(publisher, engine).compute()
     assert [event.error.request_key for event in events(publisher)] == [3]

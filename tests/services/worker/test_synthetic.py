@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from tests.services.builders import generate_of, ids
-from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, decode, encode
+from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, decode, encode
 from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TextPrompt
 from tokenbus_services.processor.assembly import _unpaired
 from tokenbus_services.worker import truth
+from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 
@@ -20,7 +21,13 @@ def addressed(made: LogprobBatch) -> LogprobBatch:
 
 def run(engine: SyntheticEngine, steps: int) -> list[list[LogprobBatch]]:
     """Return the batches of some steps, each of which keeps the contract."""
-    return [[addressed(made) for made in engine.step()] for _ in range(steps)]
+    assembler = StepAssembler(Limits.default(), engine.vocabulary_size)
+    return [[addressed(made) for made in step_of(engine, assembler)] for _ in range(steps)]
+
+
+def step_of(engine: SyntheticEngine, assembler: StepAssembler) -> list[LogprobBatch]:
+    """Return the batches of one step."""
+    return [made for arrays in engine.step() for made in assembler.assemble(arrays)]
 
 
 def tokens_of(steps: Iterable[list[LogprobBatch]], key: int) -> list[int]:

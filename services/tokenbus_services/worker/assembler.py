@@ -1,0 +1,218 @@
+"""StepAssembler: one way from what an engine's step returned to batches, whatever the step was."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import (
+    BatchHeader,
+    BatchKind,
+    ContractError,
+    Limits,
+    LogprobBatch,
+    RowStatus,
+    Rule,
+    Scoring,
+    ValueKind,
+)
+from tokenbus_services.worker.arrays import Host, Ragged, of_rows, on_host
+from tokenbus_services.worker.step import StepArrays
+
+_LOWEST = np.float32(-9999)
+"""What an engine computes as minus infinity."""
+_ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
+_MOST_PARTS = 64
+_LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
+
+
+class StepAssembler:
+    """Makes batches of one engine's steps. Who publishes them fills in worker, epoch and sequence."""
+
+    def __init__(self, limits: Limits, vocabulary_size: int = 0) -> None:
+        """Take the bounds that messages keep, and the model's vocabulary."""
+        self._limits = limits
+        self._vocabulary_size = vocabulary_size
+        self._last_step = 0
+
+    def assemble(self, arrays: StepArrays) -> list[LogprobBatch]:
+        """Return a step's batch, in as many parts as it needs.
+
+        A ContractError says which of its arrays contradict each other: then nothing of it can be told from the rest.
+        What is wrong within one row is found when the batch is encoded.
+        """
+        keys = on_host("request_keys", arrays.request_keys).reshape(-1)
+        rows = keys.size
+        counts = of_rows("token_counts", arrays.token_counts, rows)
+        scored = self._scored(arrays, rows)
+        kept = None if arrays.kept_counts is None else of_rows("kept_counts", arrays.kept_counts, rows)
+        ragged = Ragged(counts, kept, scored)
+        top_ks, other_ids, other_values = self._alternatives(arrays, ragged, scored, rows)
+        batch = LogprobBatch(
+            self._header(arrays, rows, scored),
+            request_keys=keys,
+            batch_indices=_batch_indices(arrays, rows),
+            positions=of_rows("positions", arrays.positions, rows),
+            statuses=_statuses(arrays, ragged.counts, rows),
+            token_counts=ragged.counts,
+            draft_token_counts=_or_none(arrays.draft_token_counts, "draft_token_counts", rows),
+            proposal_counts=_or_none(arrays.proposal_counts, "proposal_counts", rows),
+            scorings=_scorings(scored, rows),
+            top_ks=top_ks,
+            token_ids=ragged.flat("token_ids", arrays.token_ids),
+            logprobs=() if scored is None else _floored(arrays, ragged.scored("logprobs", arrays.logprobs)),
+            ranks=() if scored is None else ragged.scored("ranks", arrays.ranks),
+            alternative_token_ids=other_ids,
+            alternative_logprobs=other_values,
+            proposal_token_ids=_proposals(arrays, rows),
+        )
+        self._last_step = max(self._last_step, batch.header.step)
+        return self._in_parts(batch, arrays.parts)
+
+    def _header(self, arrays: StepArrays, rows: int, scored: Host | None) -> BatchHeader:
+        is_target = arrays.kind is BatchKind.TARGET
+        return BatchHeader(
+            "",
+            epoch=1,
+            sequence=1,
+            step=arrays.step or self._last_step + is_target or 1,
+            step_rows=rows,
+            kind=arrays.kind,
+            phase=arrays.phase,
+            method=arrays.method,
+            value_kind=ValueKind.UNSPECIFIED if scored is None else arrays.value_kind,
+            vocabulary_size=self._vocabulary_size,
+            weight_version=arrays.weight_version,
+            draft_follows=arrays.draft_follows,
+        )
+
+    def _scored(self, arrays: StepArrays, rows: int) -> Host | None:
+        """Return which rows are scored, or None: none is."""
+        if arrays.logprobs is None:
+            if arrays.scored is not None and on_host("scored", arrays.scored).any():
+                raise ContractError("logprobs", "one for each token of the scored rows", "none", rule=Rule.LENGTH)
+            return None
+        if arrays.ranks is None:
+            raise ContractError("ranks", "one for each logprob", "none", rule=Rule.LENGTH)
+        if arrays.scored is None:
+            return np.ones(rows, np.bool_)
+        scored = of_rows("scored", arrays.scored, rows).astype(np.bool_)
+        return scored if scored.any() else None
+
+    def _alternatives(
+        self, arrays: StepArrays, ragged: Ragged, scored: Host | None, rows: int
+    ) -> tuple[Host, npt.ArrayLike, npt.ArrayLike]:
+        """Return how many alternatives each row's tokens have, and their ids and values."""
+        ids = arrays.alternative_token_ids
+        wanted = None if arrays.top_ks is None else of_rows("top_ks", arrays.top_ks, rows)
+        if scored is None or ids is None:
+            if scored is not None and wanted is not None and wanted[scored].any():
+                raise ContractError("alternative_token_ids", "as many as top_ks says", "none", rule=Rule.LENGTH)
+            return np.zeros(rows, np.uint8), (), ()
+        if arrays.alternative_logprobs is None:
+            raise ContractError("alternative_logprobs", "one for each alternative", "none", rule=Rule.LENGTH)
+        ids = on_host("alternative_token_ids", ids)
+        values = on_host("alternative_logprobs", arrays.alternative_logprobs)
+        if ids.shape != values.shape:
+            limit = f"shape {ids.shape}, as alternative_token_ids"
+            raise ContractError("alternative_logprobs", limit, f"shape {values.shape}", rule=Rule.LENGTH)
+        if ids.ndim == 1:
+            if wanted is None:
+                raise ContractError("top_ks", "one for each row of alternatives in one line", "none", rule=Rule.LENGTH)
+            wanted = np.where(scored, wanted, 0)
+            return wanted, *_already_flat(arrays, ids, values, ragged, wanted)
+        width = ids.shape[-1]
+        wanted = np.where(scored, width if wanted is None else wanted, 0)
+        if rows and int(wanted.max()) > width:
+            row = int(wanted.argmax())
+            raise ContractError(f"top_ks[{row}]", f"{width}, as many as were given", int(wanted[row]), rule=Rule.MAX)
+        ids = ragged.scored("alternative_token_ids", ids, 2)
+        values = ragged.scored("alternative_logprobs", values, 2)
+        most = int(wanted.max()) if rows else 0
+        mine = wanted[scored]
+        if int(mine.min()) == most:
+            ids, values = ids[:, :most], values[:, :most]
+        else:
+            cut = np.arange(width) < np.repeat(mine, ragged.counts[scored])[:, None]
+            return wanted, ids[cut], _floored(arrays, values[cut])
+        return wanted, ids.reshape(-1), _floored(arrays, values.reshape(-1))
+
+    def _in_parts(self, batch: LogprobBatch, least: int) -> list[LogprobBatch]:
+        """Return the batch, or its rows in as many messages as wanted, or as their number and size need."""
+        rows, limits = batch.row_count, self._limits
+        size = (
+            rows * _ROW_BYTES
+            + batch.token_ids.size * _TOKEN_BYTES
+            + batch.alternative_token_ids.size * _ALTERNATIVE_BYTES
+            + batch.proposal_token_ids.size * _PROPOSAL_BYTES
+        )
+        room = max(1, limits.max_message_bytes - _HEADER_BYTES)
+        # Rows are not equally large: half of the room for each leaves some for those that are larger.
+        by_size = 1 if size <= room else -(-2 * size // room)
+        parts = min(rows, _MOST_PARTS, max(least, -(-rows // limits.max_rows), by_size))
+        if parts <= 1:
+            return [batch]
+        cuts = np.array_split(np.arange(rows), parts)
+        header = batch.header._replace(part_count=parts)
+        return [
+            LogprobBatch.of_views(header._replace(part_index=place), batch.select(cut).columns)
+            for place, cut in enumerate(cuts)
+        ]
+
+
+def _batch_indices(arrays: StepArrays, rows: int) -> Host:
+    if arrays.index_to_batch_id is None:
+        return np.arange(rows, dtype=np.uint32)
+    places = of_rows("index_to_batch_id", arrays.index_to_batch_id, rows)
+    seen = np.zeros(rows, np.bool_)
+    if rows and int(places.min()) >= 0 and int(places.max()) < rows:
+        seen[places] = True
+    if not seen.all():
+        limit = f"each place from 0 to {rows - 1} once"
+        raise ContractError("index_to_batch_id", limit, f"{np.unique(places).size} places", rule=Rule.UNIQUE)
+    return places
+
+
+def _statuses(arrays: StepArrays, counts: Host, rows: int) -> Host:
+    if arrays.statuses is None:
+        return np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
+    return of_rows("statuses", arrays.statuses, rows)
+
+
+def _scorings(scored: Host | None, rows: int) -> Host:
+    if scored is None:
+        return np.full(rows, Scoring.NONE, np.uint8)
+    return np.where(scored, np.uint8(Scoring.FULL), np.uint8(Scoring.NONE))
+
+
+def _or_none(array: Any, name: str, rows: int) -> Host:  # noqa: ANN401 - any framework's
+    return np.zeros(rows, np.uint8) if array is None else of_rows(name, array, rows)
+
+
+def _proposals(arrays: StepArrays, rows: int) -> npt.ArrayLike:
+    if arrays.proposal_counts is None:
+        if arrays.proposal_token_ids is not None and on_host("proposal_token_ids", arrays.proposal_token_ids).size:
+            raise ContractError("proposal_counts", "one for each row of proposals", "none", rule=Rule.LENGTH)
+        return ()
+    counts = of_rows("proposal_counts", arrays.proposal_counts, rows)
+    ids = () if arrays.proposal_token_ids is None else arrays.proposal_token_ids
+    return Ragged(counts, None, None).flat("proposal_token_ids", ids)
+
+
+def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, wanted: Host) -> tuple[Host, Host]:
+    """Return alternatives that an engine gave in one line as it counted them, without those of tokens not kept."""
+    per_token = np.repeat(wanted.astype(np.intp), ragged.given)
+    if ids.size != int(per_token.sum()):
+        limit = f"{int(per_token.sum())} elements, as top_ks and token_counts say"
+        raise ContractError("alternative_token_ids", limit, ids.size, rule=Rule.LENGTH)
+    if ragged.kept is not None:
+        mine = np.repeat(ragged.kept, per_token)
+        ids, values = ids[mine], values[mine]
+    return ids, _floored(arrays, values)
+
+
+def _floored(arrays: StepArrays, values: Host) -> Host:
+    """Return values as float32 of our own, with the lowest that can be told in the place of minus infinity."""
+    if arrays.value_kind in _LOGPROBS:
+        return np.maximum(values, _LOWEST, dtype=np.float32, casting="same_kind")
+    return np.where(np.isneginf(values), _LOWEST, values).astype(np.float32)

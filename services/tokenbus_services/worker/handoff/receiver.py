@@ -1,0 +1,119 @@
+"""HandoffReceiver: takes the requests that prefill workers hand off, once each, and answers what the engine says."""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from types import TracebackType
+from typing import Self
+
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.handoff_pb2 import Handoff
+from tokenbus_services.bus import ClosedError, Listener, Transport
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.handoff.message import read_handoff, reply_of
+from tokenbus_services.worker.publisher import Publisher
+from tokenbus_services.worker.taken import TakenOver
+
+_log = logger("worker")
+
+
+class HandoffReceiver:
+    """Listens for hand-offs while `async with` lasts, and hands them to the publisher's engine from `serve` on."""
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        """Take the settings of a decode worker."""
+        self._settings = settings
+        self._transport = transport
+        self._listener: Listener | None = None
+        self._publisher: Publisher | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answers: OrderedDict[int, str | None] = OrderedDict()
+        self._episodes = Episodes()
+        self.taken = 0
+        """How many requests the engine took over."""
+        self.refused = 0
+        """How many hand-offs were refused, by the engine or before it saw them."""
+
+    async def __aenter__(self) -> Self:
+        """Listen; an address that cannot be had is an AddressError."""
+        self._listener = await self._transport.listen(self._settings.worker.handoff_address)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._listener is not None:
+            await self._listener.close()
+
+    @property
+    def address(self) -> str:
+        """Where prefill workers send to, with the port that was chosen."""
+        return "" if self._listener is None else self._listener.address
+
+    def serve(self, publisher: Publisher) -> None:
+        """Begin to take hand-offs, for the engine that takes its requests from a publisher."""
+        self._publisher = publisher
+        self._task = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        while self._listener is not None:
+            try:
+                peer, parts = await self._listener.receive()
+            except ClosedError:
+                return
+            try:
+                handoff = read_handoff(parts, self._settings)
+            except ContractError as error:
+                self.refused += 1
+                self._episodes.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
+                continue
+            if handoff is not None:
+                self._take(peer, handoff, parts[1])
+
+    def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
+        key = handoff.generate.request_key
+        if key in self._answers:
+            answer = self._answers[key]
+            if answer is not None:  # the first time it was answered, nobody heard
+                self._reply(peer, key, answer)
+            return
+        publisher, worker = self._publisher, self._settings.worker
+        if publisher is not None and key in publisher.session.requests:
+            self._reply(peer, key, "")  # it was taken over so long ago that its answer is forgotten
+            return
+        if publisher is None or len(publisher.session.requests) >= worker.max_requests:
+            self._settle(peer, key, f"it has {worker.max_requests} requests, as many as it takes")
+            return
+        self._answers[key] = None
+        loop = asyncio.get_running_loop()
+
+        def _answer(refusal: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is told any more
+                loop.call_soon_threadsafe(self._settle, peer, key, refusal)
+
+        publisher.hand_in(TakenOver(handoff.generate, state, _answer))
+        # Twice as many as may be open: who asks again for an older one has given it up long ago.
+        while len(self._answers) > 2 * worker.max_requests:
+            self._answers.popitem(last=False)
+
+    def _settle(self, peer: bytes, key: int, refusal: str) -> None:
+        if refusal:
+            self.refused += 1
+            self._answers.pop(key, None)  # there may be room when it comes again
+            self._episodes.begin(
+                ("handoff", refusal), _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}"
+            )
+        else:
+            self.taken += 1
+            self._answers[key] = refusal
+        self._reply(peer, key, refusal)
+
+    def _reply(self, peer: bytes, key: int, refusal: str) -> None:
+        if self._listener is not None:
+            self._listener.send(peer, reply_of(key, refusal))  # one that is lost is asked for again

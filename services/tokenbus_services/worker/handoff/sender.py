@@ -1,0 +1,184 @@
+"""HandoffSender: sends the requests of a prefill worker to their decode workers, and tells of those that none took."""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_services.bus import AddressError, ClosedError, Connection, Transport
+from tokenbus_services.clock import Clock
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.handoff.message import handoff_of, read_reply
+
+_log = logger("worker")
+_TRIES = 4
+"""How often one is sent within its time, where nobody answers."""
+_FULL_WAIT = 0.005
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A hand-off that nobody has answered yet."""
+
+    parts: list[bytes]
+    address: str
+    deadline: float
+    next_try: float
+
+
+@dataclass(slots=True)
+class _Peer:
+    """A connection to one decode worker."""
+
+    connection: Connection
+    receiving: "asyncio.Task[None]"
+
+
+class HandoffSender:
+    """Sends while `async with` lasts."""
+
+    def __init__(
+        self, settings: Settings, transport: Transport, clock: Clock, failed: Callable[[int, str], None]
+    ) -> None:
+        """Take the settings of a prefill worker, and who is told, in a thread of its own, of a request that failed."""
+        self._settings = settings
+        self._transport = transport
+        self._clock = clock
+        self._failed = failed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._pending: dict[int, _Pending] = {}
+        self._settled = asyncio.Event()
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._episodes = Episodes()
+        self.sent = 0
+        """How many requests a decode worker took over."""
+        self.failures = 0
+        """How many none took."""
+
+    async def __aenter__(self) -> Self:
+        """Begin to send."""
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until everything is answered, or its time is over, and leave."""
+        if error is None and self._pending:
+            await self._settled.wait()  # each ends within its time
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for address in list(self._peers):
+            await self._close(address)
+
+    @property
+    def pending(self) -> int:
+        """How many hand-offs wait for their answer."""
+        return len(self._pending)
+
+    def send(self, generate: Generate, state: bytes) -> None:
+        """Hand a request off, from any thread; a ValueError says why it cannot be."""
+        worker, bus = self._settings.worker, self._settings.bus
+        if not generate.handoff_address:
+            raise ValueError("no decode worker is there to go on with it")
+        if len(state) > bus.max_part_bytes:
+            raise ValueError(f"its state: at most {bus.max_part_bytes} bytes (bus.max_part_bytes), got {len(state)}")
+        if len(self._pending) >= worker.max_requests:
+            raise ValueError(f"at most {worker.max_requests} hand-offs that nobody answered yet")
+        try:
+            parts = handoff_of(generate, state, self._settings)
+        except ContractError as error:
+            raise ValueError(str(error)) from None
+        now = self._clock.now()
+        deadline = now + worker.handoff_timeout_ms / 1000
+        pending = _Pending(parts, generate.handoff_address, deadline, now)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
+                self._loop.call_soon_threadsafe(self._begin, generate.request_key, pending)
+
+    def _begin(self, key: int, pending: _Pending) -> None:
+        self._pending[key] = pending
+        self._settled.clear()
+        self._wake.set()
+
+    def _drop(self, key: int) -> None:
+        self._pending.pop(key, None)
+        if not self._pending:
+            self._settled.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            now = self._clock.now()
+            for key, pending in list(self._pending.items()):
+                if key not in self._pending:  # it was answered while another was sent
+                    continue
+                if now >= pending.deadline:
+                    waited = self._settings.worker.handoff_timeout_ms
+                    await self._end(key, f"the decode worker at {pending.address} did not answer for {waited} ms")
+                elif now >= pending.next_try:
+                    await self._try(key, pending, now)
+            times = [min(pending.next_try, pending.deadline) for pending in self._pending.values()]
+            # With nothing to send there is nothing to look at until something wakes it.
+            await self._clock.wait(self._wake, max(0.0, min(times) - self._clock.now()) if times else 1.0)
+
+    async def _try(self, key: int, pending: _Pending, now: float) -> None:
+        try:
+            peer = await self._peer(pending.address)
+        except AddressError as error:
+            await self._end(key, f"the decode worker's address: {error}")
+            return
+        every = self._settings.worker.handoff_timeout_ms / 1000 / _TRIES
+        pending.next_try = now + (every if peer.connection.send(pending.parts) else _FULL_WAIT)
+
+    async def _peer(self, address: str) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            if len(self._peers) >= self._settings.worker.handoff_connections:
+                await self._close(next(iter(self._peers)))
+            connection = await self._transport.connect(address)
+            peer = self._peers[address] = _Peer(connection, asyncio.create_task(self._receive(connection)))
+        self._peers.move_to_end(address)
+        return peer
+
+    async def _close(self, address: str) -> None:
+        peer = self._peers.pop(address)
+        peer.receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await peer.receiving
+        await peer.connection.close()
+
+    async def _receive(self, connection: Connection) -> None:
+        while True:
+            try:
+                reply = read_reply(await connection.receive())
+            except ClosedError:
+                return
+            except ContractError as error:
+                self._episodes.begin("reply", _log.warning, "answer to a hand-off refused", reason=str(error))
+                continue
+            if reply is None or reply.request_key not in self._pending:
+                continue  # it was sent twice, and answered twice
+            if reply.refusal:
+                address = self._pending[reply.request_key].address
+                await self._end(reply.request_key, f"the decode worker at {address} refused it: {reply.refusal}")
+            else:
+                self.sent += 1
+                self._drop(reply.request_key)
+
+    async def _end(self, key: int, why: str) -> None:
+        self.failures += 1
+        self._episodes.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
+        await asyncio.to_thread(self._failed, key, why)
+        self._drop(key)

@@ -1,0 +1,347 @@
+"""StepAssembler: every kind of step becomes batches in the same way, and a row's outcome is its own."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.services.builders import Wanted, arrays_of, batch, rows, values_by_key
+from tokenbus_contracts import (
+    BatchKind,
+    ContractError,
+    Limits,
+    LogprobBatch,
+    RowStatus,
+    Scoring,
+    SpeculativeMethod,
+    StepPhase,
+    ValueKind,
+    decode,
+    encode,
+)
+from tokenbus_services.worker import StepArrays, StepAssembler
+
+SMALL = StepArrays(request_keys=[7, 8], positions=[0, 4], token_counts=[2, 1], token_ids=[0, 5, 6])
+SCORED = replace(
+    SMALL,
+    logprobs=[-0.5, -1.0, -2.0],
+    ranks=[1, 2, 3],
+    alternative_token_ids=[[0, 9], [4, 5], [1, 2]],
+    alternative_logprobs=[[-0.5, -3.0], [-0.75, -1.0], [-0.25, -0.5]],
+)
+
+
+def assembled(arrays: StepArrays) -> LogprobBatch:
+    """Return the one batch of a step, as whoever gets it sees it."""
+    (made,) = StepAssembler(Limits.default(), 100_000).assemble(arrays)
+    return sent(made)
+
+
+def sent(made: LogprobBatch) -> LogprobBatch:
+    """Return a batch after it went over the wire, which checks it."""
+    return decode(encode(LogprobBatch.of_views(made.header._replace(worker_id="w"), made.columns)))
+
+
+def lined(flat: Any, counts: list[int], width: int) -> np.ndarray:  # noqa: ANN401 - anything that numpy takes
+    """Return flat elements in a line for each row, with what must not be looked at behind them."""
+    values = np.asarray(flat)
+    lines = np.full((len(counts), width, *values.shape[1:]), -7, values.dtype)
+    begin = 0
+    for row, count in enumerate(counts):
+        lines[row, :count] = values[begin : begin + count]
+        begin += count
+    return lines
+
+
+def test_ids_alone_are_enough() -> None:
+    """A step without speculation and logprobs needs keys, positions, counts and ids; id 0 is a token (case 10)."""
+    made = assembled(SMALL)
+    assert made.token_ids.tolist() == [0, 5, 6]
+    assert made.statuses.tolist() == [RowStatus.ACTIVE, RowStatus.ACTIVE]
+    assert made.scorings.tolist() == [Scoring.NONE, Scoring.NONE]
+    assert made.batch_indices.tolist() == [0, 1]
+    assert (made.header.kind, made.header.method, made.header.step) == (BatchKind.TARGET, SpeculativeMethod.NONE, 1)
+
+
+@pytest.mark.parametrize("method", list(SpeculativeMethod)[1:])
+def test_every_method_takes_the_same_path(method: SpeculativeMethod) -> None:
+    """Whatever drafts, or nothing at all: rows, columns and order come out the same (cases 2 and 31)."""
+    order: dict[str, Any] = {"index_to_batch_id": [1, 0], "draft_token_counts": [1, 0], "phase": StepPhase.DECODE}
+    made = assembled(replace(SCORED, method=method, **order))
+    assert made.header.method is method
+    assert made.header.phase is StepPhase.DECODE
+    assert made.in_batch_order().request_keys.tolist() == [8, 7]
+    assert made.in_batch_order().ranks.tolist() == [3, 1, 2]
+    assert made.in_batch_order().alternative_token_ids.tolist() == [1, 2, 0, 9, 4, 5]
+    assert made.draft_token_counts.tolist() == [1, 0]
+
+
+def test_lines_and_flat_arrays_say_the_same() -> None:
+    """Tokens may come in one line or in a line for each row; what lies behind a row's tokens is not looked at."""
+    lines: dict[str, Any] = {
+        name: lined(getattr(SCORED, name), [2, 1], 4)
+        for name in ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
+    }
+    assert assembled(replace(SCORED, **lines)) == assembled(SCORED)
+
+
+def test_rows_have_as_many_alternatives_as_they_want() -> None:
+    """A row's top-k is its own: the others' lines may be longer, and who wants no logprobs has none (case 15)."""
+    made = assembled(replace(SCORED, scored=[True, False], top_ks=[1, 2]))
+    assert made.top_ks.tolist() == [1, 0]
+    assert made.scorings.tolist() == [Scoring.FULL, Scoring.NONE]
+    assert made.alternative_token_ids.tolist() == [0, 4]
+    assert made.logprobs.tolist() == [-0.5, -1.0]
+
+
+def test_logprobs_may_be_of_scored_rows_alone() -> None:
+    """An engine that computes nothing for rows that want nothing gives only what it computed, in one line or more."""
+    some = replace(
+        SCORED,
+        scored=[False, True],
+        logprobs=[-2.0],
+        ranks=[3],
+        top_ks=[0, 2],
+        alternative_token_ids=[1, 2],
+        alternative_logprobs=[-0.25, -0.5],
+    )
+    whole = replace(SCORED, scored=[False, True])
+    assert assembled(some) == assembled(whole)
+    lines: dict[str, Any] = {"alternative_token_ids": [[1, 2]], "alternative_logprobs": [[-0.25, -0.5]]}
+    assert assembled(replace(some, **lines)) == assembled(whole)
+
+
+def test_nobody_wants_logprobs() -> None:
+    """Logprobs that no row wants are left out."""
+    assert assembled(replace(SCORED, scored=[False, False])) == assembled(SMALL)
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_stop_inside_an_accepted_block_trims_everything(lines: bool) -> None:  # noqa: FBT001 - a case
+    """Ids, logprobs, ranks and alternatives behind a stop are left out together (case 13)."""
+    flat = replace(SCORED, statuses=[RowStatus.FINISHED_STOP, RowStatus.ACTIVE], kept_counts=[1, 1])
+    names = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
+    wanted: dict[str, Any] = {name: lined(getattr(SCORED, name), [2, 1], 3) for name in names} if lines else {}
+    made = assembled(replace(flat, **wanted))
+    assert made.token_counts.tolist() == [1, 1]
+    assert made.token_ids.tolist() == [0, 6]
+    assert made.logprobs.tolist() == [-0.5, -2.0]
+    assert made.ranks.tolist() == [1, 3]
+    assert made.alternative_token_ids.tolist() == [0, 9, 1, 2]
+
+
+def test_trimmed_alternatives_in_one_line() -> None:
+    """Alternatives that an engine gave ragged lose those of tokens behind a stop too (case 13)."""
+    ragged = replace(
+        SCORED,
+        kept_counts=[1, 1],
+        top_ks=[2, 1],
+        alternative_token_ids=[0, 9, 4, 5, 1],
+        alternative_logprobs=[-0.5, -3.0, -0.75, -1.0, -0.25],
+    )
+    made = assembled(ragged)
+    assert made.alternative_token_ids.tolist() == [0, 9, 1]
+    assert made.alternative_logprobs.tolist() == [-0.5, -3.0, -0.25]
+
+
+def test_all_tokens_of_a_row_may_go() -> None:
+    """A row may keep none of its tokens: then its status has to say why."""
+    made = assembled(replace(SCORED, kept_counts=[0, 1], statuses=[RowStatus.FINISHED_STOP, RowStatus.ACTIVE]))
+    assert made.token_counts.tolist() == [0, 1]
+    assert made.alternative_token_ids.tolist() == [1, 2]
+
+
+def test_prefill_hands_off_its_first_token_with_proposals() -> None:
+    """The first token has its logprobs, and proposals come beside it: they are no tokens (cases 27 and 30)."""
+    made = assembled(
+        replace(
+            SCORED,
+            phase=StepPhase.PREFILL,
+            statuses=[RowStatus.HANDED_OFF] * 2,
+            proposal_token_ids=[[3, 4], [5, -1]],
+            proposal_counts=[2, 1],
+        )
+    )
+    assert [row.proposal_token_ids.tolist() for row in made.rows()] == [[3, 4], [5]]
+    assert [row.token_ids.tolist() for row in made.rows()] == [[0, 5], [6]]
+
+
+def test_chunk_of_a_prompt_has_no_tokens() -> None:
+    """A row whose prompt is not done says so, and has nothing (case 9)."""
+    made = assembled(replace(SMALL, statuses=[RowStatus.ACTIVE, RowStatus.PREFILLING], kept_counts=[2, 0]))
+    assert made.row(1).status is RowStatus.PREFILLING
+    assert made.row(1).token_ids.size == 0
+
+
+def test_minus_infinity_is_told_as_the_lowest() -> None:
+    """Minus infinity is written as -9999, in logprobs and in alternatives; NaN is not, and is refused (case 24)."""
+    lowest = replace(SCORED, logprobs=[-0.5, -np.inf, -2.0], alternative_token_ids=None, alternative_logprobs=None)
+    assert assembled(lowest).logprobs.tolist() == [-0.5, -9999.0, -2.0]
+    masked = replace(
+        SCORED,
+        value_kind=ValueKind.PROCESSED_LOGITS,
+        logprobs=[-0.5, -1.0, -30_000.0],
+        alternative_logprobs=[[-0.5, -np.inf], [-0.75, -1.0], [-0.25, -20_000.0]],
+    )
+    assert assembled(masked).alternative_logprobs.tolist() == [-0.5, -9999.0, -0.75, -1.0, -0.25, -20_000.0]
+    with pytest.raises(ContractError, match=r"logprobs\[0\]: a finite number"):
+        assembled(replace(lowest, logprobs=[np.nan, -1.0, -2.0]))
+
+
+def test_arrays_are_the_messages_own() -> None:
+    """What an engine does with its values after the step changes nothing in the batch."""
+    logprobs = np.array([-0.5, -1.0, -2.0], np.float32)
+    (made,) = StepAssembler(Limits.default()).assemble(
+        replace(SCORED, logprobs=logprobs, alternative_token_ids=None, alternative_logprobs=None)
+    )
+    logprobs[:] = 0
+    assert made.logprobs.tolist() == [-0.5, -1.0, -2.0]
+
+
+def test_steps_are_counted_and_drafts_belong_to_the_last() -> None:
+    """Without numbers of the engine's own a target is the next step, and a draft that of the last target (case 4)."""
+    assembler = StepAssembler(Limits.default())
+    kinds = [BatchKind.TARGET, BatchKind.DRAFT, BatchKind.TARGET, BatchKind.DRAFT]
+    made = [assembler.assemble(replace(SMALL, kind=kind))[0].header for kind in kinds]
+    assert [(header.kind, header.step) for header in made] == list(zip(kinds, [1, 1, 2, 2], strict=True))
+
+
+def test_drafts_that_finish_late_still_say_their_step() -> None:
+    """With overlapping steps a draft may come after the next target: its number says which step it is of (case 12)."""
+    assembler = StepAssembler(Limits.default())
+    order = [(BatchKind.TARGET, 0), (BatchKind.TARGET, 0), (BatchKind.DRAFT, 1), (BatchKind.DRAFT, 2)]
+    made = [assembler.assemble(replace(SMALL, kind=kind, step=step))[0].header.step for kind, step in order]
+    assert made == [1, 2, 1, 2]
+    assert assembler.assemble(SMALL)[0].header.step == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"positions": [0]}, "positions: 2 elements, one for each row, got 1"),
+        ({"statuses": [1]}, "statuses: 2 elements, one for each row, got 1"),
+        ({"token_ids": [1, 2]}, "token_ids: 3 elements, one for each token, got 2"),
+        ({"token_ids": [[1], [2]]}, "token_ids: 2 tokens a line, got 1"),
+        ({"token_ids": [[[1]]]}, r"token_ids: 1 dimensions, or 2 with a line for each of 2 rows, got shape"),
+        ({"logprobs": [-1.0, -1.0]}, "logprobs: 3 elements, one for each token, got 2"),
+        ({"ranks": None}, "ranks: one for each logprob, got none"),
+        ({"logprobs": None, "scored": [True, False]}, "logprobs: one for each token of the scored rows, got none"),
+        ({"alternative_logprobs": None}, "alternative_logprobs: one for each alternative, got none"),
+        ({"alternative_logprobs": [[-1.0]]}, r"alternative_logprobs: shape \(3, 2\), as alternative_token_ids"),
+        ({"alternative_token_ids": None, "top_ks": [1, 0]}, "alternative_token_ids: as many as top_ks says, got none"),
+        ({"top_ks": [3, 0]}, r"top_ks\[0\]: at most 2, as many as were given, got 3"),
+        (
+            {"alternative_token_ids": [1], "alternative_logprobs": [-1.0]},
+            "top_ks: one for each row of alternatives in one line, got none",
+        ),
+        (
+            {"alternative_token_ids": [1], "alternative_logprobs": [-1.0], "top_ks": [1, 1]},
+            "alternative_token_ids: 3 elements, as top_ks and token_counts say, got 1",
+        ),
+        ({"kept_counts": [3, 0]}, r"kept_counts\[0\]: at most 2, got 3"),
+        ({"kept_counts": [-1, 0]}, r"kept_counts\[0\]: at most 2, got -1"),
+        ({"index_to_batch_id": [1, 1]}, "index_to_batch_id: each place from 0 to 1 once, got 1 places"),
+        ({"index_to_batch_id": [0, 2]}, "index_to_batch_id: each place from 0 to 1 once, got 2 places"),
+        ({"index_to_batch_id": [0]}, "index_to_batch_id: 2 elements, one for each row, got 1"),
+        ({"proposal_token_ids": [1]}, "proposal_counts: one for each row of proposals, got none"),
+        ({"proposal_token_ids": [1], "proposal_counts": [1, 1]}, "proposal_token_ids: 2 elements, one for each token"),
+    ],
+)
+def test_step_that_contradicts_itself_is_refused(changed: dict[str, Any], line: str) -> None:
+    """Arrays that do not fit each other are refused as a whole, with what was found (cases 1, 5, 11 and 28)."""
+    with pytest.raises(ContractError, match=line):
+        StepAssembler(Limits.default()).assemble(replace(SCORED, **changed))
+
+
+def test_step_larger_than_a_message_goes_in_parts() -> None:
+    """More rows than a message may have go in several, and so do rows that are too large together (case 26)."""
+    whole = batch(rows(range(1, 11), tokens=2))
+    assembler = StepAssembler(replace(Limits.default(), max_rows=4), 50_000)
+    parts = [sent(made) for made in assembler.assemble(arrays_of(whole))]
+    assert [made.header.part_index for made in parts] == [0, 1, 2]
+    assert values_by_key(LogprobBatch.joined(parts)) == values_by_key(whole)
+    small = StepAssembler(replace(Limits.default(), max_message_bytes=700), 50_000)
+    assert len(small.assemble(arrays_of(whole))) > 1
+    assert all(len(encode(sent(made))) <= 700 for made in small.assemble(arrays_of(whole)))
+
+
+class OnDevice:
+    """An array as a GPU framework has it: it becomes numpy's only after it was brought to the host."""
+
+    def __init__(self, values: Any, *, is_here: bool = False) -> None:  # noqa: ANN401 - anything that numpy takes
+        """Take the values, and whether they are on the host."""
+        self.values = np.asarray(values)
+        self.is_here = is_here
+
+    def detach(self) -> "OnDevice":
+        """Track no gradients."""
+        return self
+
+    def cpu(self) -> "OnDevice":
+        """Come to the host."""
+        return OnDevice(self.values, is_here=True)
+
+    def numpy(self) -> np.ndarray:
+        """Become numpy's."""
+        if not self.is_here:
+            raise TypeError("on a device")
+        return self.values
+
+
+class Cupy:
+    """An array as cupy has it: only `get` brings it to the host."""
+
+    device = "cuda"
+
+    def __init__(self, values: Any) -> None:  # noqa: ANN401 - anything that numpy takes
+        """Take the values."""
+        self.values = np.asarray(values)
+
+    def get(self) -> np.ndarray:
+        """Come to the host."""
+        return self.values
+
+
+@pytest.mark.parametrize("kind", [OnDevice, Cupy, list, tuple])
+def test_arrays_of_any_framework_are_taken(kind: Any) -> None:  # noqa: ANN401 - a class
+    """Arrays on a device come to the host, and sequences become arrays: the batch is the same."""
+    names = ("request_keys", "positions", "token_counts", "token_ids", "logprobs", "ranks", "alternative_token_ids")
+    other: dict[str, Any] = {name: kind(getattr(SCORED, name)) for name in (*names, "alternative_logprobs")}
+    assert assembled(replace(SCORED, **other)) == assembled(SCORED)
+
+
+def test_what_is_no_array_is_refused() -> None:
+    """What cannot become an array is named."""
+    with pytest.raises(ContractError, match="token_ids: an array"):
+        StepAssembler(Limits.default()).assemble(replace(SMALL, token_ids=[[1, 2], [3]]))
+
+
+_ROWS = st.lists(
+    st.builds(
+        Wanted,
+        st.integers(1, 2**64 - 1),
+        position=st.integers(0, 1000),
+        tokens=st.integers(1, 6),
+        status=st.just(RowStatus.ACTIVE),
+        scoring=st.sampled_from([Scoring.FULL, Scoring.NONE]),
+        top_k=st.integers(0, 20),
+    ).map(lambda row: row if row.scoring is Scoring.FULL else row._replace(top_k=0)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: row.key,
+)
+
+
+@given(wanted=_ROWS, data=st.data())
+def test_row_does_not_depend_on_its_neighbours(wanted: list[Wanted], data: st.DataObject) -> None:
+    """In whatever order and company a row is computed, and in whatever form: it is told the same (cases 3 and 15)."""
+    whole = batch(wanted)
+    alone = {row.key: values_by_key(assembled(arrays_of(batch([row]))))[row.key][2:] for row in wanted}
+    order = data.draw(st.permutations(range(len(wanted))))
+    mixed = whole.select(order)
+    together = assembled(arrays_of(mixed))
+    assert {key: values[2:] for key, values in values_by_key(together).items()} == alone
+    assert together.in_batch_order().request_keys.tolist() == [row.key for row in wanted]
