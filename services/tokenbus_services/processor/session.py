@@ -1,7 +1,9 @@
 """A client as the processor knows it: what it asked for, and what is on its way to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -11,6 +13,44 @@ from tokenbus_services.delivery import Hold, Step
 from tokenbus_services.processor.mailbox import Letter, Mailbox, error_letter, outputs_letters
 from tokenbus_services.processor.requests import Request, RequestTable, Slots
 from tokenbus_services.processor.router import Rows
+
+_Piece = tuple[LogprobBatch, LogprobBatch | None]
+
+
+class _Gathered:
+    """Rows of many requests, by step: a request that was handed off has them of more than one stream."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[Hold, list[_Piece]] = {}
+        self._order: TopologicalSorter[Hold] = TopologicalSorter()
+        self._latest: dict[int, Hold] = {}
+
+    def add(self, target: LogprobBatch, draft: LogprobBatch | None, hold: Hold) -> None:
+        """Take rows, those of each request in its order; a step is held as long as its rows are here."""
+        if hold not in self._pieces:
+            hold.keep()
+            self._pieces[hold] = []
+            self._order.add(hold)
+        self._pieces[hold].append((target, draft))
+        for key in target.request_keys.tolist():
+            before = self._latest.get(key)
+            if before is not None and before is not hold:
+                self._order.add(hold, before)
+            self._latest[key] = hold
+
+    def in_order(self) -> Iterator[tuple[Hold, list[_Piece]]]:
+        """Yield each step's rows after those that its requests had before, and the steps of one stream in their order.
+
+        Numbers of two streams say nothing of which came first.
+        """
+        self._order.prepare()
+        ready: list[tuple[int, int, Hold]] = []
+        while self._order.is_active():
+            for hold in self._order.get_ready():
+                heappush(ready, (hold.last_sequence, id(hold), hold))
+            _, _, first = heappop(ready)
+            yield first, self._pieces[first]
+            self._order.done(first)
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +69,7 @@ class Session:
     next_heartbeat: float = 0.0
     echo_ns: int = 0
     requests: set[int] = field(default_factory=set)
-    _gathered: dict[Hold, list[tuple[LogprobBatch, LogprobBatch | None]]] | None = None
+    _gathered: "_Gathered | None" = None
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all, as one letter."""
@@ -44,12 +84,12 @@ class Session:
     def gather(self) -> None:
         """Keep what comes from now on, to send it one letter a step: many requests are taken up again at once."""
         if self._gathered is None:
-            self._gathered = {}
+            self._gathered = _Gathered()
 
     def send_gathered(self) -> None:
-        """Send what was gathered, the oldest step first."""
-        gathered, self._gathered = self._gathered or {}, None
-        for hold, pieces in sorted(gathered.items(), key=lambda entry: entry[0].last_sequence):
+        """Send what was gathered, each request's steps in their order."""
+        gathered, self._gathered = self._gathered or _Gathered(), None
+        for hold, pieces in gathered.in_order():
             drafts = [draft for _, draft in pieces if draft is not None]
             target = LogprobBatch.joined([target for target, _ in pieces])
             self.put_outputs(target, LogprobBatch.joined(drafts) if drafts else None, hold)
@@ -58,9 +98,7 @@ class Session:
     def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, hold: Hold) -> None:
         """Send rows of its own."""
         if self._gathered is not None:
-            if hold not in self._gathered:
-                hold.keep()
-            self._gathered.setdefault(hold, []).append((target, draft))
+            self._gathered.add(target, draft, hold)
             return
         for letter in outputs_letters(target, draft, hold, self.limits):
             self.put(letter)

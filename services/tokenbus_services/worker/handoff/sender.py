@@ -73,8 +73,9 @@ class HandoffSender:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait until everything is answered, or its time is over, and leave."""
-        if error is None and self._pending:
-            await self._settled.wait()  # each ends within its time
+        while error is None and self._pending:  # each ends within its time
+            self._settled.clear()
+            await self._settled.wait()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -102,15 +103,10 @@ class HandoffSender:
             raise ValueError(str(error)) from None
         now = self._clock.now()
         deadline = now + worker.handoff_timeout_ms / 1000
-        pending = _Pending(parts, generate.handoff_address, deadline, now)
+        self._pending[generate.request_key] = _Pending(parts, generate.handoff_address, deadline, now)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
-                self._loop.call_soon_threadsafe(self._begin, generate.request_key, pending)
-
-    def _begin(self, key: int, pending: _Pending) -> None:
-        self._pending[key] = pending
-        self._settled.clear()
-        self._wake.set()
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     def _drop(self, key: int) -> None:
         self._pending.pop(key, None)

@@ -1,0 +1,106 @@
+"""Prefill and decode workers as processes: a request begins at one and goes on at another."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.integration.asking import all_exact, all_failed, ask, begun
+from tests.integration.deployment import Deployment
+from tests.integration.programs import Program
+from tests.integration.waiting import until
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.client import TokenClient
+from tokenbus_services.processor import TokenProcessor
+
+DECODERS = ("decode-0", "decode-1")
+
+
+def start(deployment: Deployment, name: str, *arguments: str, **overrides: object) -> Program:
+    """Start a worker whose role is the beginning of its name."""
+    return deployment.start_worker(name, *arguments, worker__role=name.partition("-")[0], **overrides)
+
+
+@asynccontextmanager
+async def client_of(deployment: Deployment) -> AsyncIterator[TokenClient]:
+    """Run a client that leaves at once when the test is over."""
+    async with TokenClient(deployment.settings(client__drain_timeout_ms=0)) as client:
+        yield client
+
+
+async def test_requests_go_on_at_decode_workers(deployment: Deployment) -> None:
+    """Each request begins at the prefill worker and goes on at a decode worker; all of those take part (case 27)."""
+    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
+        for name in ("prefill-0", *DECODERS):
+            await asyncio.to_thread(start, deployment, name)
+        async with client_of(deployment) as client:
+            asked = ask(client, 32, 61)
+            await all_exact(asked, 61)
+        counts = {name: worker.stream.counts.rows for name, worker in processor.workers.by_id.items()}
+        tokens = {name: worker.stream.counts.tokens for name, worker in processor.workers.by_id.items()}
+    assert (counts["prefill-0"], tokens["prefill-0"]) == (32, 32)
+    assert all(tokens[name] for name in DECODERS)
+    assert sum(tokens.values()) == 32 * 61
+
+
+async def test_request_that_ends_with_its_first_token_is_not_handed_off(deployment: Deployment) -> None:
+    """A request of one token is done where it began."""
+    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)):
+        await asyncio.to_thread(start, deployment, "prefill-0")
+        async with client_of(deployment) as client:
+            await all_exact(ask(client, 4, 1), 1)
+
+
+async def test_killed_processor_loses_no_hand_off(deployment: Deployment) -> None:
+    """A processor that is killed while requests change hands loses and repeats nothing of them."""
+    processor = await asyncio.to_thread(deployment.start_processor)
+    for name in ("prefill-0", *DECODERS):
+        await asyncio.to_thread(start, deployment, name)
+    async with client_of(deployment) as client:
+        for _ in range(4):
+            asked = ask(client, 16, 301)
+            await begun(asked[:1])
+            processor.kill()
+            processor = await asyncio.to_thread(deployment.start_processor)
+            await all_exact(asked, 301)
+
+
+async def test_dead_decode_worker_ends_its_requests_alone(deployment: Deployment) -> None:
+    """A decode worker that is killed ends what it went on with, and the other one's requests notice nothing."""
+    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
+        await asyncio.to_thread(start, deployment, "prefill-0")
+        doomed = await asyncio.to_thread(start, deployment, DECODERS[0])
+        async with client_of(deployment) as client:
+            first = ask(client, 8, None)
+            await until(lambda: all(each.audit.position > 1 for each in first))
+            await asyncio.to_thread(start, deployment, DECODERS[1])
+            second = ask(client, 8, 900)  # they go to the one with fewer
+            await until(lambda: all(each.audit.position > 1 for each in second))
+            doomed.kill()
+            await all_failed(first, ErrorCode.ERROR_CODE_WORKER_LOST)
+            await all_exact(second, 900)
+        assert list(processor.workers.by_id) == ["prefill-0", DECODERS[1]]
+
+
+async def test_decode_worker_that_does_not_answer_ends_what_it_was_sent(deployment: Deployment) -> None:
+    """Requests for a decode worker that stands still end with an error that says so, after their first token."""
+    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0, bus__heartbeat_timeout_ms=60_000)):
+        overrides = {"worker__handoff_timeout_ms": 400, "bus__heartbeat_timeout_ms": 60_000}
+        await asyncio.to_thread(start, deployment, "prefill-0", **overrides)
+        still = await asyncio.to_thread(start, deployment, DECODERS[0], **overrides)
+        async with client_of(deployment) as client:
+            still.stop()
+            asked = ask(client, 4, 50)
+            await all_failed(asked, ErrorCode.ERROR_CODE_HANDOFF)
+            still.go_on()
+    assert all("did not answer for 400 ms" in str(each.audit.error) for each in asked)
+    assert [each.audit.position for each in asked] == [1] * 4
+
+
+async def test_without_a_decode_worker_the_first_token_is_the_last(deployment: Deployment) -> None:
+    """A request that nobody can go on with ends with an error that says so."""
+    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)):
+        await asyncio.to_thread(start, deployment, "prefill-0")
+        async with client_of(deployment) as client:
+            asked = ask(client, 2, 50)
+            await all_failed(asked, ErrorCode.ERROR_CODE_HANDOFF)
+    assert all("no decode worker is there" in str(each.audit.error) for each in asked)

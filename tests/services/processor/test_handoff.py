@@ -1,0 +1,205 @@
+"""How a request changes hands between two streams, as the processor sees it."""
+
+import pytest
+
+from tests.services.bench import Bench, BenchWorker
+from tests.services.builders import Wanted, generate_of, rows
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+
+ADDRESS = "memory://decode"
+FIRST = [Wanted(1, 0, 1, RowStatus.HANDED_OFF)]
+HANDOFF, LOST = ErrorCode.ERROR_CODE_HANDOFF, ErrorCode.ERROR_CODE_WORKER_LOST
+
+
+def prefill(bench: Bench, name: str = "p", **hello: object) -> BenchWorker:
+    """Return a prefill worker that said hello."""
+    return bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL, **hello)
+
+
+def decode(bench: Bench, name: str = "d", **hello: object) -> BenchWorker:
+    """Return a decode worker that said hello, and takes hand-offs."""
+    return bench.worker(name, role=WorkerRole.WORKER_ROLE_DECODE, **({"handoff_address": ADDRESS} | hello))
+
+
+def told(worker: BenchWorker) -> dict[int, str]:
+    """Return the requests that a worker was handed since the last time, and where it is to hand them off to."""
+    return {
+        frame.generate.request_key: frame.generate.handoff_address
+        for frame in worker.heard()
+        if frame.HasField("generate")
+    }
+
+
+def aborted(worker: BenchWorker) -> list[int]:
+    """Return the requests that a worker was told to end since the last time."""
+    return [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")]
+
+
+def test_prefill_worker_is_told_who_goes_on() -> None:
+    """Each request goes to the prefill worker with the address of the decode worker that has the fewest."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench)
+    decode(bench, "d1", handoff_address="memory://one")
+    decode(bench, "d2", handoff_address="memory://two")
+    for key in range(1, 5):
+        client.ask(generate_of(key, handoff_address="memory://mine"))  # it is not the client's to say
+    addresses = told(first)
+    assert sorted(addresses) == [1, 2, 3, 4]
+    assert sorted(addresses.values()) == ["memory://one"] * 2 + ["memory://two"] * 2
+
+
+def test_worker_that_does_all_is_told_nobody() -> None:
+    """A worker that does all of a request is given no address, whatever a client wrote there."""
+    bench = Bench()
+    client, worker = bench.client(), bench.worker()
+    decode(bench)
+    client.ask(generate_of(1, handoff_address=ADDRESS))
+    assert told(worker) == {1: ""}
+
+
+@pytest.mark.parametrize("hello", [{"handoff_address": ""}, {"model": "other"}, {"tp_rank": 1}])
+def test_decode_worker_that_takes_no_hand_off_is_not_named(hello: dict[str, object]) -> None:
+    """One that is given requests in another way, serves another model, or only computes with others, is not named."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench)
+    decode(bench, **hello)
+    client.ask(generate_of(1))
+    assert told(first) == {1: ""}
+
+
+def test_full_decode_workers_are_as_good_as_full() -> None:
+    """As many requests are begun as decode workers take, those that are still at their prefill worker included."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), decode(bench, max_requests=2)
+    for key in (1, 2, 3):
+        client.ask(generate_of(key))
+    assert client.errors() == {3: ErrorCode.ERROR_CODE_OVERLOADED}
+    first.publish([Wanted(1, 0, 1, RowStatus.HANDED_OFF)])
+    second.admit(1)
+    client.ask(generate_of(4))
+    assert client.errors() == {4: ErrorCode.ERROR_CODE_OVERLOADED}
+    second.publish([Wanted(1, 1, 1, RowStatus.FINISHED_STOP)])
+    client.ask(generate_of(5))
+    assert client.errors() == {}
+
+
+@pytest.mark.parametrize("order", ["row, admitted", "admitted, row"])
+def test_decode_worker_has_a_request_once_it_says_so(order: str) -> None:
+    """In whichever order the two streams tell of it: when the decode worker dies its requests end at once."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), decode(bench)
+    client.ask(generate_of(1))
+    if order.startswith("row"):
+        first.publish(FIRST)
+        second.admit(1)
+    else:
+        second.admit(1)
+        first.publish(FIRST)
+    client.heard()
+    bench.pass_time(60, first, second, client)  # it takes its time with the first step
+    assert client.errors() == {}
+    bench.pass_time(60, first, client)
+    assert client.errors() == {1: LOST}
+
+
+@pytest.mark.parametrize(("is_admitted", "is_begun"), [(True, False), (False, True), (True, True)])
+def test_decode_worker_that_dies_before_it_goes_on_ends_its_requests(*, is_admitted: bool, is_begun: bool) -> None:
+    """What a decode worker was to go on with ends with an error that names it, whatever had come of it (case 27)."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench)
+    second = decode(bench)
+    client.ask(generate_of(1))
+    if is_begun:
+        first.publish(FIRST)
+    if is_admitted:
+        second.admit(1)
+    client.heard()
+    bench.pass_time(4, first, client)
+    assert client.errors() == {1: LOST if is_admitted and is_begun else HANDOFF}
+
+
+def test_decode_worker_that_dies_before_anything_went_there_ends_nothing() -> None:
+    """A request that is still at its prefill worker goes on there: who has it learns of the dead one by itself."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench)
+    decode(bench)
+    client.ask(generate_of(1))
+    bench.pass_time(4, first, client)
+    first.publish(FIRST)
+    assert client.errors() == {}
+    first.fail(RequestError(request_key=1, code=HANDOFF, message="the decode worker refused it: no room"))
+    (heard,) = (heard for heard in client.heard() if heard.body == "error")
+    assert (heard.frame.error.code, heard.frame.error.emitted_tokens) == (HANDOFF, 1)
+    assert "refused it: no room" in heard.frame.error.message
+
+
+def test_only_who_let_go_says_that_nobody_took_it() -> None:
+    """Another worker's word about a request that was handed off counts for nothing, nor does it once it goes on."""
+    bench = Bench()
+    client, first, other = bench.client(), prefill(bench), prefill(bench, "q")
+    second = decode(bench)
+    client.ask(generate_of(1))
+    first.publish(FIRST)
+    error = RequestError(request_key=1, code=HANDOFF, message="no")
+    other.fail(error)
+    second.admit(1)
+    first.fail(error)
+    assert client.errors() == {}
+    second.publish(rows([1], position=1))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[1]]
+
+
+def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
+    """An abort between two workers is told to the second as soon as it has the request."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), decode(bench)
+    client.ask(generate_of(1))
+    first.publish(FIRST)
+    bench.core.book.abort(1)
+    assert aborted(second) == []
+    second.admit(1)
+    assert aborted(second) == [1]
+
+
+def test_request_that_has_ended_is_taken_over_by_nobody() -> None:
+    """A decode worker that takes a request that has ended is told to end it; one that nobody knows may yet come."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), decode(bench)
+    client.ask(generate_of(1))
+    first.publish([Wanted(1, 0, 1, RowStatus.FINISHED_STOP)])
+    second.admit(1)
+    second.admit(99)
+    assert aborted(second) == [1]
+
+
+def test_restarted_processor_gives_each_request_its_rows_in_order() -> None:
+    """Rows of two streams that waited go to their client in each request's order, whatever the streams' numbers are.
+
+    The decode worker's stream is short and the prefill worker's is long, so the numbers say the opposite.
+    """
+    bench = Bench()
+    first = prefill(bench, first_sequence=50, next_sequence=52)
+    first.sequence = 49
+    second = decode(bench, first_sequence=2, next_sequence=6, request_keys=[1, 2])
+    second.sequence = 1
+    client = bench.client()
+    second.admit(1)
+    second.publish([Wanted(1, 1, 1)])
+    first.publish([Wanted(1, 0, 1, RowStatus.HANDED_OFF)])
+    first.publish([Wanted(2, 0, 1, RowStatus.HANDED_OFF)])
+    second.publish(rows([1, 2], position=2)[:1] + rows([2], position=1))
+    second.publish(rows([1], position=3) + rows([2], position=2))
+    bench.put_off()
+    for key in (1, 2):
+        client.say(ClientFrame(resume=Resume(request_key=key)))
+    bench.run_soon()
+    came: dict[int, list[int]] = {1: [], 2: []}
+    outputs = client.outputs()
+    for heard in outputs:
+        for row in heard.batches[0].rows():
+            came[row.key].append(row.position)
+    assert came == {1: [0, 1, 2, 3], 2: [0, 1, 2]}
+    assert len(outputs) == 5

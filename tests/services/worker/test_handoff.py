@@ -1,0 +1,268 @@
+"""The hand-off between two workers: each request is taken once, or whoever began it is told why not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.services.builders import EPOCH, generate_of, settings
+from tests.services.loop_clock import LoopClock
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_services.bus import Listener, MemoryTransport
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, read_reply, reply_of
+
+ADDRESS = "memory://decode"
+MOST = 20.0
+CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4, "bus.secret": "hush"}
+
+
+def request(key: int, address: str = ADDRESS) -> Generate:
+    """Return a request as a prefill worker was given it."""
+    return generate_of(key, handoff_address=address)
+
+
+@dataclass
+class Pair:
+    """A prefill worker's sender and a decode worker's receiver, with the publisher that it hands requests to."""
+
+    sender: HandoffSender
+    receiver: HandoffReceiver
+    publisher: Publisher
+    transport: MemoryTransport
+    settings: Settings
+    clock: LoopClock
+    failed: dict[int, str]
+
+    async def answered(self) -> None:
+        """Let time pass until nothing waits for an answer."""
+        async with asyncio.timeout(MOST):
+            while self.sender.pending:
+                self.clock.advance(0.01)
+                await asyncio.sleep(0)
+
+    async def handed_in(self, count: int) -> dict[int, tuple[bytes, object]]:
+        """Return what the engine is given, with what takes its answer, once there are so many."""
+        found: dict[int, tuple[bytes, object]] = {}
+        async with asyncio.timeout(MOST):
+            while len(found) < count:
+                for taken in self.publisher.take_handoffs():
+                    found[taken.generate.request_key] = (taken.state, taken.answer)
+                await asyncio.sleep(0)
+        return found
+
+
+@asynccontextmanager
+async def pair(**changed: object) -> AsyncIterator[Pair]:
+    """Run both ends, in time that stands still unless a test waits for answers."""
+    chosen = settings(CHOSEN | {name.replace("__", "."): value for name, value in changed.items()})
+    transport = MemoryTransport(chosen.bus)
+    failed: dict[int, str] = {}
+    clock = LoopClock()
+    async with (
+        HandoffReceiver(chosen, transport) as receiver,
+        HandoffSender(chosen, transport, clock, failed.__setitem__) as sender,
+    ):
+        publisher = Publisher(chosen, epoch=EPOCH)
+        receiver.serve(publisher)
+        yield Pair(sender, receiver, publisher, transport, chosen, clock, failed)
+
+
+async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
+    """The engine is given the request with its state; when it has taken it, the sender knows."""
+    async with pair() as both:
+        both.sender.send(request(7), b"state")
+        taken = await both.handed_in(1)
+        state, answer = taken[7]
+        assert state == b"state"
+        assert both.publisher.session.requests == {7}
+        assert both.sender.pending == 1
+        assert callable(answer)
+        answer("")
+        await both.answered()
+    assert (both.sender.sent, both.receiver.taken, both.failed) == (1, 1, {})
+
+
+async def test_refusal_reaches_who_began_it() -> None:
+    """What the engine says against a request ends it where it came from, with the decode worker's address."""
+    async with pair() as both:
+        both.sender.send(request(7), b"state")
+        _, answer = (await both.handed_in(1))[7]
+        assert callable(answer)
+        answer("state: 8 bytes, got 5")
+        await both.answered()
+    assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: state: 8 bytes, got 5"}
+    assert (both.sender.failures, both.receiver.refused) == (1, 1)
+
+
+async def test_full_worker_refuses() -> None:
+    """A worker that has as many requests as it takes refuses another without asking its engine."""
+    async with pair() as both:
+        both.publisher.session.requests.update(range(100, 104))
+        both.sender.send(request(7), b"state")
+        await both.answered()
+        assert both.publisher.take_handoffs() == []
+    assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has 4 requests, as many as it takes"}
+
+
+async def test_what_comes_twice_is_taken_once() -> None:
+    """A hand-off that is repeated because nobody answered yet is the same; one that was answered is answered again."""
+    async with pair() as both:
+        connection = await both.transport.connect(ADDRESS)
+        message = handoff_of(request(7), b"state", both.settings)
+        connection.send(message)
+        connection.send(message)
+        _, answer = (await both.handed_in(1))[7]
+        assert callable(answer)
+        answer("")
+        connection.send(message)
+        replies = [read_reply(await asyncio.wait_for(connection.receive(), MOST)) for _ in range(2)]
+        assert [reply and reply.refusal for reply in replies] == ["", ""]
+        assert both.publisher.take_handoffs() == []
+        await connection.close()
+    assert both.receiver.taken == 1
+
+
+async def test_request_that_it_has_is_not_taken_again() -> None:
+    """A hand-off so old that its answer is forgotten is answered, as long as the worker still has the request."""
+    async with pair() as both:
+        both.publisher.session.requests.add(7)
+        both.sender.send(request(7), b"state")
+        await both.answered()
+        assert both.publisher.take_handoffs() == []
+    assert both.sender.sent == 1
+
+
+async def test_nobody_answers() -> None:
+    """A decode worker that is not there is tried again and again for its time, and then the request ends."""
+    async with pair(worker__handoff_timeout_ms=400) as both:
+        listener = await both.transport.listen("memory://deaf")
+        both.sender.send(request(7, "memory://deaf"), b"state")
+        await both.answered()
+        assert await _waiting(listener) == 4
+        await listener.close()
+    assert both.failed == {7: "the decode worker at memory://deaf did not answer for 400 ms"}
+
+
+async def _waiting(listener: Listener) -> int:
+    """Return how many messages wait."""
+    found = 0
+    while True:
+        try:
+            await asyncio.wait_for(listener.receive(), 0.01)
+        except TimeoutError:
+            return found
+        found += 1
+
+
+async def test_leaving_waits_for_the_answers() -> None:
+    """Who leaves waits until each hand-off was answered or given up."""
+    async with pair(worker__handoff_timeout_ms=400) as both:
+        both.sender.send(request(7, "memory://nobody"), b"state")
+        await asyncio.sleep(0)
+        passing = asyncio.create_task(both.answered())
+    await passing
+    assert list(both.failed) == [7]
+
+
+@pytest.mark.parametrize(
+    ("generate", "state", "line"),
+    [
+        (request(7, ""), b"s", "no decode worker is there to go on with it"),
+        (request(7), b"s" * 2001, r"its state: at most 2000 bytes \(bus.max_part_bytes\), got 2001"),
+        (request(7), b"", "state_bytes: at least 1, got 0"),
+    ],
+)
+async def test_what_cannot_be_handed_off_is_refused_at_once(generate: Generate, state: bytes, line: str) -> None:
+    """A request without an address, without a state or with one that is too large is not even tried."""
+    chosen = {"bus__max_part_bytes": 2000, "limits__max_message_bytes": 2000}
+    async with pair(**chosen) as both:
+        with pytest.raises(ValueError, match=line):
+            both.sender.send(generate, state)
+        assert both.sender.pending == 0
+
+
+async def test_hand_offs_that_wait_are_bounded() -> None:
+    """No more wait for an answer than the worker takes requests."""
+    async with pair(worker__handoff_timeout_ms=400) as both:
+        for key in range(1, 5):
+            both.sender.send(request(key, "memory://nobody"), b"state")
+        await asyncio.sleep(0)
+        with pytest.raises(ValueError, match="at most 4 hand-offs"):
+            both.sender.send(request(5), b"state")
+        await both.answered()
+
+
+async def test_connections_are_bounded() -> None:
+    """The connection that was used the longest ago gives way to a new one."""
+    async with pair(worker__handoff_connections=2) as both:
+        listeners = [await both.transport.listen(f"memory://d{number}") for number in range(3)]
+        for number, listener in enumerate(listeners):
+            both.sender.send(request(10 + number, f"memory://d{number}"), b"state")
+            peer, parts = await asyncio.wait_for(listener.receive(), MOST)
+            handoff = read_handoff(parts, both.settings)
+            assert handoff is not None
+            listener.send(peer, reply_of(handoff.generate.request_key, ""))
+            await both.answered()
+        assert list(both.sender._peers) == ["memory://d1", "memory://d2"]
+        for listener in listeners:
+            await listener.close()
+
+
+async def test_nonsense_ends_nothing() -> None:
+    """Whatever else comes to either end is counted and dropped, and the next hand-off goes through."""
+    async with pair() as both:
+        connection = await both.transport.connect(ADDRESS)
+        whole = handoff_of(request(8), b"state", both.settings)
+        stranger = replace(both.settings, bus=replace(both.settings.bus, secret="wrong"))  # noqa: S106 - of a test
+        newer = b"\xfa\x3f\x00"  # a field that only a newer minor knows
+        for parts in ([b"x"], [b"x", b"y"], whole[:1], [whole[0], b"stale"], [newer, b""]):
+            connection.send(parts)
+        connection.send(handoff_of(request(8), b"state", stranger))
+        both.sender.send(request(7), b"state")
+        _, answer = (await both.handed_in(1))[7]
+        assert callable(answer)
+        answer("")
+        await both.answered()
+        assert both.receiver.refused == 5
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"state_bytes": 4}, "handoff.state_bytes: 5, as it has, got 4"),
+        ({"state_crc32": 1}, "handoff.state_crc32: 2744374011, as it has, got 1"),
+        ({"secret": b""}, "handoff.secret: the decode worker's"),
+    ],
+)
+def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None:
+    """A state of another length, other bytes or another sender than the frame says is refused."""
+    chosen = settings(CHOSEN)
+    frame, state = handoff_of(request(7), b"state", chosen)
+    handoff = Handoff()
+    handoff.CopyFrom(read_frame(PrefillFrame, frame).handoff)
+    for name, value in changed.items():
+        setattr(handoff, name, value)
+    with pytest.raises(ContractError, match=line):
+        read_handoff([write_frame(PrefillFrame(handoff=handoff)), state], chosen)
+
+
+def test_replies() -> None:
+    """A refusal of any length fits its frame; a frame of a newer minor is no reply."""
+    (frame,) = reply_of(7, "\u00e9" * 2000)
+    reply = read_reply([frame])
+    assert reply is not None
+    assert reply.refusal == "\u00e9" * 500
+    assert read_reply([b"\xfa\x3f\x00"]) is None
+    with pytest.raises(ContractError, match="one part"):
+        read_reply([frame, b""])
+    with pytest.raises(ContractError, match=r"reply.request_key"):
+        write_frame(DecodeFrame(reply=HandoffReply()))
