@@ -122,6 +122,14 @@ class LogprobBatch:
             _set(batch, name, values)
         return batch
 
+    def headed(self, header: BatchHeader) -> Self:
+        """Return the same columns under another header."""
+        batch = type(self).__new__(type(self))
+        for name in self.__slots__:
+            _set(batch, name, getattr(self, name))
+        _set(batch, "header", header)
+        return batch
+
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse: what has been checked once must not become something else."""
         raise AttributeError(f"a batch is not changed once it is made; make another one with another {name}")

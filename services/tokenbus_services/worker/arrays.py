@@ -8,7 +8,6 @@ import numpy.typing as npt
 from tokenbus_contracts import ContractError, Rule
 
 Host = npt.NDArray[Any]
-Index = npt.NDArray[np.intp]
 
 
 def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
@@ -44,23 +43,21 @@ class Ragged:
 
     def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
         """Take each row's tokens, how many of them are kept, and whether they are scored; absent: all."""
-        given = counts.astype(np.intp)
-        self.given = given
+        self.given = counts
         """How many tokens of each row the engine returned."""
-        self.tokens = int(given.sum())
+        self.tokens = int(counts.sum(dtype=np.intp))
         """The same of all rows."""
-        self.counts = given
+        self.counts = counts
         """How many tokens of each row the message has."""
         self.kept: npt.NDArray[np.bool_] | None = None
         """Whether the message has each token that the engine returned; None: it has all."""
-        if kept is not None:
-            self.counts = kept.astype(np.intp)
-            _check_kept(self.counts, given)
-            if not np.array_equal(self.counts, given):
-                starts = np.cumsum(given) - given
-                places = np.arange(self.tokens) - np.repeat(starts, given)
-                self.kept = places < np.repeat(self.counts, given)
-        self._scored = None if scored is None or scored.all() else np.repeat(scored.astype(np.bool_), given)
+        if kept is not None and not np.array_equal(kept, counts):
+            _check_kept(kept, counts)
+            self.counts = kept
+            lengths = counts.astype(np.intp)
+            places = np.arange(self.tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            self.kept = places < np.repeat(kept, lengths)
+        self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
         """Return the elements of the kept tokens of all rows."""
@@ -103,7 +100,7 @@ def _of_length(name: str, tokens: int, found: int) -> ContractError:
     return ContractError(name, f"{tokens} elements, one for each token", found, rule=Rule.LENGTH)
 
 
-def _check_kept(kept: Index, counts: Index) -> None:
+def _check_kept(kept: Host, counts: Host) -> None:
     wrong = np.flatnonzero((kept > counts) | (kept < 0))
     if wrong.size:
         row = int(wrong[0])

@@ -1,9 +1,9 @@
 """StepAssembler: one way from what an engine's step returned to batches, whatever the step was."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenbus_contracts import (
     BatchHeader,
@@ -23,6 +23,10 @@ _LOWEST = np.float32(-9999)
 """What an engine computes as minus infinity."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
 _MOST_PARTS = 64
+_NONE_U4, _NONE_F4 = np.zeros(0, np.dtype("<u4")), np.zeros(0, np.dtype("<f4"))
+_ALL = np.ones(4096, np.bool_)
+_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)
+"""By whether a row is scored."""
 _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 
@@ -60,8 +64,8 @@ class StepAssembler:
             scorings=_scorings(scored, rows),
             top_ks=top_ks,
             token_ids=ragged.flat("token_ids", arrays.token_ids),
-            logprobs=() if scored is None else _floored(arrays, ragged.scored("logprobs", arrays.logprobs)),
-            ranks=() if scored is None else ragged.scored("ranks", arrays.ranks),
+            logprobs=_NONE_F4 if scored is None else _floored(arrays, ragged.scored("logprobs", arrays.logprobs)),
+            ranks=_NONE_U4 if scored is None else ragged.scored("ranks", arrays.ranks),
             alternative_token_ids=other_ids,
             alternative_logprobs=other_values,
             proposal_token_ids=_proposals(arrays, rows),
@@ -95,20 +99,20 @@ class StepAssembler:
         if arrays.ranks is None:
             raise ContractError("ranks", "one for each logprob", "none", rule=Rule.LENGTH)
         if arrays.scored is None:
-            return np.ones(rows, np.bool_)
+            return _ALL[:rows] if rows <= _ALL.size else np.ones(rows, np.bool_)
         scored = of_rows("scored", arrays.scored, rows).astype(np.bool_)
         return scored if scored.any() else None
 
     def _alternatives(
         self, arrays: StepArrays, ragged: Ragged, scored: Host | None, rows: int
-    ) -> tuple[Host, npt.ArrayLike, npt.ArrayLike]:
+    ) -> tuple[Host, Host, Host]:
         """Return how many alternatives each row's tokens have, and their ids and values."""
         ids = arrays.alternative_token_ids
         wanted = None if arrays.top_ks is None else of_rows("top_ks", arrays.top_ks, rows)
         if scored is None or ids is None:
             if scored is not None and wanted is not None and wanted[scored].any():
                 raise ContractError("alternative_token_ids", "as many as top_ks says", "none", rule=Rule.LENGTH)
-            return np.zeros(rows, np.uint8), (), ()
+            return np.zeros(rows, np.uint8), _NONE_U4, _NONE_F4
         if arrays.alternative_logprobs is None:
             raise ContractError("alternative_logprobs", "one for each alternative", "none", rule=Rule.LENGTH)
         ids = on_host("alternative_token_ids", ids)
@@ -165,9 +169,10 @@ def _batch_indices(arrays: StepArrays, rows: int) -> Host:
         return np.arange(rows, dtype=np.uint32)
     places = of_rows("index_to_batch_id", arrays.index_to_batch_id, rows)
     seen = np.zeros(rows, np.bool_)
-    if rows and int(places.min()) >= 0 and int(places.max()) < rows:
-        seen[places] = True
-    if not seen.all():
+    if places.dtype.kind == "u" or not rows or places.min() >= 0:
+        with contextlib.suppress(IndexError):
+            seen[places] = True
+    if np.count_nonzero(seen) != rows:
         limit = f"each place from 0 to {rows - 1} once"
         raise ContractError("index_to_batch_id", limit, f"{np.unique(places).size} places", rule=Rule.UNIQUE)
     return places
@@ -180,20 +185,18 @@ def _statuses(arrays: StepArrays, counts: Host, rows: int) -> Host:
 
 
 def _scorings(scored: Host | None, rows: int) -> Host:
-    if scored is None:
-        return np.full(rows, Scoring.NONE, np.uint8)
-    return np.where(scored, np.uint8(Scoring.FULL), np.uint8(Scoring.NONE))
+    return np.full(rows, Scoring.NONE, np.uint8) if scored is None else _SCORINGS[scored.view(np.uint8)]
 
 
 def _or_none(array: Any, name: str, rows: int) -> Host:  # noqa: ANN401 - any framework's
     return np.zeros(rows, np.uint8) if array is None else of_rows(name, array, rows)
 
 
-def _proposals(arrays: StepArrays, rows: int) -> npt.ArrayLike:
+def _proposals(arrays: StepArrays, rows: int) -> Host:
     if arrays.proposal_counts is None:
         if arrays.proposal_token_ids is not None and on_host("proposal_token_ids", arrays.proposal_token_ids).size:
             raise ContractError("proposal_counts", "one for each row of proposals", "none", rule=Rule.LENGTH)
-        return ()
+        return _NONE_U4
     counts = of_rows("proposal_counts", arrays.proposal_counts, rows)
     ids = () if arrays.proposal_token_ids is None else arrays.proposal_token_ids
     return Ragged(counts, None, None).flat("proposal_token_ids", ids)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, RowStatus, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
@@ -75,6 +76,7 @@ class Publisher:
         self._link = Link(self._session, self._room, self._clock, "worker")
         self._vocabulary_size = vocabulary_size
         self._last_step = 0
+        self._noted_keys = b""
         self._running = False
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
@@ -200,17 +202,25 @@ class Publisher:
         with self._publishing:
             self._check_running()
             payload = encode(self.addressed(batch), self._limits)
-            keys = batch.request_keys.tolist()
             with self._room:  # for both, so that no hello tells of the item and not of its requests
-                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, keys)
+                sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_keys)
                 # What was drafted in a request's last step comes after the row that ended it.
                 if batch.header.kind is BatchKind.TARGET:
-                    leaving = LEAVES[batch.statuses]
-                    self._session.requests.update(keys)
-                    if leaving.any():
-                        self._session.requests.difference_update(batch.request_keys[leaving].tolist())
+                    self._note(batch)
             self._last_step = max(self._last_step, batch.header.step)
         return sequence
+
+    def _note(self, batch: LogprobBatch) -> None:
+        """Know which requests there are after a batch of theirs."""
+        keys = batch.request_keys.tobytes()
+        # Step after step has the same requests, most of the time.
+        if keys != self._noted_keys:
+            self._session.requests.update(batch.request_keys.tolist())
+        leaving = LEAVES[batch.statuses]
+        if leaving.any():
+            self._session.requests.difference_update(batch.request_keys[leaving].tolist())
+            keys = b""
+        self._noted_keys = keys
 
     async def published(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
         """Publish one batch as `publish` does, and let the event loop go on while retention is full."""
@@ -229,8 +239,7 @@ class Publisher:
 
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
         """Tell that a request ended with an error; return the event's sequence, or 0 as above."""
-        with self._room:
-            self._session.requests.discard(key)
+        self.forget(key)
         error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
 
@@ -241,7 +250,7 @@ class Publisher:
         with self._publishing:
             self._check_running()
             event.sequence = self._retention.next_sequence
-            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), [key])
+            return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), np.array([key], np.uint64))
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
         """Return a batch as it goes out next: with this worker's name, the next sequence, and no more than may be."""
@@ -263,15 +272,17 @@ class Publisher:
         if self.settings.worker.policy == "shed" and self._retention.share_used() >= self.settings.worker.shed_at:
             self.shed += 1
             return _without_alternatives(header, batch)
-        return LogprobBatch.of_views(header, batch.columns)
+        return batch.headed(header)
 
-    def _keep(self, kind: PayloadKind, payload: bytes, keys: list[int]) -> int:
+    def _keep(self, kind: PayloadKind, payload: bytes, of: npt.NDArray[np.uint64]) -> int:
         with self._room:
             if not self._retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
+                keys: list[int] = of.tolist()
                 if keys:  # a gap that names nobody would be everybody's
                     self._retention.drop(keys)
                     # Their last row may be among these, and then no other would say that they are gone.
                     self._session.requests.difference_update(keys)
+                    self._noted_keys = b""
                 self._link.wake()
                 self.failed += len(keys)
                 worker = self.settings.worker
@@ -330,6 +341,7 @@ class Publisher:
         """Learn that the engine did not take a request over: whoever began it says so."""
         with self._room:
             self._session.requests.discard(key)
+            self._noted_keys = b""
 
     def _take_request(self, request: Generate | Abort) -> None:
         """Keep a request for the engine: called on the link's thread."""

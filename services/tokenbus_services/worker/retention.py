@@ -18,7 +18,15 @@ class Retained:
     sequence: int
     kind: PayloadKind
     payload: bytes
-    checksum: int | None
+    has_checksum: bool
+    _checksum: int | None = None
+
+    @property
+    def checksum(self) -> int | None:
+        """The payload's CRC-32: computed when it is sent first, so not on the engine's thread."""
+        if self._checksum is None and self.has_checksum:
+            self._checksum = crc32(self.payload)
+        return self._checksum
 
     @property
     def last_sequence(self) -> int:
@@ -71,7 +79,7 @@ class Retention:
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
         """Keep an item under the next sequence; its owner asked for room before."""
-        item = Retained(self.next_sequence, kind, payload, crc32(payload) if self._checksum else None)
+        item = Retained(self.next_sequence, kind, payload, self._checksum)
         self._kept.append(item)
         self.next_sequence += 1
         self.bytes += len(payload)
