@@ -116,7 +116,9 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
             transport=transport,
             handoff_address="" if receiver is None else receiver.address,
         )
-        sender = HandoffSender(settings, transport, SystemClock(), partial(_hand_off_failed, publisher))
+        sender = HandoffSender(
+            settings, transport, SystemClock(), publisher.counts, partial(_hand_off_failed, publisher)
+        )
         engine_loop = EngineLoop(publisher, engine, sender if settings.worker.role == "prefill" else None)
         stack.enter_context(closing(engine))
         looping: list[asyncio.Task[None]] = []

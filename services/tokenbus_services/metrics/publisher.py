@@ -30,6 +30,12 @@ def _batches(view: PublisherView) -> Samples:
         yield (publisher.worker_id, name), getattr(publisher, name)
 
 
+def _handoffs(view: PublisherView) -> Samples:
+    publisher = view.publisher
+    for name in ("handed_off", "untaken", "taken_over", "refused"):
+        yield (publisher.worker_id, name), getattr(publisher.counts, name)
+
+
 def _lag(view: PublisherView) -> Histogram:
     return view.watch.lag
 
@@ -175,6 +181,33 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         "Requests and aborts that came and that the engine has not looked at yet.",
         "High: the engine's steps take long.",
         _read(lambda publisher: publisher.waiting_requests),
+        _WORKER,
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_worker_failed_steps_total",
+        "Steps of the engine that raised: the requests that it had ended with an error.",
+        "Moves: the log says what was raised.",
+        _read(lambda publisher: publisher.counts.failed_steps),
+        _WORKER,
+        "increase(tokenbus_worker_failed_steps_total[5m]) > 0",
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_worker_handoff_requests_total",
+        "Requests that changed hands. At a prefill worker: handed_off, a decode worker took it; untaken, none did. "
+        "At a decode worker: taken_over, the engine took it; refused, it did not.",
+        "untaken or refused moves: decode workers are full, away, or of another kind; the error says which.",
+        _handoffs,
+        ("worker", "outcome"),
+        'sum by (worker, outcome) (increase(tokenbus_worker_handoff_requests_total{outcome=~"untaken|refused"}[5m])) > 0',
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_worker_unanswered_requests",
+        "Requests that were sent to a decode worker which has not answered yet.",
+        "High: decode workers' steps take long; after worker.handoff_timeout_ms the requests end.",
+        _read(lambda publisher: publisher.counts.handing_off),
         _WORKER,
     ),
     Family(

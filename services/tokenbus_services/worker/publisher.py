@@ -22,6 +22,7 @@ from tokenbus_services.delivery.errors import brief
 from tokenbus_services.link import Link
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
@@ -80,6 +81,7 @@ class Publisher:
         self._running = False
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
+        self.counts = WorkerCounts()
         self.gated = 0
         """How many batches and events were not this rank's to publish."""
         self.shed = 0

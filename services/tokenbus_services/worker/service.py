@@ -34,8 +34,6 @@ class EngineLoop:
         self._assembler = StepAssembler(self._settings.limits, engine.vocabulary_size)
         self._open: set[int] = set()
         self._failed_in_a_row = 0
-        self.failed_steps = 0
-        """How many steps raised."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
         """Take requests, compute steps and publish them, until told to stop; `pace` is called before each step.
@@ -192,7 +190,7 @@ class EngineLoop:
 
     def _step_failed(self, error: Exception) -> None:
         """End what the engine had: nobody knows what of the step was computed. One that fails each time is broken."""
-        self.failed_steps += 1
+        self._publisher.counts.failed_steps += 1
         self._failed_in_a_row += 1
         _log.error("step failed", requests_ended=len(self._open), exc_info=error)
         self._end_all(f"the engine failed: {type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.bus import Listener, MemoryTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, read_reply, reply_of
 
@@ -68,7 +69,7 @@ async def pair(**changed: object) -> AsyncIterator[Pair]:
     clock = LoopClock()
     async with (
         HandoffReceiver(chosen, transport) as receiver,
-        HandoffSender(chosen, transport, clock, failed.__setitem__) as sender,
+        HandoffSender(chosen, transport, clock, WorkerCounts(), failed.__setitem__) as sender,
     ):
         publisher = Publisher(chosen, epoch=EPOCH)
         receiver.serve(publisher)
@@ -87,7 +88,7 @@ async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
         assert callable(answer)
         answer("")
         await both.answered()
-    assert (both.sender.sent, both.receiver.taken, both.failed) == (1, 1, {})
+    assert (both.sender.counts.handed_off, both.receiver.counts.taken_over, both.failed) == (1, 1, {})
 
 
 async def test_refusal_reaches_who_began_it() -> None:
@@ -99,7 +100,7 @@ async def test_refusal_reaches_who_began_it() -> None:
         answer("state: 8 bytes, got 5")
         await both.answered()
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: state: 8 bytes, got 5"}
-    assert (both.sender.failures, both.receiver.refused) == (1, 1)
+    assert (both.sender.counts.untaken, both.receiver.counts.refused) == (1, 1)
 
 
 async def test_full_worker_refuses() -> None:
@@ -127,7 +128,7 @@ async def test_what_comes_twice_is_taken_once() -> None:
         assert [reply and reply.refusal for reply in replies] == ["", ""]
         assert both.publisher.take_handoffs() == []
         await connection.close()
-    assert both.receiver.taken == 1
+    assert both.receiver.counts.taken_over == 1
 
 
 async def test_request_that_it_has_is_not_taken_again() -> None:
@@ -137,7 +138,7 @@ async def test_request_that_it_has_is_not_taken_again() -> None:
         both.sender.send(request(7), b"state")
         await both.answered()
         assert both.publisher.take_handoffs() == []
-    assert both.sender.sent == 1
+    assert both.sender.counts.handed_off == 1
 
 
 async def test_nobody_answers() -> None:
@@ -231,7 +232,7 @@ async def test_nonsense_ends_nothing() -> None:
         assert callable(answer)
         answer("")
         await both.answered()
-        assert both.receiver.refused == 5
+        assert both.receiver.counts.refused == 5
         await connection.close()
 
 

@@ -68,13 +68,9 @@ class Once(threading.Event):
         return self.turns < 0
 
 
-def serve(
-    publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None
-) -> EngineLoop:
-    """Run the engine's loop until told to stop, and return it."""
-    loop = EngineLoop(publisher, engine)
-    loop.serve(stop, pace)
-    return loop
+def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
+    """Run the engine's loop until told to stop."""
+    EngineLoop(publisher, engine).serve(stop, pace)
 
 
 def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate | Abort] = ()) -> Publisher:
@@ -187,13 +183,13 @@ def test_step_that_raises_ends_what_the_engine_had() -> None:
     publisher = running(requests=[generate_of(8), generate_of(9)])
     done = [Wanted(9, 0, 1, RowStatus.FINISHED_STOP)]
     engine = Engine([batch(rows([8])), batch(done, step=2)], OSError("no memory"), [batch(rows([7]), step=3)])
-    loop = serve(publisher, engine, Once(3))
+    serve(publisher, engine, Once(3))
     assert engine.aborted == [8]
     ended = [event.error for event in events(publisher) if event.HasField("error")]
     assert [(error.request_key, error.code) for error in ended] == [(8, ErrorCode.ERROR_CODE_ENGINE)]
     assert ended[0].message == "the engine failed: OSError: no memory"
     assert keys(publisher) == [[8], [9], [7]]
-    assert loop.failed_steps == 1
+    assert publisher.counts.failed_steps == 1
 
 
 def test_engine_that_says_that_it_is_broken_ends_the_loop() -> None:

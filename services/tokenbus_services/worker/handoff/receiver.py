@@ -11,6 +11,7 @@ from tokenbus_contracts.generated.handoff_pb2 import Handoff
 from tokenbus_services.bus import ClosedError, Listener, Transport
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff.message import read_handoff, reply_of
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.taken import TakenOver
@@ -30,10 +31,7 @@ class HandoffReceiver:
         self._task: asyncio.Task[None] | None = None
         self._answers: OrderedDict[int, str | None] = OrderedDict()
         self._episodes = Episodes()
-        self.taken = 0
-        """How many requests the engine took over."""
-        self.refused = 0
-        """How many hand-offs were refused, by the engine or before it saw them."""
+        self.counts = WorkerCounts()
 
     async def __aenter__(self) -> Self:
         """Listen; an address that cannot be had is an AddressError."""
@@ -59,6 +57,7 @@ class HandoffReceiver:
     def serve(self, publisher: Publisher) -> None:
         """Begin to take hand-offs, for the engine that takes its requests from a publisher."""
         self._publisher = publisher
+        self.counts = publisher.counts
         self._task = asyncio.create_task(self._receive())
 
     async def _receive(self) -> None:
@@ -70,7 +69,7 @@ class HandoffReceiver:
             try:
                 handoff = read_handoff(parts, self._settings)
             except ContractError as error:
-                self.refused += 1
+                self.counts.refused += 1
                 self._episodes.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
                 continue
             if handoff is not None:
@@ -104,13 +103,13 @@ class HandoffReceiver:
 
     def _settle(self, peer: bytes, key: int, refusal: str) -> None:
         if refusal:
-            self.refused += 1
+            self.counts.refused += 1
             self._answers.pop(key, None)  # there may be room when it comes again
             self._episodes.begin(
                 ("handoff", refusal), _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}"
             )
         else:
-            self.taken += 1
+            self.counts.taken_over += 1
             self._answers[key] = refusal
         self._reply(peer, key, refusal)
 

@@ -14,6 +14,7 @@ from tokenbus_services.bus import AddressError, ClosedError, Connection, Transpo
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff.message import handoff_of, read_reply
 
 _log = logger("worker")
@@ -44,9 +45,18 @@ class HandoffSender:
     """Sends while `async with` lasts."""
 
     def __init__(
-        self, settings: Settings, transport: Transport, clock: Clock, failed: Callable[[int, str], None]
+        self,
+        settings: Settings,
+        transport: Transport,
+        clock: Clock,
+        counts: WorkerCounts,
+        failed: Callable[[int, str], None],
     ) -> None:
-        """Take the settings of a prefill worker, and who is told, in a thread of its own, of a request that failed."""
+        """Take the settings of a prefill worker, where to count, and who is told of a request that none took.
+
+        That is told in a thread of its own.
+        """
+        self.counts = counts
         self._settings = settings
         self._transport = transport
         self._clock = clock
@@ -58,10 +68,6 @@ class HandoffSender:
         self._settled = asyncio.Event()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._episodes = Episodes()
-        self.sent = 0
-        """How many requests a decode worker took over."""
-        self.failures = 0
-        """How many none took."""
 
     async def __aenter__(self) -> Self:
         """Begin to send."""
@@ -104,12 +110,14 @@ class HandoffSender:
         now = self._clock.now()
         deadline = now + worker.handoff_timeout_ms / 1000
         self._pending[generate.request_key] = _Pending(parts, generate.handoff_address, deadline, now)
+        self.counts.handing_off = len(self._pending)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
                 self._loop.call_soon_threadsafe(self._wake.set)
 
     def _drop(self, key: int) -> None:
         self._pending.pop(key, None)
+        self.counts.handing_off = len(self._pending)
         if not self._pending:
             self._settled.set()
 
@@ -170,11 +178,11 @@ class HandoffSender:
                 address = self._pending[reply.request_key].address
                 await self._end(reply.request_key, f"the decode worker at {address} refused it: {reply.refusal}")
             else:
-                self.sent += 1
+                self.counts.handed_off += 1
                 self._drop(reply.request_key)
 
     async def _end(self, key: int, why: str) -> None:
-        self.failures += 1
+        self.counts.untaken += 1
         self._episodes.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
         await asyncio.to_thread(self._failed, key, why)
         self._drop(key)
