@@ -105,6 +105,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "cps",
             {"{{worker}} {{action}}": _rate("worker_policy_batches", "worker, action", _OF_WORKER)},
         ),
+        Panel(
+            "Requests that changed hands",
+            "cps",
+            {"{{worker}} {{outcome}}": _rate("worker_handoff_requests", "worker, outcome", _OF_WORKER)},
+        ),
         Panel("Engine waited", "percentunit", {"{{worker}}": _rate("worker_blocked_seconds", where=_OF_WORKER)}),
         Panel(
             "Credit left",
@@ -120,6 +125,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {
                 "{{worker}} open": _stream("worker_open_requests"),
                 "{{worker}} not looked at": _stream("worker_waiting_requests"),
+                "{{worker}} handed off, not answered": _stream("worker_unanswered_requests"),
             },
         ),
     ),
@@ -146,7 +152,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _moves("Asked for again", "stream_replays", "worker_replayed_items", "worker_handshakes"),
         _moves("Dropped as known", "stream_duplicate_items", "stream_duplicate_parts"),
         _moves("Different or damaged", "stream_divergent_items", "stream_damaged_items", "stream_refused_items"),
-        _moves("No room at a worker, frames refused by it", "worker_unpublished_rows", "worker_refused_frames"),
+        _moves(
+            "No room at a worker, frames refused by it, failed steps",
+            "worker_unpublished_rows",
+            "worker_refused_frames",
+            "worker_failed_steps",
+        ),
         Panel(
             "Messages refused, by rule",
             "short",
