@@ -47,7 +47,7 @@ demo: setup ## Run the demo
 
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: setup ## Lint, format, types, docstrings, and the schema against its generated files
 	@echo "==> ruff check"
@@ -96,7 +96,7 @@ bench: setup ## Measure the codec and the bus against their peers
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"
-	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra nats -o requirements/dev.txt
+	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra nats --extra paddle -o requirements/dev.txt
 	@echo "==> lock: base"
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
 	@for extra in gateway nats paddle; do \

@@ -56,7 +56,7 @@ class Deployment:
         self, name: str = "worker-0", *arguments: str, before: Sequence[str] = (), **overrides: object
     ) -> Program:
         """Start a worker that makes haste slowly, and return when a processor has taken it."""
-        command = [*before, COMMAND, "worker", "--steps-per-second", "300", *arguments]
+        command = [*before, COMMAND, "worker", "--engine", "synthetic", "--steps-per-second", "300", *arguments]
         program = self.start(name, command, worker__id=name, **overrides)
         program.wait_for('"connected"')
         return program

@@ -15,9 +15,9 @@ from tokenbus_services.processor import TokenProcessor
 DECODERS = ("decode-0", "decode-1")
 
 
-def start(deployment: Deployment, name: str, *arguments: str, **overrides: object) -> Program:
+def start(deployment: Deployment, name: str, **overrides: object) -> Program:
     """Start a worker whose role is the beginning of its name."""
-    return deployment.start_worker(name, *arguments, worker__role=name.partition("-")[0], **overrides)
+    return deployment.start_worker(name, before=(), worker__role=name.partition("-")[0], **overrides)
 
 
 @asynccontextmanager

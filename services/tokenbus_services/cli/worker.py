@@ -12,7 +12,7 @@ from functools import partial
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import ENGINES
+from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
 from tokenbus_services.cli.signals import stop_on_signals
@@ -34,12 +34,15 @@ ends it at once.
 examples:
   tokenbus worker --id worker-1
   tokenbus worker --id worker-2 --workers-address ipc:///run/tokenbus/workers.sock --steps-per-second 200
+  tokenbus worker --role prefill --id prefill-0 --speculate 4
+  tokenbus worker --engine paddle --max-running 64
   tokenbus worker --engine synthetic --tokens-per-step 4 --drafts --parts 2
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
-settings that matter: bus.workers_address, bus.secret, worker.id (one for each live worker), worker.role,
-worker.max_requests, worker.retention_* and worker.policy (what happens when nobody takes the tokens), limits.*,
-worker.metrics_address (empty: no metrics are served).
+settings that matter: bus.workers_address, bus.secret, worker.id (one for each live worker), worker.role and
+worker.handoff_* (a prefill worker hands requests off to a decode worker, at its address), worker.max_requests,
+worker.retention_* and worker.policy (what happens when nobody takes the tokens), limits.*, worker.metrics_address
+(empty: no metrics are served).
 """
 _log = logger("worker")
 
@@ -48,7 +51,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options, those of every engine too."""
     parser.description = _DESCRIPTION
     engines = "; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items())
-    parser.add_argument("--engine", choices=ENGINES, default="synthetic", help=f"what computes the tokens. {engines}")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=DEFAULT_ENGINE,
+        help=f"what computes the tokens; {DEFAULT_ENGINE} unless told otherwise. {engines}",
+    )
     parser.add_argument(
         "--steps-per-second",
         type=_rate,

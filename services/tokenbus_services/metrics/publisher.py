@@ -200,7 +200,7 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         "untaken or refused moves: decode workers are full, away, or of another kind; the error says which.",
         _handoffs,
         ("worker", "outcome"),
-        'sum by (worker, outcome) (increase(tokenbus_worker_handoff_requests_total{outcome=~"untaken|refused"}[5m])) > 0',
+        'sum by (worker) (increase(tokenbus_worker_handoff_requests_total{outcome=~"untaken|refused"}[5m])) > 0',
     ),
     Family(
         Kind.GAUGE,

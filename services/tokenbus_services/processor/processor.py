@@ -174,17 +174,21 @@ class TokenProcessor:
 
     # What it offers in this process.
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """Yield every step, whole and in original batch order; only one such iteration at a time.
+    def steps(self) -> AsyncGenerator[Step, None]:
+        """Return an iterator over every step, whole and in original batch order; only one such at a time.
 
-        A step is acknowledged when the next one is asked for, and workers wait when steps are not taken. So after
-        a restart the steps that were not acknowledged come again: who keeps what was taken skips those by stream and
-        sequence. While this runs, rows of requests that nobody else claimed are nobody else's.
+        It has every step from this call on, whenever it is first awaited. A step is acknowledged when the next one is
+        asked for, and workers wait when steps are not taken. So after a restart the steps that were not acknowledged
+        come again: who keeps what was taken skips those by stream and sequence. Until it is closed, rows of requests
+        that nobody else claimed are nobody else's.
         """
         if self.intake.feed is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
-        feed = self.intake.feed = StepFeed(self.settings.processor.step_queue)
+        self.intake.feed = StepFeed(self.settings.processor.step_queue)
         self.book.default_route = NOBODY
+        return self._steps(self.intake.feed)
+
+    async def _steps(self, feed: StepFeed) -> AsyncGenerator[Step, None]:
         try:
             while (step := await feed.get()) is not None:
                 yield step

@@ -43,7 +43,7 @@ async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     endless = ["--set", "processor.drain_timeout_ms=3600000"]
     with (
         Service("processor", *addresses(tmp_path), *QUIET, *endless) as processor,
-        Service("worker", *addresses(tmp_path)[:2], "--steps-per-second", "20", "--role", "mixed") as worker,
+        Service("worker", *addresses(tmp_path)[:2], "--steps-per-second", "20", "--engine", "synthetic") as worker,
     ):
         await asyncio.to_thread(worker.logged, "connected")
         overrides = {"bus.clients_address": f"ipc://{tmp_path}/c", "client.drain_timeout_ms": 0}
@@ -113,7 +113,7 @@ async def test_engine_that_fails_ends_the_worker() -> None:
         working = asyncio.create_task(work(settings, Failing(), asyncio.Event(), transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(5))
-        with pytest.raises(CommandError, match="EngineBrokenError: 3 steps failed .*the last with: out of"):
+        with pytest.raises(CommandError, match=r"EngineBrokenError: 3 steps failed .*the last with: out of"):
             await asyncio.wait_for(working, MOST)
         with pytest.raises(RequestFailedError):
             await anext(tokens)
@@ -122,11 +122,14 @@ async def test_engine_that_fails_ends_the_worker() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--tokens-per-step", "9"], "tokenbus: --tokens-per-step: 1 to 8, got 9"),
-        (["--parts", "0"], "tokenbus: --parts: 1 to 64, got 0"),
+        (["--engine", "synthetic", "--tokens-per-step", "9"], "tokenbus: --tokens-per-step: 1 to 8, got 9"),
+        (["--engine", "synthetic", "--parts", "0"], "tokenbus: --parts: 1 to 64, got 0"),
+        (["--speculate", "8"], "tokenbus: --speculate: 0 to 7 (limits.max_tokens_per_row is 8), got 8"),
+        (["--max-running", "0"], "tokenbus: max_running: 1 to 1024, got 0"),
+        (["--engine", "paddle", "--context", "1"], "tokenbus: context: 2 to 65536, got 1"),
         (["--steps-per-second", "-1"], "argument --steps-per-second: a number of at least 0, got '-1'"),
         (["--steps-per-second", "nan"], "argument --steps-per-second: a number of at least 0, got 'nan'"),
-        (["--engine", "steam"], "argument --engine: invalid choice: 'steam' (choose from 'synthetic')"),
+        (["--engine", "steam"], "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic')"),
     ],
 )
 def test_engine_that_cannot_be(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """How a request changes hands between two streams, as the processor sees it."""
 
+from typing import Any
+
 import pytest
 
 from tests.services.bench import Bench, BenchWorker
@@ -14,12 +16,12 @@ FIRST = [Wanted(1, 0, 1, RowStatus.HANDED_OFF)]
 HANDOFF, LOST = ErrorCode.ERROR_CODE_HANDOFF, ErrorCode.ERROR_CODE_WORKER_LOST
 
 
-def prefill(bench: Bench, name: str = "p", **hello: object) -> BenchWorker:
+def prefill(bench: Bench, name: str = "p", **hello: Any) -> BenchWorker:  # noqa: ANN401 - as the message has them
     """Return a prefill worker that said hello."""
     return bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL, **hello)
 
 
-def decode(bench: Bench, name: str = "d", **hello: object) -> BenchWorker:
+def decode(bench: Bench, name: str = "d", **hello: Any) -> BenchWorker:  # noqa: ANN401 - as the message has them
     """Return a decode worker that said hello, and takes hand-offs."""
     return bench.worker(name, role=WorkerRole.WORKER_ROLE_DECODE, **({"handoff_address": ADDRESS} | hello))
 
@@ -61,7 +63,7 @@ def test_worker_that_does_all_is_told_nobody() -> None:
 
 
 @pytest.mark.parametrize("hello", [{"handoff_address": ""}, {"model": "other"}, {"tp_rank": 1}])
-def test_decode_worker_that_takes_no_hand_off_is_not_named(hello: dict[str, object]) -> None:
+def test_decode_worker_that_takes_no_hand_off_is_not_named(hello: dict[str, Any]) -> None:
     """One that is given requests in another way, serves another model, or only computes with others, is not named."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)

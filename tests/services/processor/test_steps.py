@@ -39,6 +39,19 @@ async def test_steps_come_whole_and_in_batch_order() -> None:
         await steps.aclose()
 
 
+async def test_no_step_is_missed_before_the_first_is_asked_for() -> None:
+    """The iterator has every step from when it was made, though nobody has awaited it yet; a second one is refused."""
+    async with running() as made:
+        steps = made.processor.steps()
+        await made.worker.publish(rows([1]))
+        await made.worker.publish(rows([1], position=1))
+        await turns()
+        with pytest.raises(RuntimeError, match="iterated over already"):
+            made.processor.steps()
+        assert [(await soon(anext(steps))).number for _ in range(2)] == [1, 2]
+        await steps.aclose()
+
+
 async def test_step_is_acknowledged_when_the_next_is_asked_for() -> None:
     """A step that was yielded is still its consumer's; asking for the next one says that it is done (case 21)."""
     async with running() as made:
