@@ -36,7 +36,7 @@ class Schedule:
         self._running = _NONE
         self._waiting: deque[int] = deque()
         self._preempted: list[int] = []
-        self._aborted: list[int] = []
+        self._aborted: set[int] = set()
         self._steps = 0
 
     def add(self, slot: int) -> None:
@@ -45,8 +45,7 @@ class Schedule:
 
     def abort(self, slot: int) -> None:
         """End a request in the next step."""
-        if slot not in self._aborted:
-            self._aborted.append(slot)
+        self._aborted.add(slot)
 
     def remove(self, slots: Ids) -> None:
         """Forget running requests that ended."""
@@ -70,10 +69,10 @@ class Schedule:
 
     def _end_aborted(self) -> Ids:
         slots = self._aborted
-        self._aborted = []
+        self._aborted = set()
         self._waiting = deque(slot for slot in self._waiting if slot not in slots)
         self._preempted = [slot for slot in self._preempted if slot not in slots]
-        ended = np.array(slots, np.int64)
+        ended = np.array(sorted(slots), np.int64)
         self.remove(ended)
         return ended[np.argsort(self._rows.serials[ended])]
 
