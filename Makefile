@@ -88,11 +88,15 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000)
 	@echo "==> soak: the processor killed $(KILLS) times"
 	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
 
-bench: setup ## Measure the codec and the bus against their peers
+bench: setup ## Measure codec, bus, worker and engine, beside their peers
 	@echo "==> bench: codec"
 	@$(BIN)/python -m benchmarks.codec
 	@echo "==> bench: bus"
 	@$(BIN)/python -m benchmarks.bus
+	@echo "==> bench: worker"
+	@$(BIN)/python -m benchmarks.worker
+	@echo "==> bench: ngram"
+	@$(BIN)/python -m benchmarks.ngram
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"

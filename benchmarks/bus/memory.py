@@ -20,6 +20,7 @@ from tokenbus_services.client import TokenClient
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
@@ -124,7 +125,7 @@ def work(order: Order) -> Samples:
     stop = threading.Event()
     engine = _CountedEngine(order, stop)
     with tempfile.TemporaryDirectory() as folder, Publisher(_settings(order, folder)) as publisher:
-        EngineLoop(publisher, engine).serve(stop, engine.gauge.step)
+        EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, engine.gauge.step)
     return engine.gauge.samples
 
 

@@ -11,6 +11,7 @@ from tokenbus_services.bus import transport_for
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
@@ -25,7 +26,7 @@ def _main() -> None:
     engine = SyntheticEngine(drafts=True, parts=2)
     transport = CountingTransport(transport_for(settings.bus))
     with Publisher(settings, vocabulary_size=engine.vocabulary_size, transport=transport) as publisher:
-        EngineLoop(publisher, engine).serve(stop, lambda: time.sleep(_PACE_SECONDS))
+        EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, lambda: time.sleep(_PACE_SECONDS))
     tell(json.dumps({"sent": transport.sent, "sent_again": transport.sent_again}))
 
 

@@ -11,6 +11,7 @@ from tests.integration.waiting import until
 from tokenbus_services.client import TokenClient
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
@@ -29,7 +30,8 @@ async def working(deployment: Deployment, engine: SyntheticEngine, **overrides: 
         """Wait between two steps, unless it is to end."""
         stop.wait(_STEP_SECONDS)
 
-    loop = asyncio.create_task(asyncio.to_thread(EngineLoop(publisher, engine).serve, stop, paced))
+    engine_loop = EngineLoop(engine, Emitter(publisher, engine.vocabulary_size))
+    loop = asyncio.create_task(asyncio.to_thread(engine_loop.serve, stop, paced))
     try:
         yield publisher
     finally:

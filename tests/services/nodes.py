@@ -18,6 +18,7 @@ from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
 from tokenbus_services.link import Session
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher, truth
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
@@ -120,7 +121,7 @@ class WorkerNode(Node):
         """Start."""
         self.publisher = DrivenPublisher(settings, epoch)
         self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
-        self._loop = EngineLoop(self.publisher, self.engine)
+        self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
         self.epoch = epoch
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)

@@ -21,7 +21,9 @@ from tokenbus_services.logs import logger
 from tokenbus_services.metrics import serve_publisher
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, NotRunningError, Publisher, RetentionFullError
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.service import EngineLoop
 
 _DESCRIPTION = """\
@@ -112,6 +114,7 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
         with contextlib.suppress(NotRunningError):
             engine_loop.serve(told, pace)
             engine_loop.finish(settings.worker.drain_timeout_ms / 1000, time.monotonic)
+            outbox.flush(settings.worker.drain_timeout_ms / 1000)
 
     transport = transport or transport_for(settings.bus)
     async with AsyncExitStack() as stack:
@@ -127,11 +130,13 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
         sender = HandoffSender(
             settings, transport, SystemClock(), publisher.counts, partial(_hand_off_failed, publisher)
         )
-        engine_loop = EngineLoop(publisher, engine, sender if settings.worker.role == "prefill" else None)
+        emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
         stack.enter_context(closing(engine))
         looping: list[asyncio.Task[None]] = []
-        # After the publisher's end, which wakes a thread that waits for room in retention.
+        # Both after the publisher's end, which wakes a thread that waits for room in retention.
         stack.push_async_callback(_ended, looping)
+        outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
+        engine_loop = EngineLoop(engine, emitter, outbox)
         stack.enter_context(serve_publisher(publisher))
         await stack.enter_async_context(publisher)
         # It leaves before the publisher: what nobody took over is still to be told.

@@ -14,6 +14,7 @@ from tokenbus_services.settings.sections import (
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    GatewaySettings,
     LogSettings,
     MetricsSettings,
     ProcessorSettings,
@@ -34,6 +35,7 @@ class Settings:
     processor: ProcessorSettings = field(default_factory=ProcessorSettings)
     clients: ClientsSettings = field(default_factory=ClientsSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     dead_letters: DeadLetterSettings = field(default_factory=DeadLetterSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log: LogSettings = field(default_factory=LogSettings)

@@ -16,6 +16,7 @@ from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
@@ -46,7 +47,7 @@ class Bus:
         transport = MemoryTransport(self.settings.bus)
         self.processor = TokenProcessor(self.settings, transport=transport)
         self.publisher = Publisher(self.settings, transport=transport, vocabulary_size=1000, epoch=1)
-        self._loop = EngineLoop(self.publisher, self.engine)
+        self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from tests.services.manual_clock import ManualClock
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_services.worker import NotRunningError, Publisher, RetentionFullError, StepArrays
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.taken import TakenOver
 
@@ -86,7 +87,7 @@ def finished(outlet: Outlet, steps: int, seconds: float = 100) -> Countdown:
     """Return the engine after a worker has ended."""
     clock = ManualClock()
     engine = Countdown(steps, clock)
-    EngineLoop(cast("Publisher", outlet), engine).finish(seconds, clock.now)
+    EngineLoop(engine, Emitter(cast("Publisher", outlet), engine.vocabulary_size)).finish(seconds, clock.now)
     return engine
 
 

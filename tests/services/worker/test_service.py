@@ -10,6 +10,7 @@ from tokenbus_contracts import LogprobBatch, RowStatus, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
 from tokenbus_services.worker import EngineBrokenError, Publisher, StepArrays
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.retention import Dropped, Retained
 from tokenbus_services.worker.service import EngineLoop
 
@@ -70,7 +71,7 @@ class Once(threading.Event):
 
 def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
     """Run the engine's loop until told to stop."""
-    EngineLoop(publisher, engine).serve(stop, pace)
+    EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, pace)
 
 
 def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate | Abort] = ()) -> Publisher:
@@ -272,5 +273,5 @@ def test_zero_keys_end_nobody() -> None:
     """A broken batch that names request 0, which is none, ends those that it names beside it."""
     publisher = running()
     engine = Engine([batch(rows([0, 3]))])
-    EngineLoop(publisher, engine).compute()
+    EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).compute()
     assert [event.error.request_key for event in events(publisher)] == [3]

@@ -14,6 +14,7 @@ from tokenbus_services.client import TokenClient
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
 from tokenbus_services.worker.service import EngineLoop
 
@@ -40,7 +41,8 @@ async def test_client_gets_what_the_engine_emitted() -> None:
         stop = threading.Event()
         async with TokenProcessor(settings), TokenClient(settings) as client:
             with Publisher(settings, vocabulary_size=engine.vocabulary_size) as publisher:
-                loop = asyncio.create_task(asyncio.to_thread(EngineLoop(publisher, engine).serve, stop))
+                engine_loop = EngineLoop(engine, Emitter(publisher, engine.vocabulary_size))
+                loop = asyncio.create_task(asyncio.to_thread(engine_loop.serve, stop))
                 asked = [client.generate(generate) for generate in REQUESTS]
                 wrong = client.generate(token_request(9, [257, 300]))
                 got = await asyncio.wait_for(asyncio.gather(*map(all_of, asked)), 60)

@@ -1,0 +1,158 @@
+"""Emitter: what an engine's steps and its word of requests become in the stream, and what is ended for want of that."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_services.logs import logger
+from tokenbus_services.worker.arrays import on_host
+from tokenbus_services.worker.assembler import StepAssembler
+from tokenbus_services.worker.errors import RetentionFullError
+from tokenbus_services.worker.handoff.sender import HandoffSender
+from tokenbus_services.worker.isolation import isolated
+from tokenbus_services.worker.publisher import LEAVES, Publisher
+from tokenbus_services.worker.step import StepArrays
+
+_log = logger("worker")
+
+
+class Emitter:
+    """Publishes for one engine; one thread at a time uses it, which need not be the engine's.
+
+    What it ends on the way, the engine is to end too: `take_aborts` says which.
+    """
+
+    def __init__(self, publisher: Publisher, vocabulary_size: int, handoffs: HandoffSender | None = None) -> None:
+        """Take the publisher, the engine's vocabulary, and what sends a prefill engine's requests on."""
+        self.publisher = publisher
+        self._limits = publisher.settings.limits
+        self._assembler = StepAssembler(self._limits, vocabulary_size)
+        self._handoffs = handoffs
+        self._given: dict[int, Generate] = {}
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._aborts: deque[int] = deque()
+
+    def begin(self, generate: Generate) -> None:
+        """Know a request that the engine took, from now on; for any thread."""
+        with self._lock:
+            self._open.add(generate.request_key)
+            if self._handoffs is not None:
+                self._given[generate.request_key] = generate
+
+    def end_all(self) -> list[int]:
+        """Return the requests that the engine has, as far as was emitted, and know them no more; for any thread."""
+        with self._lock:
+            ended = sorted(self._open)
+            self._open.clear()
+            self._given.clear()
+        return ended
+
+    def take_aborts(self) -> list[int]:
+        """Return the requests that the engine is to end, since the last call; for any thread."""
+        taken = []
+        while self._aborts:
+            taken.append(self._aborts.popleft())
+        return taken
+
+    def admitted(self, key: int, prompt_tokens: int) -> None:
+        """Tell that the engine took a request."""
+        try:
+            self.publisher.admitted(key, prompt_tokens)
+        except RetentionFullError as full:
+            self._no_room(full)
+
+    def failed(self, key: int, code: ErrorCode, message: str) -> None:
+        """Tell that a request ended with an error."""
+        self._forget([key])
+        try:
+            self.publisher.failed_request(key, code, message)
+        except RetentionFullError as full:
+            self._no_room(full)
+
+    def emit(self, arrays: StepArrays) -> None:
+        """Publish one batch of a step; what cannot be published ends its own requests and no others."""
+        try:
+            batches = self._assembler.assemble(arrays)
+        except ContractError as error:
+            self._refused(_keys_of(arrays), error)
+            return
+        for batch in batches:
+            self._publish(batch)
+        self._hand_off(arrays.states)
+
+    def _publish(self, batch: LogprobBatch) -> None:
+        try:
+            self.publisher.publish(batch)
+        except RetentionFullError as full:
+            self._no_room(full)
+        except ContractError as error:
+            self._publish_rest(batch, error)
+        else:
+            self._settle(batch)
+
+    def _publish_rest(self, batch: LogprobBatch, error: ContractError) -> None:
+        """Publish what keeps the contract of a batch that does not, and end the requests of the other rows."""
+        try:
+            rest, faults = isolated(self.publisher.addressed(batch), self._limits, error)
+            self.publisher.publish(rest)
+        except ContractError:
+            self._refused(batch.request_keys.tolist(), error)
+            return
+        except RetentionFullError as full:
+            self._no_room(full)
+            return
+        self._settle(rest)
+        for key, fault in faults.items():
+            self._refused([key], fault)
+
+    def _settle(self, batch: LogprobBatch) -> None:
+        if batch.header.kind is not BatchKind.TARGET:
+            return
+        leaving = LEAVES[batch.statuses]
+        if leaving.any():
+            with self._lock:
+                self._open.difference_update(batch.request_keys[leaving].tolist())
+                ended = leaving & (batch.statuses != RowStatus.HANDED_OFF)
+                for key in batch.request_keys[ended].tolist() if self._given else ():
+                    self._given.pop(key, None)
+
+    def _hand_off(self, states: Mapping[int, bytes]) -> None:
+        """Send on what this step handed off, after its rows were published."""
+        for key, state in states.items():
+            with self._lock:
+                generate = self._given.pop(key, None)
+            if generate is None or self._handoffs is None:
+                self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, "this worker has nothing to hand it off with")
+                continue
+            try:
+                self._handoffs.send(generate, state)
+            except ValueError as error:
+                self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, str(error))
+
+    def _refused(self, keys: Iterable[int], error: ContractError) -> None:
+        _log.error("requests ended: their batch breaks the contract", reason=str(error))
+        for key in filter(None, keys):
+            self._aborts.append(key)
+            self.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"its batch breaks the contract: {error}")
+
+    def _no_room(self, full: RetentionFullError) -> None:
+        """End what the gap names that was left in the stream: the processor learns of it there."""
+        _log.error("requests ended: no room", requests_ended=len(full.request_keys))
+        self._forget(full.request_keys)
+        self._aborts.extend(full.request_keys)
+
+    def _forget(self, keys: Iterable[int]) -> None:
+        with self._lock:
+            self._open.difference_update(keys)
+            for key in keys if self._given else ():
+                self._given.pop(key, None)
+
+
+def _keys_of(arrays: StepArrays) -> list[int]:
+    try:
+        return [int(key) for key in on_host("request_keys", arrays.request_keys).reshape(-1).tolist()]
+    except (ContractError, TypeError, ValueError):
+        return []

@@ -1,0 +1,115 @@
+"""Outbox: assembles and publishes in a thread of its own, so that the engine's thread only hands arrays over."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from copy import copy
+from dataclasses import fields
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.logs import logger
+from tokenbus_services.worker.arrays import on_host
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.errors import NotRunningError
+from tokenbus_services.worker.step import Array, StepArrays
+
+_log = logger("worker")
+_ARRAYS = [each.name for each in fields(StepArrays) if each.type in (Array, Array | None)]
+
+
+class Outbox:
+    """Takes what an engine says, in order, and lets an emitter work on it while `with` lasts.
+
+    It holds as many batches and news as the settings say; the engine's thread waits when it is full, as it would for
+    room in retention.
+    """
+
+    def __init__(self, emitter: Emitter, most: int) -> None:
+        """Take who publishes, and how much may wait for that."""
+        self._emitter = emitter
+        # A queue with a bound of its own costs the engine's thread several times as much for each step.
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._most = most
+        self._room = threading.Condition()
+        self._is_waited_for = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="tokenbus-outbox")
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Publish what waits, and end."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all that was handed over is published, at most so many seconds."""
+        done = threading.Event()
+        self._put(done.set)
+        done.wait(seconds)
+
+    def admitted(self, key: int, prompt_tokens: int) -> None:
+        """Tell that the engine took a request."""
+        self._put(lambda: self._emitter.admitted(key, prompt_tokens))
+
+    def failed(self, key: int, code: ErrorCode, message: str) -> None:
+        """Tell that a request ended with an error."""
+        self._put(lambda: self._emitter.failed(key, code, message))
+
+    def emit(self, arrays: StepArrays) -> None:
+        """Publish one batch of a step; the engine may use its arrays again when this returns."""
+        own = _own(arrays)
+        self._put(lambda: self._emitter.emit(own))
+
+    def _put(self, task: Callable[[], None]) -> None:
+        if self._waiting.qsize() >= self._most:
+            self._wait_for_room()
+        if self._error is not None:
+            raise self._error
+        self._waiting.put(task)
+
+    def _wait_for_room(self) -> None:
+        with self._room:
+            self._is_waited_for = True
+            self._room.wait_for(lambda: self._waiting.qsize() < self._most)
+            self._is_waited_for = False
+
+    def _run(self) -> None:
+        while (task := self._waiting.get()) is not None:
+            if self._is_waited_for:
+                with self._room:
+                    self._room.notify()
+            if self._error is not None:
+                continue  # nothing is published any more: what waits is let go, so that nobody waits for room
+            try:
+                task()
+            except NotRunningError as error:
+                self._error = error
+            except Exception as error:  # noqa: BLE001 - a defect of ours: the engine's thread is to learn of it
+                _log.exception("a step was not published")
+                self._error = error
+
+
+def _own(arrays: StepArrays) -> StepArrays:
+    """Return the same on the host, in arrays that nobody else writes to."""
+    mine = copy(arrays)
+    for name in _ARRAYS:
+        values = getattr(arrays, name)
+        if type(values) is np.ndarray:
+            setattr(mine, name, values.copy())
+        elif values is not None:
+            # What cannot become an array is refused where all else is: by the emitter.
+            with contextlib.suppress(ContractError):
+                setattr(mine, name, np.array(on_host(name, values)))
+    return mine

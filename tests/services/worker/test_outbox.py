@@ -1,0 +1,167 @@
+"""Outbox: what an engine says is published in its order by another thread, and the engine learns what became of it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.services.builders import EPOCH, arrays_of, batch, generate_of, rows, settings
+from tokenbus_contracts import LogprobBatch, decode
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_services.worker import NotRunningError, Publisher, StepArrays
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.outbox import Outbox
+from tokenbus_services.worker.retention import Retained
+
+MOST = 20.0
+
+
+def running() -> Publisher:
+    """Return a publisher without a link."""
+    publisher = Publisher(settings({"worker.policy": "fail"}), epoch=EPOCH)
+    publisher._running = True
+    return publisher
+
+
+def said(publisher: Publisher) -> list[Any]:
+    """Return what is in the stream: batches' tokens, and events' names."""
+    kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+    return [
+        decode(entry.payload).token_ids.tolist()
+        if entry.kind == 1
+        else read_frame(RequestEvent, entry.payload).WhichOneof("event")
+        for entry in kept
+    ]
+
+
+class Gated:
+    """An emitter that waits until it may go on, and may fail."""
+
+    def __init__(self) -> None:
+        """Be shut."""
+        self.gate = threading.Event()
+        self.began = threading.Event()
+        self.emitted: list[list[int]] = []
+        self.errors: list[Exception] = []
+
+    def emit(self, arrays: StepArrays) -> None:
+        """Wait, and then write the tokens down, or raise."""
+        self.began.set()
+        assert self.gate.wait(MOST)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.emitted.append(np.asarray(arrays.token_ids).tolist())
+
+    def outbox(self, most: int = 8) -> Outbox:
+        """Return an outbox before it."""
+        return Outbox(cast("Emitter", self), most)
+
+
+def step(*ids: int) -> StepArrays:
+    """Return a step of one request with some tokens."""
+    return StepArrays(request_keys=[7], positions=[0], token_counts=[len(ids)], token_ids=np.array(ids))
+
+
+def test_everything_is_published_in_order() -> None:
+    """Events and batches come into the stream in the order in which the engine said them."""
+    publisher = running()
+    with Outbox(Emitter(publisher, 0), 8) as outbox:
+        outbox.admitted(8, 3)
+        outbox.emit(arrays_of(batch(rows([8]))))
+        outbox.failed(8, ErrorCode.ERROR_CODE_ENGINE, "no")
+        outbox.emit(arrays_of(batch(rows([9]), step=2)))
+        outbox.flush(MOST)
+        ids = [batch(rows([key])).token_ids.tolist() for key in (8, 9)]
+        assert said(publisher) == ["admitted", ids[0], "error", ids[1]]
+
+
+def test_engine_may_use_its_arrays_again() -> None:
+    """What the engine writes into its arrays after it handed them over is not in the batch (case 12)."""
+    gated = Gated()
+    with gated.outbox() as outbox:
+        mine = step(1, 2)
+        outbox.emit(mine)
+        mine.token_ids[:] = 9
+        gated.gate.set()
+    assert gated.emitted == [[1, 2]]
+
+
+def test_engine_waits_when_too_much_is_not_published() -> None:
+    """No more batches wait than may: the engine's thread waits for room, and goes on when there is some (case 20)."""
+    gated, passed = Gated(), threading.Event()
+
+    def engine() -> None:
+        """Hand over more than fits."""
+        for number in range(4):
+            outbox.emit(step(number))
+        passed.set()
+
+    with gated.outbox(most=2) as outbox:
+        thread = threading.Thread(target=engine)
+        thread.start()
+        assert gated.began.wait(MOST)
+        assert not passed.is_set()
+        gated.gate.set()
+        thread.join(MOST)
+        assert passed.is_set()
+    assert gated.emitted == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("error", [NotRunningError("closed"), OSError("a defect")])
+def test_engine_learns_that_nothing_is_published_any_more(error: Exception) -> None:
+    """After an error that ends the stream the engine gets that error, whatever it says, and nobody waits for room."""
+    gated = Gated()
+    gated.errors.append(error)
+    says: list[Callable[[], None]] = [
+        lambda: outbox.emit(step(2)),
+        lambda: outbox.admitted(7, 1),
+        lambda: outbox.failed(7, ErrorCode.ERROR_CODE_ENGINE, "no"),
+        lambda: outbox.flush(MOST),
+    ]
+    with gated.outbox(most=2) as outbox:
+        outbox.emit(step(1))
+        assert gated.began.wait(MOST)
+        outbox.emit(step(1))
+        gated.gate.set()
+        while outbox._error is None:
+            threading.Event().wait(0.001)
+        for say in says:
+            with pytest.raises(type(error)):
+                say()
+    assert gated.emitted == []
+
+
+def test_what_is_no_array_is_refused_where_all_else_is() -> None:
+    """A step whose arrays are none ends its own requests, as if the engine's thread had published it."""
+    publisher = running()
+    emitter = Emitter(publisher, 0)
+    emitter.begin(generate_of(7))
+    with Outbox(emitter, 8) as outbox:
+        outbox.emit(StepArrays(request_keys=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
+        outbox.flush(MOST)
+        assert said(publisher) == ["error"]
+        assert emitter.take_aborts() == [7]
+        assert emitter.end_all() == []
+
+
+def test_batch_is_that_of_the_engines_own_thread() -> None:
+    """A step is published as the same bytes, handed over or not."""
+    made: list[list[LogprobBatch]] = []
+    for hands_over in (False, True):
+        publisher = running()
+        emitter = Emitter(publisher, 0)
+        arrays = arrays_of(batch(rows([3, 4, 5], tokens=3)))
+        if hands_over:
+            with Outbox(emitter, 8) as outbox:
+                outbox.emit(arrays)
+        else:
+            emitter.emit(arrays)
+        kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+        made.append([decode(entry.payload) for entry in kept])
+    alone, handed = (each.columns for (each,) in made)
+    assert {name: values.tobytes() for name, values in alone.items()} == {
+        name: values.tobytes() for name, values in handed.items()
+    }
