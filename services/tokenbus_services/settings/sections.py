@@ -249,7 +249,7 @@ class GatewaySettings:
     )
     metrics_address: str = setting(
         "",
-        HostAndPort("where it serves its metrics beside /metrics, on a thread of their own; port 0: any; empty: nowhere"),
+        HostAndPort("where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"),
     )
     models: str = setting(
         "",
