@@ -277,9 +277,7 @@ class GatewaySettings:
     max_requests: int = setting(
         1024, _count("requests", "the most that are open at once, each choice of an answer one; others get status 429")
     )
-    max_choices: int = setting(
-        128, _count("choices", "the most of one answer: its prompts times n", high=1024)
-    )
+    max_choices: int = setting(128, _count("choices", "the most of one answer: its prompts times n", high=1024))
     max_connections: int = setting(4096, _count("connections", "the most at once; others get status 503"))
     max_body_bytes: int = setting(4_194_304, _size("the largest body of a request; a larger one gets status 413"))
     max_header_bytes: int = setting(
