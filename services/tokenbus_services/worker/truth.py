@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_services.worker.chance import Words, mixed
+
 VOCABULARY_SIZE = 50_000
 _RANKS = 4
-
-Words = npt.NDArray[np.uint64]
 
 
 class TrueTokens(NamedTuple):
@@ -25,7 +25,7 @@ class TrueTokens(NamedTuple):
 
 def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
     """Return the number that everything about the token of each key and position follows from."""
-    return _mixed(keys ^ _mixed(positions.astype(np.uint64)))
+    return mixed(keys ^ mixed(positions.astype(np.uint64)))
 
 
 def sampled(numbers: Words) -> TrueTokens:
@@ -49,14 +49,6 @@ def true_tokens(key: int, begin: int, end: int) -> TrueTokens:
     """Return the tokens that a request has from one position to before another."""
     positions = np.arange(begin, end, dtype=np.uint64)
     return sampled(draws(np.full(positions.size, key, np.uint64), positions))
-
-
-def _mixed(words: Words) -> Words:
-    """Return splitmix64 of each word."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
 
 
 def _ids(numbers: Words, places: Words) -> npt.NDArray[np.uint32]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from tokenbus_services.worker.chance import mixed
 from tokenbus_services.worker.ngram.admission import Asked, padded
-from tokenbus_services.worker.ngram.chance import mixed
 from tokenbus_services.worker.ngram.counting import Ids
 from tokenbus_services.worker.ngram.sampling import Knobs
 from tokenbus_services.worker.ngram.speculation import Going

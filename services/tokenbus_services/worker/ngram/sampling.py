@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from tokenbus_services.worker.ngram.chance import Uniforms
+from tokenbus_services.worker.chance import Uniforms
 from tokenbus_services.worker.ngram.counting import Ids
 from tokenbus_services.worker.ngram.mixing import Floats
 from tokenbus_services.worker.ngram.model import WIDTH, Model

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenbus_services.worker.ngram.chance import ACCEPT, DRAFT, FINAL, Words, uniforms
+from tokenbus_services.worker.chance import ACCEPT, DRAFT, FINAL, Words, uniforms
 from tokenbus_services.worker.ngram.counting import NOBODY, Ids
 from tokenbus_services.worker.ngram.mixing import Floats
 from tokenbus_services.worker.ngram.model import WIDTH, Model

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_services.worker.chance import mixed
+
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
@@ -41,7 +43,7 @@ class Wishes(NamedTuple):
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: Ids, purpose: Purpose) -> Floats:
     """Return a number from 0 to below 1 for each seed and position."""
-    words = _mixed(seeds ^ _mixed(positions.astype(np.uint64) * np.uint64(4) + np.uint64(purpose)))
+    words = mixed(seeds ^ mixed(positions.astype(np.uint64) * np.uint64(4) + np.uint64(purpose)))
     return (words >> np.uint64(11)).astype(np.float64) * _UNIT
 
 
@@ -83,11 +85,3 @@ def _truncated(weights: Floats, top_ks: Ids, top_ps: Floats) -> Floats:
     result = np.zeros_like(weights)
     np.put_along_axis(result, order, np.where(kept, ranked, 0), axis=-1)
     return result
-
-
-def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return splitmix64 of each word."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

@@ -6,7 +6,7 @@ import pytest
 from tests.services.worker.ngram import reference
 from tests.services.worker.ngram.fit import misfit
 from tests.services.worker.ngram.reference import Choice
-from tokenbus_services.worker.ngram.chance import ACCEPT, DRAFT, FINAL, mixed, uniforms
+from tokenbus_services.worker.chance import ACCEPT, DRAFT, FINAL, mixed, uniforms
 from tokenbus_services.worker.ngram.model import WIDTH, taught_model
 from tokenbus_services.worker.ngram.sampling import Knobs, chances_of, masses_of
 from tokenbus_services.worker.ngram.speculation import Going, _from_residual, propose, single, verify
