@@ -43,7 +43,7 @@ def test_batch_example() -> None:
 def test_request_example_with_the_commands_above_it(environment: dict[str, str]) -> None:
     """Beside `tokenbus processor` and `tokenbus worker`, the second example prints a request's eight tokens."""
     tokenbus = str(Path(sys.executable).with_name("tokenbus"))
-    commands = [[tokenbus, "processor"], [tokenbus, "worker", "--engine", "synthetic"]]
+    commands = [[tokenbus, "processor"], [tokenbus, "worker"]]
     started = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
     try:
         for process, ready in zip(started, (b"listening", b"connected"), strict=True):
