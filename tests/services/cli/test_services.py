@@ -1,6 +1,7 @@
 """tokenbus processor and tokenbus worker: what signals do to them, and how a worker drains."""
 
 import asyncio
+from importlib.util import find_spec
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
 
@@ -136,6 +137,26 @@ def test_engine_that_cannot_be(arguments: list[str], line: str, capsys: pytest.C
     """An engine's options are held against their bounds, with status 2."""
     assert main(["worker", "--log-level", "error", *arguments]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("contents", "line"),
+    [(None, "No such file or directory"), (b"garbage", "damaged, or no safetensors file")],
+    ids=["missing", "damaged"],
+)
+@pytest.mark.skipif(find_spec("safetensors") is None, reason="safetensors is not installed")
+@pytest.mark.xdist_group("paddle")
+def test_weights_that_cannot_be_used(
+    contents: bytes | None, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights that are missing or damaged are one line that names the file, with status 1."""
+    weights = tmp_path / "weights.safetensors"
+    if contents is not None:
+        weights.write_bytes(contents)
+    assert main(["worker", "--log-level", "error", "--engine", "paddle", "--weights", str(weights)]) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"tokenbus: weights {weights}: ")
+    assert line in told
 
 
 def test_pace_spreads_steps() -> None:
