@@ -184,7 +184,7 @@ async def test_flood_of_items_without_credit_is_refused(deployment: Deployment) 
             while not frame.HasField("refusal"):
                 frame = ProcessorFrame.FromString(await stranger.heard())
         assert frame.refusal.reason == RefusalReason.REFUSAL_REASON_PROTOCOL
-        assert "item 9: credit goes to 8" in frame.refusal.message
+        assert "item 9: credit goes to item 8" in frame.refusal.message
         await witness.noticed_nothing()
 
 
