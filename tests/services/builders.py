@@ -22,6 +22,7 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, St
 from tokenbus_services.delivery import Hold, Step
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import StepArrays, truth
+from tokenbus_services.worker.chance import Words
 
 WORKER = "worker-0"
 EPOCH = 7
@@ -113,7 +114,7 @@ def batch(  # noqa: PLR0913 - each has a name and a default
     )
 
 
-def _draws(row: Wanted) -> truth.Words:
+def _draws(row: Wanted) -> Words:
     places = np.arange(row.position, row.position + row.tokens)
     return truth.draws(np.full(row.tokens, row.key, np.uint64), places)
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_gpu_ops import token_logprobs
+
 
 class Scores(NamedTuple):
     """Of tokens: what the model thinks of each."""
@@ -17,15 +19,12 @@ class Scores(NamedTuple):
 
 
 def scored(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.integer], top_k: int) -> Scores:
-    """Return the scores of one token for each line of logits."""
-    values = logits.astype(np.float64)
-    values -= values.max(axis=-1, keepdims=True, initial=-np.inf)
-    values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    # Ranks and order are of the numbers that are told, so that they never contradict them.
-    logprobs = np.minimum(values, 0).astype(np.float32)
-    own = np.take_along_axis(logprobs, tokens.astype(np.int64)[:, None], axis=-1)
-    ranks = (logprobs > own).sum(axis=-1) + 1
-    best = np.argsort(-logprobs, axis=-1, kind="stable")[:, :top_k]
+    """Return the scores of one token for each line of logits, which are all numbers."""
+    found = token_logprobs(logits, tokens, top_k)
+    lines = (len(tokens), top_k)
     return Scores(
-        own[:, 0], ranks.astype(np.uint32), best.astype(np.uint32), np.take_along_axis(logprobs, best, axis=-1)
+        found.logprobs,
+        found.ranks,
+        found.alternative_token_ids.reshape(lines),
+        found.alternative_logprobs.reshape(lines),
     )

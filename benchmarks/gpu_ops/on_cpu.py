@@ -1,0 +1,81 @@
+"""The CPU twin beside the plain way in numpy and PyTorch's, on one core and on all."""
+
+import os
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.gpu_ops.cases import VOCABULARY
+from benchmarks.gpu_ops.peers import through_torch
+from benchmarks.machine import on_cores
+from tokenbus_gpu_ops import token_logprobs
+
+Record = dict[str, Any]
+Floats = npt.NDArray[np.float32]
+
+ROWS = (1, 16, 64)
+_TOP_KS = (0, 20)
+_REPEATS = 9
+
+
+def measure(rows: Sequence[int] = ROWS) -> list[Record]:
+    """Measure every size; PyTorch's lines are absent where it is not installed."""
+    random = np.random.default_rng(1)
+    results = []
+    for count in rows:
+        logits = random.normal(0, 2.5, (count, VOCABULARY)).astype(np.float32)
+        ids = random.integers(0, VOCABULARY, count)
+        results += [_measured(logits, ids, top_k) for top_k in _TOP_KS]
+    return results
+
+
+def through_numpy(logits: Floats, ids: npt.NDArray[np.int64], top_k: int) -> object:
+    """Materialise the log-softmax, count what is above, and partition: the plain way."""
+    largest = logits.max(axis=1, keepdims=True)
+    logprobs = logits - largest - np.log(np.exp(logits - largest).sum(axis=1, keepdims=True))
+    sampled = np.take_along_axis(logprobs, ids[:, None], axis=1)
+    ranks = (logprobs > sampled).sum(axis=1) + 1
+    if not top_k:
+        return sampled, ranks
+    places = np.argpartition(logprobs, VOCABULARY - top_k, axis=1)[:, -top_k:]
+    values = np.take_along_axis(logprobs, places, axis=1)
+    order = np.lexsort((places, -values), axis=1)
+    return sampled, ranks, np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def _measured(logits: Floats, ids: npt.NDArray[np.int64], top_k: int) -> Record:
+    core = {max(os.sched_getaffinity(0))} if hasattr(os, "sched_getaffinity") else set()
+    with on_cores(core):
+        record: Record = {
+            "rows": len(logits),
+            "top_k": top_k,
+            "twin_us": _microseconds(lambda: token_logprobs(logits, ids, top_k)),
+            "numpy_us": _microseconds(lambda: through_numpy(logits, ids, top_k)),
+        }
+    try:
+        import torch
+    except ImportError:
+        return record
+    tensor, their_ids = torch.from_numpy(logits), torch.from_numpy(ids)
+    threads = torch.get_num_threads()
+    record["torch_us"] = _microseconds(lambda: through_torch(tensor, their_ids, top_k))
+    record["torch_threads"] = threads
+    torch.set_num_threads(1)
+    try:
+        record["torch_one_thread_us"] = _microseconds(lambda: through_torch(tensor, their_ids, top_k))
+    finally:
+        torch.set_num_threads(threads)
+    return record
+
+
+def _microseconds(run: Callable[[], object]) -> float:
+    run()
+    taken = []
+    for _ in range(_REPEATS):
+        before = perf_counter()
+        run()
+        taken.append(perf_counter() - before)
+    return round(float(np.median(taken)) * 1e6, 1)

@@ -1,0 +1,113 @@
+"""What differs between frameworks: the stream that the caller is on, and the short ways to an address."""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_gpu_ops.dlpack import from_dlpack
+from tokenbus_gpu_ops.errors import GpuUnavailableError
+from tokenbus_gpu_ops.tensor import Tensor, from_numpy
+
+_TORCH_NAMES = {
+    "torch.float32": "float32",
+    "torch.float16": "float16",
+    "torch.bfloat16": "bfloat16",
+    "torch.int32": "int32",
+    "torch.int64": "int64",
+}
+_names_of_torch: dict[Any, str] = {}
+
+
+def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
+    """Return where an argument's elements are, or a ContractError if it cannot say so."""
+    if type(values) is np.ndarray:
+        return from_numpy(values)
+    if _is_torch(values):
+        found = _of_torch(values)
+        if found is not None:
+            return found
+    if not hasattr(values, "__dlpack__"):
+        limit = "an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack"
+        raise ContractError(name, limit, type(values).__name__, rule=Rule.TYPE)
+    try:
+        return from_dlpack(name, values, stream)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ContractError):
+            raise
+        raise ContractError(name, "an array that DLPack can describe", str(error), rule=Rule.TYPE) from None
+
+
+def is_on_gpu(values: Any) -> bool:  # noqa: ANN401
+    """Tell whether an argument is on a CUDA device, without describing it."""
+    if type(values) is np.ndarray:
+        return False
+    if _is_torch(values):
+        return bool(values.is_cuda)
+    device = getattr(values, "__dlpack_device__", None)
+    return device is not None and device()[0] in (2, 13)
+
+
+def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
+    """Return the handle of the stream to work on: the given one, else the one that the array's framework is on."""
+    if stream is not None:
+        return _handle(stream)
+    if _is_torch(values):
+        # The index is asked of the tensor, because the current device may be another one.
+        current = sys.modules["torch"]._C._cuda_getCurrentRawStream  # noqa: SLF001 - a third of the public way's time
+        return int(current(values.device.index))
+    module = type(values).__module__.partition(".")[0]
+    framework = sys.modules.get(module)
+    if module == "cupy" and framework is not None:
+        return int(framework.cuda.get_current_stream().ptr)
+    if module == "paddle" and framework is not None:
+        return _handle(framework.device.current_stream(values.place))
+    return 0
+
+
+def to_host(values: Any) -> Any:  # noqa: ANN401
+    """Return an argument's copy in the computer's own memory."""
+    for way in ("cpu", "get"):
+        copy = getattr(values, way, None)
+        if callable(copy):
+            return copy()
+    raise GpuUnavailableError(f"{type(values).__name__} has no way to the CPU: neither .cpu() nor .get()")
+
+
+def _is_torch(values: Any) -> bool:  # noqa: ANN401
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(values, torch.Tensor)
+
+
+def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401
+    """Return where a tensor of torch's is: at a third of what DLPack takes. None if it is nothing so plain."""
+    dtype = values.dtype
+    name = _names_of_torch.get(dtype)
+    if name is None:
+        name = _TORCH_NAMES.get(str(dtype))
+        if name is None:
+            return None
+        _names_of_torch[dtype] = name
+    on_gpu = values.is_cuda
+    if not on_gpu and values.device.type != "cpu":
+        return None
+    device = values.device.index if on_gpu else None
+    return Tensor(values.data_ptr(), tuple(values.shape), values.stride(), name, device, values)
+
+
+def _handle(stream: Any) -> int:  # noqa: ANN401
+    """Return a stream's handle, however its framework says it."""
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1])
+    for way in ("cuda_stream", "ptr", "raw_stream"):
+        handle = getattr(stream, way, None)
+        if handle is not None:
+            return int(handle)
+    inner = getattr(stream, "stream_base", None)
+    if inner is not None:
+        return _handle(inner)
+    raise ContractError("stream", "a stream or its handle", type(stream).__name__, rule=Rule.TYPE)

@@ -1,0 +1,166 @@
+"""What a call returns: the columns of its tokens, which may still be on their way."""
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.batch import LogprobBatch
+from tokenbus_contracts.generated.enums import ValueKind
+from tokenbus_contracts.header import BatchHeader
+from tokenbus_gpu_ops.body import COLUMNS, Body
+from tokenbus_gpu_ops.plan import Plan
+
+Memory = npt.NDArray[np.uint8]
+
+
+class FaultReason(IntEnum):
+    """Why a token has no results; the values are the kernels' own."""
+
+    NOT_A_NUMBER = 1
+    """A NaN is among its logits."""
+    INFINITE = 2
+    """Plus infinity is among its logits."""
+    ALL_MASKED = 3
+    """Every one of its logits is minus infinity."""
+    ID_OUT_OF_RANGE = 4
+    """Its id is not in the vocabulary; found only afterwards where the ids were on the GPU."""
+
+
+class TokenFault(NamedTuple):
+    """A token without results. Its values are NaN, so that the codec refuses a batch that has it in."""
+
+    row: int
+    """The request, by its place in the call."""
+    token: int
+    """The token, by its place in `token_ids`."""
+    logits_row: int
+    reason: FaultReason
+
+
+class TokenColumns:
+    """The columns of one call, laid out as a message has them.
+
+    Whatever is asked of it waits for the GPU the first time, and only then; `ready` says whether it would. The arrays
+    are views of one piece of memory, which is used for another call when the last of them is gone.
+    """
+
+    __slots__ = ("_arrays", "_arrived", "_body", "_faults", "_plan", "value_kind")
+
+    def __init__(self, plan: Plan, body: Body, kind: ValueKind, arrived: "Arrival") -> None:
+        """Take what says how the results lie, and where they arrive."""
+        self._plan = plan
+        self._body = body
+        self.value_kind = kind
+        self._arrived = arrived
+        self._arrays: tuple[npt.NDArray[Any], ...] | None = None
+        self._faults: tuple[TokenFault, ...] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the results are there, so that nothing would have to wait."""
+        return self._arrived.ready()
+
+    def wait(self) -> None:
+        """Wait until the results are there."""
+        self._arrived.memory()
+
+    @property
+    def token_counts(self) -> npt.NDArray[np.uint8]:
+        """How many tokens each request has."""
+        return self._plan.token_counts
+
+    @property
+    def scorings(self) -> npt.NDArray[np.uint8]:
+        """What is known of each request's tokens beyond their ids."""
+        return self._plan.scorings
+
+    @property
+    def top_ks(self) -> npt.NDArray[np.uint8]:
+        """How many alternatives each of a request's tokens has."""
+        return self._plan.top_ks
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.uint32]:
+        """The tokens' ids."""
+        return self._columns()[0]
+
+    @property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """The scored tokens' values."""
+        return self._columns()[1]
+
+    @property
+    def ranks(self) -> npt.NDArray[np.uint32]:
+        """The scored tokens' places among all tokens, counted from one."""
+        return self._columns()[2]
+
+    @property
+    def alternative_token_ids(self) -> npt.NDArray[np.uint32]:
+        """The ids of the alternatives, the largest first, token after token."""
+        return self._columns()[3]
+
+    @property
+    def alternative_logprobs(self) -> npt.NDArray[np.float32]:
+        """The values of the alternatives."""
+        return self._columns()[4]
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All columns by the names that LogprobBatch has for them."""
+        rows = {"token_counts": self.token_counts, "scorings": self.scorings, "top_ks": self.top_ks}
+        return rows | {column.name: array for column, array in zip(COLUMNS, self._columns(), strict=True)}
+
+    @property
+    def body(self) -> memoryview:
+        """The bytes of the columns as they stand in a message: fields 11 to 15, each with its key and length."""
+        memory = self._arrived.memory()
+        return memory[self._body.at : self._body.end].data
+
+    @property
+    def faults(self) -> tuple[TokenFault, ...]:
+        """The tokens that have no results, and why; mostly none."""
+        if self._faults is None:
+            flags = self._arrived.memory()[: self._body.faults]
+            found = np.flatnonzero(flags)
+            self._faults = tuple(map(self._fault, found.tolist(), flags[found].tolist()))
+        return self._faults
+
+    def batch(self, header: BatchHeader, **rows: npt.ArrayLike) -> LogprobBatch:
+        """Return a batch of these columns and the row columns that the caller knows: keys, places, statuses."""
+        return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **rows)
+
+    def __repr__(self) -> str:
+        """Return the sizes, never the columns, so that nothing is waited for."""
+        plan = self._plan
+        return f"<TokenColumns rows={plan.requests} tokens={plan.tokens} alternatives={plan.alternatives}>"
+
+    def _columns(self) -> tuple[npt.NDArray[Any], ...]:
+        if self._arrays is None:
+            memory = self._arrived.memory()
+            self._arrays = tuple(self._body.column(memory, which) for which in range(len(COLUMNS)))
+        return self._arrays
+
+    def _fault(self, scored: int, reason: int) -> TokenFault:
+        token = int(self._plan.details.tokens[scored])
+        row = int(np.searchsorted(np.cumsum(self._plan.token_counts, dtype=np.intp), token, side="right"))
+        return TokenFault(row, token, int(self._plan.token_rows[token]), FaultReason(reason))
+
+
+class Arrival:
+    """Memory that results arrive in; here they are there already."""
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, memory: Memory) -> None:
+        """Take memory that is filled."""
+        self._memory = memory
+
+    def ready(self) -> bool:
+        """Tell whether the results are there."""
+        return True
+
+    def memory(self) -> Memory:
+        """Return the memory once the results are there."""
+        return self._memory

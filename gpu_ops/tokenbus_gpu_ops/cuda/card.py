@@ -1,0 +1,62 @@
+"""One GPU: its kernels, its memory, and whether this thread may use it as it is."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+from tokenbus_gpu_ops.cuda.compile import kernel
+from tokenbus_gpu_ops.cuda.driver import core, done, driver
+from tokenbus_gpu_ops.cuda.memory import Pool, Scratches
+
+
+class Kernel(NamedTuple):
+    """A kernel that is loaded, and what launches it."""
+
+    handle: Any
+    owner: object
+
+
+class Card:
+    """What belongs to one GPU for as long as the process lives."""
+
+    def __init__(self, number: int) -> None:
+        """Take the card's primary context, which frameworks use too."""
+        cuda = driver()
+        self.number = number
+        self.context = done(cuda.cuDevicePrimaryCtxRetain(done(cuda.cuDeviceGet(number))))
+        self._context = int(self.context)
+        self._device = core().Device(number)
+        self.processors = int(self._device.properties.multiprocessor_count)
+        self.pool = Pool()
+        self.scratches = Scratches()
+        self._kernels: dict[tuple[str, bool], Kernel] = {}
+
+    def is_current(self) -> bool:
+        """Tell whether this thread may use the card as it is."""
+        return int(done(driver().cuCtxGetCurrent())) == self._context
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make the card this thread's current one, and what was before it afterwards."""
+        done(driver().cuCtxPushCurrent(self.context))
+        try:
+            yield
+        finally:
+            done(driver().cuCtxPopCurrent())
+
+    def kernel(self, dtype: str, *, with_alternatives: bool) -> Kernel:
+        """Return a kernel, compiled and loaded the first time."""
+        found = self._kernels.get((dtype, with_alternatives))
+        if found is None:
+            with self.entered():
+                loaded = kernel(self._device, dtype, with_alternatives=with_alternatives)
+                function = done(driver().cuKernelGetFunction(int(loaded.handle)))
+            found = self._kernels[dtype, with_alternatives] = Kernel(function, loaded)
+        return found
+
+
+@cache
+def card(number: int) -> Card:
+    """Return the card of a number, the same one each time."""
+    return Card(number)

@@ -1,0 +1,84 @@
+"""From the package's CUDA source to a kernel on the card that is there, compiled once for each user and card."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenbus_gpu_ops.cuda import cache
+from tokenbus_gpu_ops.cuda.driver import core
+from tokenbus_gpu_ops.errors import GpuUnavailableError
+
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+SOURCE = "logprobs.cu"
+NAME = "token_logprobs"
+OLDEST_CARD = (8, 0)
+_MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGITS_F32"}
+
+
+def macros_of(dtype: str, *, with_alternatives: bool) -> list[str]:
+    """Return the macros that make the source the kernel for one type of logits."""
+    return [_MACROS[dtype], *(["WITH_ALTERNATIVES"] if with_alternatives else [])]
+
+
+def source() -> str:
+    """Return the kernel's whole source: its headers written out, each once, where it first includes them."""
+    return _written_out(SOURCE, set())
+
+
+def kernel(device: Any, dtype: str, *, with_alternatives: bool) -> Any:  # noqa: ANN401 - cuda-core's own types
+    """Return the kernel for a card, from the cache or compiled now; GpuUnavailableError says why there is none."""
+    capability = tuple(device.compute_capability)
+    if capability < OLDEST_CARD:
+        wanted = ".".join(map(str, OLDEST_CARD))
+        raise GpuUnavailableError(
+            f"{device.name} has compute capability {'.'.join(map(str, capability))}, and {wanted} or newer is needed; "
+            "pass cpu_fallback=True to compute on the CPU"
+        )
+    macros = macros_of(dtype, with_alternatives=with_alternatives)
+    architecture = f"sm_{device.arch}"
+    text = source()
+    name = (
+        f"{'-'.join([NAME, *macros]).lower()}-{architecture}-{cache.key_of(text, *macros, architecture, _compiler())}"
+    )
+    code = cache.load(name)
+    if code is None:
+        code = compiled(text, macros, architecture)
+        cache.keep(name, code)
+    return core().ObjectCode.from_cubin(code).get_kernel(NAME)
+
+
+def compiled(text: str, macros: list[str], architecture: str) -> bytes:
+    """Return the machine code for one kind of card."""
+    module = core()
+    options = module.ProgramOptions(std="c++17", arch=architecture, define_macro=macros)
+    try:
+        program = module.Program(text, "c++", options)
+        return bytes(program.compile("cubin").code)
+    except Exception as error:
+        # cuda-core has no one error for this: a missing library is another one than a source it cannot compile.
+        raise GpuUnavailableError(
+            f"the kernel for {architecture} could not be compiled: {error}; "
+            "install tokenbus[gpu], or pass cpu_fallback=True to compute on the CPU"
+        ) from error
+
+
+def _compiler() -> str:
+    module = core()
+    try:
+        from cuda.bindings import nvrtc
+
+        version = ".".join(map(str, nvrtc.nvrtcVersion()[1:]))
+    except (ImportError, RuntimeError, OSError) as error:
+        raise GpuUnavailableError(f"NVRTC, CUDA's run-time compiler, is missing: {error}") from None
+    return f"cuda-core {module.__version__}, NVRTC {version}"
+
+
+def _written_out(name: str, seen: set[str]) -> str:
+    seen.add(name)
+    lines = []
+    for line in (KERNELS / name).read_text().splitlines():
+        included = line.removeprefix('#include "').removesuffix('"') if line.startswith('#include "') else None
+        if included is None:
+            lines.append("" if line == "#pragma once" else line)
+        elif included not in seen:
+            lines.append(_written_out(included, seen))
+    return "\n".join(lines)

@@ -1,0 +1,269 @@
+"""One call on the GPU: upload what differs from row to row, launch, copy the results, and wait for nothing."""
+
+import ctypes
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.errors import ContractError, Rule
+from tokenbus_gpu_ops.arguments import host_ids, place_ids
+from tokenbus_gpu_ops.body import Body, body
+from tokenbus_gpu_ops.columns import Arrival
+from tokenbus_gpu_ops.cuda.card import Card, Kernel, card
+from tokenbus_gpu_ops.cuda.driver import done, driver
+from tokenbus_gpu_ops.cuda.memory import LOCK, TICKET_BYTES, Lease
+from tokenbus_gpu_ops.cuda.split import THREADS, parts_of, vectors_of_part
+from tokenbus_gpu_ops.plan import Plan
+from tokenbus_gpu_ops.tensor import Tensor
+
+# The struct Call of kernels/call.cuh, by position.
+_POINTERS = Struct("<9Q")
+_COLUMNS_AND_NUMBERS = Struct("<" + "IIQ" * 5 + "8I")
+_CALL_BYTES = _POINTERS.size + _COLUMNS_AND_NUMBERS.size
+_PLACE = np.dtype([(name, "<u4") for name in ("row", "id_at", "token", "alternatives_at", "top_k", "a", "b", "c")])
+_UNSCORED = np.dtype([("id_at", "<u4"), ("token", "<u4")])
+_PARTIAL_BYTES = 32
+_KEY_BYTES = 8
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_ID_TYPES = {"int32": 0, "int64": 1}
+_FEW = 256
+_ALIGNED = 256
+_WORD = 1 << 64
+_RECIPES_KEPT = 1024
+
+
+class _Shape(NamedTuple):
+    """Everything that calls may differ in but their addresses."""
+
+    tokens: int
+    scored: int
+    unscored: int
+    alternatives: int
+    top_k: int
+    most: int
+    vocabulary: int
+    item_bytes: int
+    id_type: int
+    as_logits: bool
+    processors: int
+
+
+class _Recipe(NamedTuple):
+    """What calls of one shape have in common."""
+
+    grid: tuple[int, int]
+    output_bytes: int
+    partials_at: int
+    candidates_at: int
+    uploads_at: int
+    packed: bytes
+    """The end of the struct Call."""
+
+
+class _Uploads(NamedTuple):
+    """What the kernel is told of single tokens, as it lies in memory one behind the other."""
+
+    places: npt.NDArray[Any] | None
+    unscored: npt.NDArray[Any] | None
+    ids: npt.NDArray[np.int32] | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many bytes each takes, so that what comes next is aligned."""
+        return [0 if part is None else _aligned(part.nbytes) for part in self]
+
+    def write(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Write all of it, each at its place."""
+        at = 0
+        for part, size in zip(self, self.sizes, strict=True):
+            if part is not None:
+                memory[at : at + part.nbytes] = part.view(np.uint8)
+            at += size
+
+
+class Prepared(NamedTuple):
+    """A call but for its addresses: the same for every call that looks the same."""
+
+    plan: Plan
+    layout: Body
+    uploads: _Uploads
+    sizes: list[int]
+    card: Card
+    kernel: Kernel
+    recipe: _Recipe
+    item_bytes: int
+
+
+class Parameters:
+    """The struct Call in memory, as the driver wants to be told of it."""
+
+    __slots__ = ("_pointer", "_struct", "address")
+
+    def __init__(self, struct: bytearray) -> None:
+        """Point to the bytes, wherever they are."""
+        self._struct = struct
+        self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(ctypes.c_ubyte.from_buffer(struct)))
+        self.address = ctypes.addressof(self._pointer)
+
+
+# One for all calls: the driver copies it while it launches, and whoever fills it holds the lock.
+_call = bytearray(_CALL_BYTES)
+_parameters = Parameters(_call)
+
+
+def prepare(plan: Plan, logits: Tensor, ids: Tensor, *, as_logits: bool) -> Prepared:
+    """Return a call but for its addresses; what cannot be launched is refused here."""
+    if logits.device is None:
+        raise ContractError("logits", "logits on a GPU", "on the CPU", rule=Rule.TYPE)
+    if ids.device not in (None, logits.device):
+        limit = f"on GPU {logits.device}, where the logits are, or on the CPU"
+        raise ContractError("token_ids", limit, f"on GPU {ids.device}", rule=Rule.TYPE)
+    rows, vocabulary = logits.shape
+    uploads = _uploads(plan, ids, rows, vocabulary)
+    here = card(logits.device)
+    item_bytes = _ITEM_BYTES[logits.dtype]
+    shape = _Shape(
+        plan.tokens,
+        plan.scored,
+        0 if uploads.unscored is None else uploads.unscored.size,
+        plan.alternatives,
+        plan.top_k or 0,
+        plan.most,
+        vocabulary,
+        item_bytes,
+        0 if uploads.ids is not None else _ID_TYPES[ids.dtype],
+        as_logits,
+        here.processors,
+    )
+    kernel = here.kernel(logits.dtype, with_alternatives=plan.most > 0)
+    layout = body(plan.tokens, plan.scored, plan.alternatives)
+    return Prepared(plan, layout, uploads, uploads.sizes, here, kernel, _recipe(shape), item_bytes)
+
+
+def queue(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int) -> Arrival:
+    """Queue everything on the stream and return where the results will arrive."""
+    if not prepared.plan.tokens:
+        return Arrival(np.zeros(prepared.layout.end, np.uint8))
+    if logits.address % prepared.item_bytes:
+        limit = f"an address that is a multiple of {prepared.item_bytes}, the size of a logit"
+        raise ContractError("logits", limit, hex(logits.address), rule=Rule.TYPE)
+    here = prepared.card
+    if here.is_current():
+        with LOCK:
+            return _queued(prepared, logits, ids, stream)
+    with here.entered(), LOCK:
+        return _queued(prepared, logits, ids, stream)
+
+
+def _queued(prepared: Prepared, logits: Tensor, ids: Tensor, stream: int) -> Arrival:
+    cuda = driver()
+    _, _, uploads, sizes, here, kernel, recipe, item_bytes = prepared
+    uploaded = sum(sizes)
+    piece = here.pool.take(recipe.output_bytes + uploaded)
+    arrival = Arriving(Lease(here.pool, piece), logits.owner, ids.owner)
+    work = here.scratches.of(stream)
+    work.take_turn(stream, piece)
+    scratch = work.grown_to(recipe.uploads_at + uploaded, stream)
+    uploads_at = scratch + recipe.uploads_at
+    if uploaded:
+        uploads.write(piece.array[recipe.output_bytes :])
+        done(cuda.cuMemcpyHtoDAsync(uploads_at, piece.address + recipe.output_bytes, uploaded, stream))
+    output = scratch + TICKET_BYTES
+    _POINTERS.pack_into(
+        _call,
+        0,
+        logits.address,
+        logits.strides[0] * item_bytes % _WORD,
+        ids.address if uploads.ids is None else uploads_at + sizes[0] + sizes[1],
+        0 if uploads.places is None else uploads_at,
+        0 if uploads.unscored is None else uploads_at + sizes[0],
+        output,
+        scratch + recipe.partials_at,
+        scratch + recipe.candidates_at,
+        scratch,
+    )
+    _call[_POINTERS.size :] = recipe.packed
+    across, down = recipe.grid
+    done(cuda.cuLaunchKernel(kernel.handle, across, down, 1, THREADS, 1, 1, 0, stream, _parameters.address, 0))
+    done(cuda.cuMemcpyDtoHAsync(piece.address, output, recipe.output_bytes, stream))
+    piece.record(stream)
+    return arrival
+
+
+class Arriving(Arrival):
+    """Results on their way. What they are computed from is kept until they are there."""
+
+    __slots__ = ("_inputs", "_lease")
+
+    def __init__(self, lease: Lease, *inputs: object) -> None:
+        """Take the loan of the memory, and what must not go away yet."""
+        self._lease = lease
+        self._inputs: tuple[object, ...] = inputs
+
+    def ready(self) -> bool:
+        """Tell whether the results are there."""
+        return self._lease.ready()
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Wait for the results and return the memory that they are in."""
+        memory = self._lease.memory()
+        self._inputs = ()
+        return memory
+
+
+@lru_cache(_RECIPES_KEPT)
+def _recipe(shape: _Shape) -> _Recipe:
+    layout = body(shape.tokens, shape.scored, shape.alternatives)
+    rows, vocabulary = max(shape.scored, 1), shape.vocabulary
+    parts = parts_of(rows, vocabulary, shape.item_bytes, shape.processors, with_alternatives=shape.most > 0)
+    partials = shape.scored * parts if parts > 1 else 0
+    partials_at = TICKET_BYTES + _aligned(layout.end)
+    candidates_at = partials_at + _aligned(partials * _PARTIAL_BYTES)
+    uploads_at = candidates_at + (_aligned(partials * _FEW * _KEY_BYTES) if shape.most else 0)
+    columns: list[int] = []
+    for place in layout.places:
+        columns += (place.at, len(place.prefix), int.from_bytes(place.prefix, "little"))
+    packed = _COLUMNS_AND_NUMBERS.pack(
+        *columns,
+        vocabulary,
+        shape.scored,
+        shape.unscored,
+        shape.top_k,
+        shape.id_type,
+        int(shape.as_logits),
+        vectors_of_part(vocabulary, shape.item_bytes, parts),
+        0,
+    )
+    grid = (parts, shape.scored + (shape.unscored > 0))
+    return _Recipe(grid, layout.end, partials_at, candidates_at, uploads_at, packed)
+
+
+def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int) -> _Uploads:
+    """Return what has to be told of single tokens: nothing where token i is row i and its id lies there."""
+    own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
+    at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
+    if plan.top_k is not None and (own is not None or at is None):
+        return _Uploads(None, None, own)
+    if at is None:
+        at = np.arange(plan.tokens)
+    details = plan.details
+    places = np.zeros(plan.scored, _PLACE)
+    places["row"] = details.logits_rows
+    places["id_at"] = at[details.tokens]
+    places["token"] = details.tokens
+    places["alternatives_at"] = details.alternatives_at
+    places["top_k"] = details.top_ks
+    if plan.scored == plan.tokens:
+        return _Uploads(places, None, own)
+    others = np.setdiff1d(np.arange(plan.tokens), details.tokens, assume_unique=True)
+    unscored = np.zeros(others.size, _UNSCORED)
+    unscored["id_at"] = at[others]
+    unscored["token"] = others
+    return _Uploads(places, unscored, own)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,0 +1,197 @@
+"""Memory for calls: what results arrive in, and what the kernels work in. All of it is used again, none unbounded."""
+
+import ctypes
+import threading
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_gpu_ops.cuda.driver import done, driver
+from tokenbus_gpu_ops.plan import MAX_TOKENS
+
+_LEAST_BYTES = 1 << 14
+MAX_PINNED_BYTES = 1 << 28
+"""Of one device, in results that somebody still holds and in free memory together."""
+_STREAMS_KEPT = 8
+TICKET_BYTES = 4 * MAX_TOKENS
+
+
+class Pinned:
+    """One piece of pinned memory, with the event after which it holds its results."""
+
+    __slots__ = ("address", "array", "event", "seen", "size")
+
+    def __init__(self, size: int) -> None:
+        """Allocate."""
+        cuda = driver()
+        self.size = size
+        self.seen = True
+        """Whether it is known that what was last queued for it is done."""
+        self.address = int(done(cuda.cuMemHostAlloc(size, cuda.CU_MEMHOSTALLOC_PORTABLE)))
+        flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self.event = done(cuda.cuEventCreate(flags))
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(
+            memoryview((ctypes.c_ubyte * size).from_address(self.address)), np.uint8
+        )
+
+    def is_idle(self) -> bool:
+        """Tell whether what was last queued for it is done."""
+        if not self.seen:
+            self.seen = not driver().cuEventQuery(self.event)[0]
+        return self.seen
+
+    def wait(self) -> None:
+        """Wait until it is."""
+        if not self.seen:
+            done(driver().cuEventSynchronize(self.event))
+            self.seen = True
+
+    def record(self, stream: int) -> None:
+        """Let the event be what was queued on a stream so far."""
+        self.seen = False
+        done(driver().cuEventRecord(self.event, stream))
+
+
+class Pool:
+    """The pinned memory of one device. What is given back may still be written to, so its event is asked first."""
+
+    def __init__(self, max_bytes: int = MAX_PINNED_BYTES) -> None:
+        """Begin with nothing."""
+        self._free: dict[int, deque[Pinned]] = {}
+        self._max_bytes = max_bytes
+        self.bytes = 0
+        """How much there is, in use and free."""
+
+    def take(self, wanted: int) -> Pinned:
+        """Return memory of at least so many bytes."""
+        size = max(_LEAST_BYTES, 1 << (wanted - 1).bit_length())
+        free = self._free.setdefault(size, deque())
+        # The first was given back before the others: while it is busy, so are most of them.
+        if free and free[0].is_idle():
+            return free.popleft()
+        if self.bytes + size > self._max_bytes:
+            self._let_go(size)
+        if self.bytes + size <= self._max_bytes:
+            self.bytes += size
+            return Pinned(size)
+        if not free:
+            raise MemoryError(
+                f"results that are still held take {self.bytes} bytes of pinned memory, at most {self._max_bytes} "
+                f"are allowed, and {size} more are needed: let go of results, or copy what is kept of them"
+            )
+        piece = free.popleft()
+        piece.wait()
+        return piece
+
+    def give_back(self, piece: Pinned) -> None:
+        """Take memory back that nobody looks at any more."""
+        self._free.setdefault(piece.size, deque()).append(piece)
+
+    def _let_go(self, wanted: int) -> None:
+        """Free memory of other sizes that nobody uses."""
+        for size, free in self._free.items():
+            while size != wanted and free and self.bytes + wanted > self._max_bytes:
+                piece = free.popleft()
+                piece.wait()
+                done(driver().cuEventDestroy(piece.event))
+                done(driver().cuMemFreeHost(piece.address))
+                self.bytes -= size
+
+
+class Scratch:
+    """Device memory for what is queued on one stream, which works on it call after call."""
+
+    __slots__ = ("_last", "address", "size")
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._last: Pinned | None = None
+        self.address = 0
+        self.size = 0
+
+    def grown_to(self, wanted: int, stream: int) -> int:
+        """Return the address of at least so many bytes, of which the first are tickets: zero between launches.
+
+        Memory comes, is cleared and goes in the stream's own order, so that nobody waits for it.
+        """
+        if wanted > self.size:
+            cuda = driver()
+            self.free(stream)
+            size = 1 << (wanted - 1).bit_length()
+            self.address = int(done(cuda.cuMemAllocAsync(size, stream)))
+            self.size = size
+            done(cuda.cuMemsetD8Async(self.address, 0, TICKET_BYTES, stream))
+        return self.address
+
+    def take_turn(self, stream: int, result: Pinned) -> None:
+        """Let a stream's next work come behind what was last queued here; then it is the last.
+
+        On one stream it does so anyway. But a handle may be another stream's by now, than which it was before.
+        """
+        self._follow(stream)
+        self._last = result
+
+    def free(self, stream: int) -> None:
+        """Give the memory up, once what was queued is done with it."""
+        if self.address:
+            self._follow(stream)
+            done(driver().cuMemFreeAsync(self.address, stream))
+            self.address = self.size = 0
+
+    def _follow(self, stream: int) -> None:
+        if self._last is not None and not self._last.seen:
+            done(driver().cuStreamWaitEvent(stream, self._last.event, 0))
+
+
+class Scratches:
+    """The device memory of every stream that was used lately, by the stream's handle."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._of: OrderedDict[int, Scratch] = OrderedDict()
+
+    def of(self, stream: int) -> Scratch:
+        """Return a stream's memory; whose turn was longest ago gives its own up."""
+        scratch = self._of.get(stream)
+        if scratch is None:
+            scratch = self._of[stream] = Scratch()
+            if len(self._of) > _STREAMS_KEPT:
+                self._of.popitem(last=False)[1].free(stream)
+        else:
+            self._of.move_to_end(stream)
+        return scratch
+
+
+class Lease:
+    """Pinned memory on loan to a result: given back when the last view of it is gone."""
+
+    __slots__ = ("_piece", "_pool")
+
+    def __init__(self, pool: Pool, piece: Pinned) -> None:
+        """Borrow."""
+        self._pool = pool
+        self._piece = piece
+
+    def __del__(self) -> None:
+        """Give back."""
+        self._pool.give_back(self._piece)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """What numpy asks for: arrays made of it keep it, and so do their views."""
+        return self._piece.array.__array_interface__
+
+    def ready(self) -> bool:
+        """Tell whether the results are there."""
+        return self._piece.is_idle()
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Wait for the results and return the memory."""
+        self._piece.wait()
+        return np.asarray(self)
+
+
+LOCK = threading.Lock()
+"""Held while a call is put together and queued: what is shared by threads is shared by all of them at once."""

@@ -1,0 +1,145 @@
+// The largest of many: a bound first, then what is above it, then exactly as many as wanted.
+#pragma once
+
+#include "sums.cuh"
+
+static_assert(THREADS < 1 << 10, "the bound is searched for with counts of ten bits");
+constexpr int FEW = 256;  // candidates: one a thread, so that they are sorted at once
+static_assert(FEW <= THREADS, "each candidate needs a thread");
+constexpr int ROOM = THREADS * PER_VECTOR + FEW;  // one step of a stream beside what was kept so far
+
+struct Candidates {
+    u64 keys[ROOM];
+    u32 count;
+    u64 floor;  // once something was dropped: what was kept is at or above it, and only what is above is wanted
+    u32 bound;
+    u32 maxima[THREADS];
+    u32 counts[2][2 * WARPS];
+    u64 ends[2][WARPS];
+};
+
+// By the first warp alone: a bound that at least `wanted` of the maxima are at or above, and seldom many more.
+__device__ __forceinline__ void find_bound(Candidates& room, int wanted, int unused_bits) {
+    u32 mine[WARPS];
+    u32 low = 0xffffffffu, high = 0;
+#pragma unroll
+    for (int each = 0; each < WARPS; ++each) {
+        mine[each] = room.maxima[threadIdx.x + 32 * each] >> unused_bits;
+        low = min(low, mine[each]);
+        high = max(high, mine[each]);
+    }
+    low = __reduce_min_sync(EVERY_LANE, low);
+    high = __reduce_max_sync(EVERY_LANE, high);
+    // All are at or above low. Three numbers are tried at a time, and their counts added up in one.
+    u32 span = high - low + 1;
+    while (span > 1) {
+        const u32 step = (span + 3) / 4;
+        u32 counts = 0;
+#pragma unroll
+        for (int each = 0; each < WARPS; ++each) {
+            counts += mine[each] >= low + step;
+            counts += mine[each] >= low + 2 * step ? 1u << 10 : 0;
+            counts += mine[each] >= low + 3 * step ? 1u << 20 : 0;
+        }
+        counts = __reduce_add_sync(EVERY_LANE, counts);
+        u32 reach = 0, steps = 0;
+#pragma unroll
+        for (int tried = 1; tried <= 3; ++tried) {
+            const u32 count = counts >> 10 * (tried - 1) & 0x3ff;
+            if (count >= wanted) {
+                reach = count;
+                steps = tried;
+            }
+        }
+        low += steps * step;
+        span = min(step, span - steps * step);
+        if (reach && reach <= wanted + wanted / 8) break;
+    }
+    if (threadIdx.x == 0) room.bound = low << unused_bits;
+}
+
+__device__ __forceinline__ void push(Candidates& room, u64 key) {
+    const u32 at = atomicAdd(&room.count, 1);
+    if (at < ROOM) room.keys[at] = key;
+}
+
+// Keep the `wanted` largest of what is there, in any order. All keys differ, so there is a key that parts them.
+__device__ __noinline__ void keep_largest(Candidates& room, int wanted) {
+    constexpr int EACH = (ROOM + THREADS - 1) / THREADS;
+    __syncthreads();
+    const u32 count = room.count;
+    if (count <= wanted) return;
+    u64 mine[EACH];
+    u64 low = ~0ull, high = 0;
+#pragma unroll
+    for (int each = 0; each < EACH; ++each) {
+        const u32 at = threadIdx.x + each * THREADS;
+        mine[each] = at < count ? room.keys[at] : 0;
+        if (at < count) {
+            low = min(low, mine[each]);
+            high = max(high, mine[each]);
+        }
+    }
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) {
+        low = min(low, __shfl_xor_sync(EVERY_LANE, low, distance));
+        high = max(high, __shfl_xor_sync(EVERY_LANE, high, distance));
+    }
+    if (lane == 0) {
+        room.ends[0][warp] = low;
+        room.ends[1][warp] = high;
+    }
+    __syncthreads();
+    for (int each = 0; each < WARPS; ++each) {
+        low = min(low, room.ends[0][each]);
+        high = max(high, room.ends[1][each]);
+    }
+    u64 span = high - low + 1;
+    for (int round = 0; span > 1; ++round) {
+        const u64 step = (span + 3) / 4;
+        u32 first = 0, others = 0;
+#pragma unroll
+        for (int each = 0; each < EACH; ++each) {
+            first += mine[each] >= low + step;
+            others += mine[each] >= low + 2 * step;
+            others += mine[each] >= low + 3 * step ? 1u << 16 : 0;
+        }
+        first = __reduce_add_sync(EVERY_LANE, first);
+        others = __reduce_add_sync(EVERY_LANE, others);
+        if (lane == 0) {
+            room.counts[round % 2][warp] = first;
+            room.counts[round % 2][WARPS + warp] = others;
+        }
+        __syncthreads();
+        first = others = 0;
+#pragma unroll
+        for (int each = 0; each < WARPS; ++each) {
+            first += room.counts[round % 2][each];
+            others += room.counts[round % 2][WARPS + each];
+        }
+        const u32 second = others & 0xffff, third = others >> 16;
+        const u32 steps = third >= wanted ? 3 : second >= wanted ? 2 : first >= wanted ? 1 : 0;
+        const u32 reach = steps == 3 ? third : steps == 2 ? second : steps ? first : 0;
+        low += steps * step;
+        span = min(step, span - steps * step);
+        if (reach == wanted) break;
+    }
+    if (threadIdx.x == 0) {
+        room.count = 0;
+        room.floor = low;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int each = 0; each < EACH; ++each) {
+        if (mine[each] >= low) push(room, mine[each]);
+    }
+    __syncthreads();
+}
+
+// Before a step of a stream, which may push one key a thread and logit of a vector: make room for it.
+__device__ __forceinline__ void make_room(Candidates& room, int wanted) {
+    __syncthreads();
+    if (room.count > FEW) keep_largest(room, wanted);
+    __syncthreads();
+}

@@ -1,0 +1,340 @@
+// From a row of logits to its sampled token's logprob and rank and its alternatives, in one pass over the row.
+//
+// A row is shared out among gridDim.x blocks. The last of them to finish puts together what all of them found.
+#include "call.cuh"
+#include "row.cuh"
+
+#ifndef BLOCKS_AT_ONCE
+#define BLOCKS_AT_ONCE 4
+#endif
+
+constexpr float FLOOR = -9999.0f;  // what the contract writes for minus infinity
+
+#ifdef WITH_ALTERNATIVES
+constexpr int MAX_PARTS = 512;  // of a row; launch.py refuses vocabularies that would need more
+#endif
+
+struct Shared {
+    TotalsOfWarps totals;
+    double log_of_sum;
+    bool is_last;
+#ifdef WITH_ALTERNATIVES
+    union {
+        Groups groups;
+        u32 candidates_of[MAX_PARTS];
+        u64 values[FEW];
+    };
+    Candidates room;
+    float last_value;
+    bool last_is_crowded;  // whether logits next to the last one's have its value too
+    u32 offsets[WARPS];
+#endif
+};
+
+struct Scale {
+    double log_of_sum;
+    bool as_logits;
+
+    __device__ __forceinline__ float value_of(float logit) const {
+        const double exact = static_cast<double>(logit) - log_of_sum;
+        const float value = as_logits ? logit : static_cast<float>(fmin(exact, 0.0));
+        return fmaxf(value, FLOOR);
+    }
+};
+
+// Logits so far out that products of theirs leave the floats: rare enough for a second and a third pass over the row.
+__device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, u32 vocabulary, Totals once) {
+    float sum = 0.0f;
+    for (u32 id = threadIdx.x; id < vocabulary; id += THREADS) {
+        sum += two_to_the((logit_at(row, id) - once.largest) * LOG2_E);
+    }
+    Totals mine = {0.0f, sum, 0, 0};  // of the same reference in every thread
+    Totals all = together(room, mine);
+    return {once.largest, all.sum, once.above, once.dropped};
+}
+
+__device__ __forceinline__ Fault fault_of(const Totals& totals, long long id, u32 vocabulary) {
+    if (id < 0 || id >= vocabulary) return ID_OUT_OF_RANGE;
+    if (totals.largest == -minus_infinity()) return INFINITE;
+    if (totals.sum != totals.sum) return NOT_A_NUMBER;
+    return totals.largest == minus_infinity() ? ALL_MASKED : FINE;
+}
+
+#ifdef WITH_ALTERNATIVES
+// What one thread takes of some parts' candidates: of each part the one at the thread's own place, all at once.
+constexpr int PARTS_AT_ONCE = 8;
+
+__device__ __forceinline__ void take(u64 (&keys)[PARTS_AT_ONCE], const Shared& shared, const u64* found, u32 from,
+                                     u32 parts) {
+#pragma unroll
+    for (int each = 0; each < PARTS_AT_ONCE; ++each) {
+        const u32 part = from + each;
+        const bool is_there = part < parts && threadIdx.x < shared.candidates_of[part];
+        keys[each] = is_there ? __ldcg(found + part * FEW + threadIdx.x) : 0;
+    }
+}
+
+// What all parts found, as far as it may still matter. Returns the order of the largest that was left out, or zero.
+__device__ __forceinline__ u32 collect(Shared& shared, const Call& call, u32 item, u32 parts, int wanted) {
+    Candidates& room = shared.room;
+    const u64* found = call.candidates + static_cast<u64>(item) * parts * FEW;
+    u64 keys[PARTS_AT_ONCE];
+    u32 total = 0, order = 0;
+    for (u32 part = 0; part < parts; ++part) total += shared.candidates_of[part];
+    if (threadIdx.x == 0) {
+        room.count = 0;
+        room.floor = 0;
+    }
+    if (total > FEW) {
+        u64 largest = 0;
+        for (u32 from = 0; from < parts; from += PARTS_AT_ONCE) {
+            take(keys, shared, found, from, parts);
+#pragma unroll
+            for (int each = 0; each < PARTS_AT_ONCE; ++each) largest = max(largest, keys[each]);
+        }
+        room.maxima[threadIdx.x] = order_in(largest);
+        __syncthreads();
+        if (threadIdx.x < 32) find_bound(room, wanted, UNUSED_BITS);
+        __syncthreads();
+        order = room.bound;
+    }
+    __syncthreads();
+    const u64 bound = order ? ranked(order, ID_MASK) : 1;
+    for (u32 from = 0; from < parts; from += PARTS_AT_ONCE) {
+        take(keys, shared, found, from, parts);
+#pragma unroll
+        for (int each = 0; each < PARTS_AT_ONCE; ++each) {
+            if (keys[each] >= bound) push(room, keys[each]);
+        }
+    }
+    __syncthreads();
+    if (room.count > ROOM) {
+        __syncthreads();
+        if (threadIdx.x == 0) room.count = 0;
+        for (u32 part = 0; part < parts; ++part) {
+            make_room(room, wanted);
+            take(keys, shared, found, part, part + 1);
+            if (keys[0] > room.floor) push(room, keys[0]);
+        }
+        __syncthreads();
+    }
+    if (room.count > FEW) {
+        keep_largest(room, wanted);
+        return order_in(room.floor);
+    }
+    return order ? order_before(order) : 0;
+}
+
+// Different logits may have the same logprob once it is rounded, and then the lower id comes first, so that the answer
+// for k alternatives begins with the answer for fewer. Where the last place is shared so with logits that were left
+// out, look for them: all that are larger are there already.
+__device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const void* row, Scale scale,
+                                         u32 alternatives_at, int wanted, u32 larger_ones) {
+    constexpr int EACH = 8;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float value = shared.last_value;
+    u32 found = larger_ones;
+    for (u32 from = 0; from < call.vocabulary && found < wanted; from += THREADS * EACH) {
+        const u32 first = from + threadIdx.x * EACH;
+        u32 ties = 0;
+        for (int each = 0; each < EACH; ++each) {
+            const u32 id = first + each;
+            if (id < call.vocabulary && scale.value_of(logit_at(row, id)) == value) ties |= 1u << each;
+        }
+        u32 up_to_here = __popc(ties);
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const u32 before = __shfl_up_sync(EVERY_LANE, up_to_here, distance);
+            if (lane >= distance) up_to_here += before;
+        }
+        __syncthreads();
+        if (lane == 31) shared.offsets[warp] = up_to_here;
+        __syncthreads();
+        u32 place = found + up_to_here - __popc(ties);
+        for (int each = 0; each < WARPS; ++each) {
+            if (each < warp) place += shared.offsets[each];
+            found += shared.offsets[each];
+        }
+        for (; ties && place < wanted; ++place, ties &= ties - 1) {
+            put(call, ALTERNATIVE_IDS, alternatives_at + place, first + __ffs(ties) - 1);
+            put(call, ALTERNATIVE_LOGPROBS, alternatives_at + place, __float_as_uint(value));
+        }
+    }
+}
+
+// As keys are of logits, so is this of values: any float.
+__device__ __forceinline__ u64 placed(u32 order, u32 id) { return static_cast<u64>(order) << ID_BITS | (~id & ID_MASK); }
+__device__ __forceinline__ u32 value_order_in(u64 number) { return static_cast<u32>(number >> ID_BITS); }
+
+// Sort what was found by value and id, and write the first of it.
+__device__ __forceinline__ void put_alternatives(Shared& shared, const Call& call, const void* row,
+                                                 const Scale& scale, u32 alternatives_at, int wanted, u32 dropped) {
+    const u32 count = shared.room.count;
+    u64 key = 0, mine = 0;
+    if (threadIdx.x < count) {
+        key = shared.room.keys[threadIdx.x];
+        mine = placed(order_of(scale.value_of(in_order(order_in(key)))), id_in(key));
+        shared.values[threadIdx.x] = mine;
+    }
+    __syncthreads();
+    u32 place = 0;
+    for (u32 each = 0; each < count; ++each) place += shared.values[each] > mine;
+    if (threadIdx.x < count && place < wanted) {
+        const float value = in_order(value_order_in(mine));
+        put(call, ALTERNATIVE_IDS, alternatives_at + place, id_in(key));
+        put(call, ALTERNATIVE_LOGPROBS, alternatives_at + place, __float_as_uint(value));
+        if (place == wanted - 1) {
+            const u32 order = order_in(key);
+            shared.last_value = value;
+            shared.last_is_crowded = scale.value_of(in_order(order_after(order))) == value ||
+                                     scale.value_of(in_order(order_before(order))) == value;
+        }
+    }
+    const float next = scale.value_of(in_order(max(dropped, ORDER_OF_MINUS_INFINITY)));
+    __syncthreads();
+    // Where only equal logits have the same value, keys have put them in order already.
+    if (shared.last_is_crowded && dropped >= ORDER_OF_MINUS_INFINITY && next >= shared.last_value) {
+        const bool is_larger = threadIdx.x < count && value_order_in(mine) > order_of(shared.last_value);
+        const u32 larger_ones = __syncthreads_count(is_larger);
+        settle_ties(shared, call, row, scale, alternatives_at, wanted, larger_ones);
+    }
+}
+
+__device__ __forceinline__ void put_no_alternatives(const Call& call, u32 alternatives_at, int wanted) {
+    for (u32 each = threadIdx.x; each < wanted; each += THREADS) {
+        put(call, ALTERNATIVE_IDS, alternatives_at + each, 0);
+        put(call, ALTERNATIVE_LOGPROBS, alternatives_at + each, 0x7fc00000u);
+    }
+}
+#endif
+
+// Write what this part found, and tell whether all other parts of the row have done so before.
+__device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 item, const Totals& totals) {
+    const u32 parts = gridDim.x;
+    const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;
+    u32 count = 0;
+#ifdef WITH_ALTERNATIVES
+    count = shared.room.count;
+    if (threadIdx.x < count) call.candidates[mine * FEW + threadIdx.x] = shared.room.keys[threadIdx.x];
+#endif
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        call.partials[mine] = {totals.largest, totals.sum, totals.above, totals.dropped, count, {}};
+        __threadfence();
+        const bool is_last = atomicAdd(call.tickets + item, 1) == parts - 1;
+        if (is_last) call.tickets[item] = 0;  // for the next launch
+        __threadfence();
+        shared.is_last = is_last;
+    }
+    __syncthreads();
+    return shared.is_last;
+}
+
+__device__ __forceinline__ Totals of_all_parts(Shared& shared, const Call& call, u32 item) {
+    const u32 parts = gridDim.x;
+    Totals mine = {minus_infinity(), 0.0f, 0, 0};
+    for (u32 part = threadIdx.x; part < parts; part += THREADS) {
+        const uint4* from = reinterpret_cast<const uint4*>(call.partials + static_cast<u64>(item) * parts + part);
+        const uint4 words = __ldcg(from);
+        const float largest = __uint_as_float(words.x);
+        const float both = fmaxf(mine.largest, largest);
+        mine.sum = mine.sum * two_to_the(reference_for(mine.largest) - reference_for(both)) +
+                   __uint_as_float(words.y) * two_to_the(reference_for(largest) - reference_for(both));
+        mine.largest = both;
+        mine.above += words.z;
+        mine.dropped = max(mine.dropped, words.w);
+#ifdef WITH_ALTERNATIVES
+        shared.candidates_of[part] = __ldcg(&reinterpret_cast<const Partial*>(from)->candidates);
+#endif
+    }
+    return together(shared.totals, mine);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logprobs(const __grid_constant__ Call call) {
+    __shared__ Shared shared;
+    const u32 item = blockIdx.y, parts = gridDim.x;
+    if (item == call.scored) {
+        if (blockIdx.x == 0) put_unscored(call);
+        if (item == 0 && blockIdx.x == 0) put_prefixes(call);
+        return;
+    }
+    const Place place = call.places ? call.places[item] : Place{item, item, item, item * call.top_k, call.top_k, {}};
+    const Part part(call.logits + place.row * call.row_bytes, call.vocabulary, call.vectors_of_part, blockIdx.x, parts);
+    // What the count needs comes through two loads, one after the other: the first of them goes first.
+    const long long id = token_id(call, place.id_at);
+    uint4 vectors[VECTORS_AT_ONCE];
+    load(vectors, part, part.begin + threadIdx.x);
+    const bool id_is_known = id >= 0 && id < call.vocabulary;
+    // Nothing is above what is no number, so that nothing is counted.
+    const float sampled = id_is_known ? logit_at(part.row, id) : __uint_as_float(0x7fc00000u);
+    CountAbove above(sampled);
+    Running running;
+#ifdef WITH_ALTERNATIVES
+    stream<true>(part, running, above, &shared.groups, vectors);
+    const float of_thread = running.largest;
+#else
+    stream<false>(part, running, above, nullptr, vectors);
+#endif
+    if (item == 0 && blockIdx.x == 0) put_prefixes(call);
+    u32 counted = above.total();
+    u32 edge_id;
+    float of_edge = minus_infinity();
+    if (part.edge(edge_id)) {
+        of_edge = logit_at(part.row, edge_id);
+        running.raise(of_edge);
+        running.add(of_edge, 0);
+        counted += of_edge > sampled;
+    }
+#ifdef WITH_ALTERNATIVES
+    const int wanted = static_cast<int>(place.top_k);
+    shared.room.maxima[threadIdx.x] = order_of(running.largest);
+    if (threadIdx.x == 0) {
+        shared.room.count = 0;
+        shared.room.floor = 0;
+        shared.groups.count = 0;
+    }
+#endif
+    Totals totals = together(shared.totals, {running.largest, running.sums[0] + running.sums[1], counted, 0});
+    if (threadIdx.x == THREADS - 1) shared.log_of_sum = log_of_sum(totals.largest, totals.sum);
+#ifdef WITH_ALTERNATIVES
+    if (wanted) {
+        if (threadIdx.x < 32) find_bound(shared.room, wanted, UNUSED_BITS);
+        __syncthreads();
+        totals.dropped = gather(shared.room, part, shared.groups, of_thread, of_edge, wanted);
+    }
+#endif
+    __syncthreads();
+    if (parts > 1) {
+        if (!hand_over(shared, call, item, totals)) return;
+        totals = of_all_parts(shared, call, item);
+    }
+    const bool is_far = fabsf(totals.largest) > FAR && fabsf(totals.largest) < -minus_infinity();
+    if (is_far) totals = far_totals(shared.totals, part.row, call.vocabulary, totals);
+    const Fault fault = fault_of(totals, id, call.vocabulary);
+    if (parts > 1 || is_far) {
+        if (threadIdx.x == 0) {
+            shared.log_of_sum = is_far ? totals.largest + log(static_cast<double>(totals.sum))
+                                       : log_of_sum(totals.largest, totals.sum);
+        }
+        __syncthreads();
+    }
+    const Scale scale = {shared.log_of_sum, call.as_logits != 0};
+    if (threadIdx.x == 0) {
+        const float value = fault == FINE ? scale.value_of(sampled) : __uint_as_float(0x7fc00000u);
+        call.output[item] = static_cast<unsigned char>(fault);
+        put(call, TOKEN_IDS, place.token, static_cast<u32>(id));
+        put(call, LOGPROBS, item, __float_as_uint(value));
+        put(call, RANKS, item, fault == FINE ? totals.above + 1 : 0);
+    }
+#ifdef WITH_ALTERNATIVES
+    if (wanted == 0) return;
+    if (fault != FINE) {
+        put_no_alternatives(call, place.alternatives_at, wanted);
+        return;
+    }
+    u32 dropped = totals.dropped;
+    if (parts > 1) dropped = max(dropped, collect(shared, call, item, parts, wanted));
+    __syncthreads();
+    put_alternatives(shared, call, part.row, scale, place.alternatives_at, wanted, dropped);
+#endif
+}

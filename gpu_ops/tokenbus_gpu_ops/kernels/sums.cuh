@@ -1,0 +1,109 @@
+// The sum of exponentials of a row, taken in one pass: relative to the largest logit so far, in powers of two.
+#pragma once
+
+#include "logits.cuh"
+
+#ifndef THREADS_OF_BLOCK
+#define THREADS_OF_BLOCK 256
+#endif
+constexpr int THREADS = THREADS_OF_BLOCK;
+constexpr int WARPS = THREADS / 32;
+constexpr u32 EVERY_LANE = 0xffffffffu;
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr double LN_2 = 0.6931471805599453094;
+constexpr float FAR = 1e37f;  // beyond it, a logit times LOG2_E may leave the floats
+
+__device__ __forceinline__ float two_to_the(float exponent) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
+}
+
+// What exponents are taken relative to. Masked rows have no largest number, so they are given one. Rounded here and
+// now: fused into a difference, the same product would be two different numbers.
+__device__ __forceinline__ float reference_for(float largest) { return __fmul_rn(fmaxf(largest, -FAR), LOG2_E); }
+
+struct Running {
+    float largest;
+    float reference;
+    float sums[2];
+
+    __device__ __forceinline__ Running() : largest(minus_infinity()), reference(-FAR * LOG2_E), sums{0.0f, 0.0f} {}
+
+    __device__ __forceinline__ void raise(float to) {
+        if (to > largest) {
+            largest = to;
+            const float higher = reference_for(to);
+            const float scale = two_to_the(reference - higher);
+            sums[0] *= scale;
+            sums[1] *= scale;
+            reference = higher;
+        }
+    }
+
+    __device__ __forceinline__ void add(float logit, int which) {
+        sums[which] += two_to_the(fmaf(logit, LOG2_E, -reference));
+    }
+};
+
+struct Totals {
+    float largest;
+    float sum;
+    u32 above;
+    u32 dropped;
+};
+
+struct TotalsOfWarps {
+    u32 largest[WARPS];
+    float sum[WARPS];
+    u32 above[WARPS];
+    u32 dropped[WARPS];
+};
+
+__device__ __forceinline__ float sum_of_warp(float value) {
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(EVERY_LANE, value, distance);
+    return value;
+}
+
+// What all threads of the block have together; every thread gets it.
+__device__ __forceinline__ Totals together(TotalsOfWarps& room, const Totals& mine) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 order = __reduce_max_sync(EVERY_LANE, order_of(mine.largest));
+    const float of_warp = reference_for(in_order(order));
+    const float sum = sum_of_warp(mine.sum * two_to_the(reference_for(mine.largest) - of_warp));
+    const u32 above = __reduce_add_sync(EVERY_LANE, mine.above);
+    const u32 dropped = __reduce_max_sync(EVERY_LANE, mine.dropped);
+    __syncthreads();  // the room may have been read just now
+    if (lane == 0) {
+        room.largest[warp] = order;
+        room.sum[warp] = sum;
+        room.above[warp] = above;
+        room.dropped[warp] = dropped;
+    }
+    __syncthreads();
+    Totals all = {0.0f, 0.0f, 0, 0};
+    u32 highest = 0;
+#pragma unroll
+    for (int each = 0; each < WARPS; ++each) highest = max(highest, room.largest[each]);
+    all.largest = in_order(highest);
+    const float reference = reference_for(all.largest);
+#pragma unroll
+    for (int each = 0; each < WARPS; ++each) {
+        all.sum += room.sum[each] * two_to_the(reference_for(in_order(room.largest[each])) - reference);
+        all.above += room.above[each];
+        all.dropped = max(all.dropped, room.dropped[each]);
+    }
+    return all;
+}
+
+// The logarithm of the sum, to the last bits of a float: the exponent is taken off first, so that the rest is small.
+// The reference was rounded, and what it was rounded by is put back.
+__device__ __forceinline__ double log_of_sum(float largest, float sum) {
+    const int bits = __float_as_int(sum) - 0x3f3504f3;  // so that the rest is between the roots of a half and of two
+    const int exponent = bits >> 23;
+    const float rest = __int_as_float(__float_as_int(sum) - (exponent << 23));
+    const double rounding = static_cast<double>(reference_for(largest)) - static_cast<double>(largest) * LOG2_E;
+    return static_cast<double>(largest) + ((exponent + rounding) * LN_2 + static_cast<double>(logf(rest)));
+}

@@ -1,0 +1,1 @@
+"""Tests of tokenbus_gpu_ops."""

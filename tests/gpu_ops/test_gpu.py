@@ -1,0 +1,334 @@
+"""The GPU path on a real card. Where there is none these tests say so, and nothing else stands in for them."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.gpu_ops.logits import DTYPES, FAR_KINDS, KINDS, Floats, random, rounded
+from tests.gpu_ops.reference import assert_right
+from tokenbus_contracts import ContractError, ValueKind
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
+from tokenbus_gpu_ops import FaultReason, TokenColumns, token_logprobs
+from tokenbus_gpu_ops.cuda import compile as compiling
+from tokenbus_gpu_ops.cuda.card import card
+from tokenbus_gpu_ops.cuda.driver import core
+from tokenbus_gpu_ops.cuda.memory import Pool
+
+VOCABULARIES = (1, 2, 7, 99, 111, 2047, 50_257, 128_256, 151_936, 262_144)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:  # noqa: ANN401 - a module
+    """Return PyTorch, where it has a card."""
+    try:
+        import torch as module
+    except ImportError:
+        pytest.skip("not run: PyTorch, which these tests make their arrays with, is not installed here")
+    if not module.cuda.is_available():
+        pytest.skip("not run: there is no CUDA card here")
+    return module
+
+
+def on_card(torch: Any, logits: Floats, dtype: str) -> Any:  # noqa: ANN401
+    """Return logits, which the type can hold, as a tensor on the card."""
+    return torch.from_numpy(np.ascontiguousarray(logits)).cuda().to(getattr(torch, dtype))
+
+
+def ids_on_card(torch: Any, ids: npt.ArrayLike) -> Any:  # noqa: ANN401
+    """Return ids as a tensor on the card."""
+    return torch.as_tensor(np.asarray(ids), device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_every_vocabulary(torch: Any, dtype: str, vocabulary: int) -> None:  # noqa: ANN401
+    """Whatever a vocabulary's size, values are float64's, and ids and ranks are exact."""
+    rng = np.random.default_rng(vocabulary)
+    logits = rounded(random(rng, 3, vocabulary), dtype)
+    ids = rng.integers(0, vocabulary, 3)
+    tensor, ids_there = on_card(torch, logits, dtype), ids_on_card(torch, ids)
+    for top_k in {0, 1, min(20, vocabulary), min(127, vocabulary)}:
+        assert_right(token_logprobs(tensor, ids_there, top_k), logits, ids, top_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(2, 500), (2, 151_936), (200, 3001)])
+def test_every_kind_of_logits(torch: Any, kind: str, dtype: str, rows: int, vocabulary: int) -> None:  # noqa: ANN401
+    """Equal, masked, tiny, sorted and crowded logits come out right, in one part a row and in many (case 33)."""
+    rng = np.random.default_rng(5)
+    logits = rounded(KINDS[kind](rng, rows, vocabulary), dtype)
+    ids = rng.integers(0, vocabulary, rows)
+    tensor, ids_there = on_card(torch, logits, dtype), ids_on_card(torch, ids)
+    for top_k in (5, 100):
+        assert_right(token_logprobs(tensor, ids_there, top_k), logits, ids, top_k)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", FAR_KINDS)
+@pytest.mark.parametrize("rows", [2, 300])
+def test_logits_at_the_end_of_the_floats(torch: Any, kind: str, dtype: str, rows: int) -> None:  # noqa: ANN401
+    """Logits whose products would leave the floats come out right."""
+    rng = np.random.default_rng(6)
+    logits = rounded(FAR_KINDS[kind](rng, rows, 5000), dtype)
+    ids = logits.argmax(axis=1)
+    assert_right(token_logprobs(on_card(torch, logits, dtype), ids_on_card(torch, ids), 9), logits, ids, 9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["equal", "masked", "crowded", "random", "ascending"])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 2_000_003), (140, 151_936)])
+def test_every_way_to_the_largest(torch: Any, kind: str, dtype: str, rows: int, vocabulary: int) -> None:  # noqa: ANN401
+    """Rows of very many parts, and rows of one part that is as large as it may be, come out right."""
+    made = rounded(KINDS[kind](np.random.default_rng(18), min(rows, 4), vocabulary), dtype)
+    chosen = np.arange(rows) % len(made)
+    ids = np.full(rows, 7)
+    result = token_logprobs(on_card(torch, made, dtype)[chosen], ids_on_card(torch, ids), 127)
+    table = result.alternative_token_ids.reshape(rows, 127)
+    assert (table == table[chosen]).all()
+    checked = token_logprobs(on_card(torch, made, dtype), ids_on_card(torch, ids[: len(made)]), 127)
+    assert checked.alternative_token_ids.tolist() == table[: len(made)].ravel().tolist()
+    assert_right(checked, made, ids[: len(made)], 127)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 131, 256, 1000, 4096])
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_every_number_of_rows(torch: Any, rows: int, top_k: int) -> None:  # noqa: ANN401
+    """One row or thousands: each row's results are its own."""
+    rng = np.random.default_rng(rows)
+    logits = rounded(random(rng, rows, 1111), "bfloat16")
+    ids = rng.integers(0, 1111, rows)
+    result = token_logprobs(on_card(torch, logits, "bfloat16"), ids_on_card(torch, ids), top_k)
+    assert_right(result, logits, ids, top_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_twin_gives_the_same_answers(torch: Any, dtype: str) -> None:  # noqa: ANN401
+    """On a card and on the CPU ids, ranks and places are the same, and values differ by less than the tolerance."""
+    rng = np.random.default_rng(7)
+    logits = rounded(random(rng, 40, 50_257), dtype)
+    ids = rng.integers(0, 50_257, 40)
+    top_ks = rng.integers(0, 128, 40)
+    tensor = on_card(torch, logits, dtype)
+    here, there = token_logprobs(tensor.cpu(), ids, top_ks), token_logprobs(tensor, ids, top_ks)
+    assert here.ranks.tolist() == there.ranks.tolist()
+    assert here.alternative_token_ids.tolist() == there.alternative_token_ids.tolist()
+    assert np.abs(here.alternative_logprobs - there.alternative_logprobs).max() < 1e-5
+
+
+def test_rows_may_lie_anywhere(torch: Any) -> None:  # noqa: ANN401
+    """Rows that begin at any address, have gaps between them or are all one row are read where they lie."""
+    rng = np.random.default_rng(8)
+    for dtype in DTYPES:
+        store = rounded(random(rng, 12, 5003), dtype)
+        tensor = on_card(torch, store, dtype)
+        for begin in range(9):
+            logits, there = store[::2, begin : begin + 4001], tensor[::2, begin : begin + 4001]
+            ids = rng.integers(0, 4001, len(logits))
+            assert_right(token_logprobs(there, ids_on_card(torch, ids), 9), logits, ids, 9)
+        assert_right(token_logprobs(tensor[:1].expand(5, -1), [3] * 5, 2), np.repeat(store[:1], 5, axis=0), [3] * 5, 2)
+
+
+@pytest.mark.parametrize("ids_on_gpu", [True, False])
+@pytest.mark.parametrize("layout", ["rows", "tokens", "requests"])
+def test_requests_with_several_tokens(torch: Any, layout: str, ids_on_gpu: bool) -> None:  # noqa: ANN401, FBT001
+    """Accepted tokens are found by count and offset, ids alone where nothing else is wanted (cases 5, 11)."""
+    rng = np.random.default_rng(9)
+    store = rounded(random(rng, 9, 50_257), "bfloat16")
+    rows, accepted = [0, 1, 4, 6, 7, 8], [10, 11, 40, 60, 61, 62]
+    by_row = np.full(9, -1)
+    by_row[rows] = accepted
+    by_request = np.array([[10, 11, -1], [-1, -1, -1], [40, -1, -1], [60, 61, 62]])
+    ids = {"rows": by_row, "tokens": np.array(accepted), "requests": by_request}[layout]
+    result = token_logprobs(
+        on_card(torch, store, "bfloat16"),
+        ids_on_card(torch, ids) if ids_on_gpu else ids,
+        [2, 0, 0, 5],
+        token_counts=[2, 0, 1, 3],
+        offsets=[0, 3, 4, 6],
+        scored=[True, True, False, True],
+    )
+    twin = token_logprobs(
+        store,
+        accepted,
+        [2, 0, 0, 5],
+        token_counts=[2, 0, 1, 3],
+        offsets=[0, 3, 4, 6],
+        scored=[True, True, False, True],
+    )
+    _assert_same(result, twin)
+
+
+def test_requests_of_which_none_is_scored(torch: Any) -> None:  # noqa: ANN401
+    """Where nobody wants more than ids, the ids are all there is."""
+    tensor = on_card(torch, random(np.random.default_rng(17), 5, 300), "float32")
+    result = token_logprobs(tensor, ids_on_card(torch, np.arange(5)), 3, scored=[False] * 5)
+    assert result.token_ids.tolist() == list(range(5))
+    assert result.logprobs.size == result.alternative_token_ids.size == 0
+    assert list(pb.LogprobBatch.FromString(bytes(result.body)).token_ids) == list(range(5))
+
+
+def test_faults_are_reported_and_neighbours_are_right(torch: Any) -> None:  # noqa: ANN401
+    """Each faulty row is named with its reason, ids that are none too, and the others are right (case 24)."""
+    rng = np.random.default_rng(10)
+    logits = random(rng, 300, 3000)
+    ids = rng.integers(0, 3000, 300)
+    bad = logits.copy()
+    bad[1, 500] = np.nan
+    bad[2, 3] = np.inf
+    bad[4] = -np.inf
+    ids[[6, 7]] = 3000, -1
+    result = token_logprobs(on_card(torch, bad, "float32"), ids_on_card(torch, ids), 4)
+    assert [(fault.row, fault.reason) for fault in result.faults] == [
+        (1, FaultReason.NOT_A_NUMBER),
+        (2, FaultReason.INFINITE),
+        (4, FaultReason.ALL_MASKED),
+        (6, FaultReason.ID_OUT_OF_RANGE),
+        (7, FaultReason.ID_OUT_OF_RANGE),
+    ]
+    faulty = [fault.row for fault in result.faults]
+    assert np.isnan(result.logprobs[faulty]).all()
+    fine = np.setdiff1d(np.arange(300), faulty)
+    ids[faulty] = 0
+    right = token_logprobs(logits, ids, 4)
+    assert result.ranks[fine].tolist() == right.ranks[fine].tolist()
+    tables = [each.alternative_token_ids.reshape(300, 4)[fine].tolist() for each in (result, right)]
+    assert tables[0] == tables[1]
+
+
+def test_it_is_queued_on_the_callers_stream_and_waits_for_nothing(torch: Any) -> None:  # noqa: ANN401
+    """The call returns while the stream is still busy with what comes before, and reads what that leaves."""
+    rng = np.random.default_rng(11)
+    logits = random(rng, 5, 9000)
+    ids = rng.integers(0, 9000, 5)
+    source, tensor = on_card(torch, logits, "float32"), torch.zeros(5, 9000, device="cuda")
+    ids_there = ids_on_card(torch, ids)
+    token_logprobs(source, ids_there, 6).wait()  # compiled and loaded before
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(400_000_000)
+        tensor.copy_(source)
+        result = token_logprobs(tensor, ids_there, 6)
+        assert not result.ready
+    assert_right(result, logits, ids, 6)
+    assert result.ready
+
+
+def test_results_are_their_holders_until_they_let_go(torch: Any) -> None:  # noqa: ANN401
+    """Held results keep their memory; what nobody holds is used again, so that memory does not grow."""
+    rng = np.random.default_rng(12)
+    logits = random(rng, 60, 2000)
+    tensor = on_card(torch, logits, "float32")
+    held = [token_logprobs(tensor[row : row + 3], [1, 2, 3], 5) for row in range(50)]
+    views = [result.columns for result in held]
+    del held
+    for row, columns in enumerate(views):
+        twin = token_logprobs(logits[row : row + 3], [1, 2, 3], 5)
+        assert columns["alternative_token_ids"].tolist() == twin.alternative_token_ids.tolist()
+        assert columns["ranks"].tolist() == twin.ranks.tolist()
+    del views, columns
+    before = card(0).pool.bytes
+    for _ in range(300):
+        token_logprobs(tensor, ids_on_card(torch, np.arange(60)), 5).wait()
+    assert card(0).pool.bytes == before
+
+
+def test_held_results_have_a_bound(torch: Any) -> None:  # noqa: ANN401
+    """Who holds more results than there may be is told so, with both numbers."""
+    torch.zeros(1, device="cuda")
+    pool = Pool(max_bytes=1 << 15)
+    first, second = pool.take(1), pool.take(1 << 14)
+    assert first is not second
+    with pytest.raises(MemoryError, match=r"results that are still held take 32768 bytes .* at most 32768"):
+        pool.take(1)
+    pool.give_back(first)
+    assert pool.take(100) is first
+
+
+def test_threads_on_streams_of_their_own(torch: Any) -> None:  # noqa: ANN401
+    """Calls from several threads, each on its own stream, do not get into each other's results."""
+    rng = np.random.default_rng(13)
+    logits = random(rng, 16, 20_000)
+    tensor = on_card(torch, logits, "float32")
+    twin = token_logprobs(logits, np.arange(16), 9)
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(40):
+                result = token_logprobs(tensor, np.arange(16), 9)
+                if result.alternative_token_ids.tolist() != twin.alternative_token_ids.tolist():
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_logits_of_any_kind_of_value(torch: Any) -> None:  # noqa: ANN401
+    """Where logits are wanted the values are the logits themselves, floored as the contract has it."""
+    logits = random(np.random.default_rng(16), 3, 7001)
+    logits[0, 5] = -np.inf
+    result = token_logprobs(on_card(torch, logits, "float32"), [5, 6, 7], 8, value_kind=ValueKind.RAW_LOGITS)
+    assert_right(result, logits, [5, 6, 7], 8, as_logits=True)
+
+
+def test_the_generated_classes_read_what_the_card_wrote(torch: Any) -> None:  # noqa: ANN401
+    """The memory that the card's results arrive in is a message's body as protobuf itself would write it."""
+    rng = np.random.default_rng(14)
+    for rows, top_ks in ((1, [0]), (33, list(range(33))), (257, [5] * 257), (4100, [1] * 4100)):
+        tensor = on_card(torch, random(rng, rows, 999), "float32")
+        result = token_logprobs(tensor, np.zeros(rows, int), top_ks)
+        message = pb.LogprobBatch.FromString(bytes(result.body))
+        assert message.SerializeToString() == bytes(result.body)
+        assert list(message.ranks) == result.ranks.tolist()
+        assert list(message.alternative_token_ids) == result.alternative_token_ids.tolist()
+
+
+def test_arrays_of_other_frameworks(torch: Any) -> None:  # noqa: ANN401
+    """An array of cupy's is read through DLPack, on cupy's stream."""
+    try:
+        import cupy
+    except ImportError:
+        pytest.skip("not run: cupy is not installed here")
+    rng = np.random.default_rng(15)
+    logits = random(rng, 4, 7777)
+    torch.cuda.synchronize()
+    assert_right(token_logprobs(cupy.asarray(logits), cupy.asarray(np.arange(4)), 8), logits, np.arange(4), 8)
+
+
+def test_kernels_are_compiled_once_for_a_user(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+    """The first process compiles and keeps; what loads it again does not compile."""
+    monkeypatch.setenv("TOKENBUS_CACHE_DIR", str(tmp_path))
+    torch.zeros(1, device="cuda")
+    device = core().Device(0)
+    compiling.kernel(device, "float32", with_alternatives=False)
+    (kept,) = (tmp_path / "kernels").iterdir()
+    assert f"sm_{device.arch}" in kept.name
+    monkeypatch.setattr(compiling, "compiled", None)
+    compiling.kernel(device, "float32", with_alternatives=False)
+
+
+def test_ids_elsewhere_are_refused(torch: Any) -> None:  # noqa: ANN401
+    """Ids of a type that the kernels do not read are refused before anything is queued."""
+    logits = torch.zeros(2, 50, device="cuda")
+    with pytest.raises(ContractError, match=r"token_ids: whole numbers \(int32, int64\), got int16"):
+        token_logprobs(logits, torch.zeros(2, dtype=torch.int16, device="cuda"))
+    with pytest.raises(ContractError, match=r"token_ids\[1\]: at most 49, got 50"):
+        token_logprobs(logits, torch.tensor([0, 50]))
+
+
+def _assert_same(result: TokenColumns, twin: TokenColumns) -> None:
+    for name, column in result.columns.items():
+        if column.dtype.kind == "f":
+            assert np.abs(column - twin.columns[name]).max(initial=0) < 1e-5, name
+        else:
+            assert column.tolist() == twin.columns[name].tolist(), name
