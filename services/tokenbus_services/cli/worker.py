@@ -12,7 +12,7 @@ from functools import partial
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES
+from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES, made
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
 from tokenbus_services.cli.signals import stop_on_signals
@@ -84,7 +84,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a worker until a signal."""
     settings = load_settings(options)
-    engine = ENGINES[options.engine].make(options, settings)
+    engine = made(options, settings)
     with faults_told():
         asyncio.run(_run(settings, engine, options))
     return 0
@@ -107,14 +107,18 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
     """Run an engine's loop in a thread, and everything else on this event loop, until told to stop and drained."""
     told = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, told.wait) if steps_per_second else None
+    drain_seconds = settings.worker.drain_timeout_ms / 1000
+    deadline = math.inf
 
     def loop() -> None:
-        """Serve until told to stop, then finish."""
+        """Serve until told to stop, then finish; what the engine said last goes out, whyever this ends."""
         # An event that cannot be published any more is one that nobody can be told of.
         with contextlib.suppress(NotRunningError):
-            engine_loop.serve(told, pace)
-            engine_loop.finish(settings.worker.drain_timeout_ms / 1000, time.monotonic)
-            outbox.flush(settings.worker.drain_timeout_ms / 1000)
+            try:
+                engine_loop.serve(told, pace)
+                engine_loop.finish(deadline - time.monotonic(), time.monotonic)
+            finally:
+                outbox.flush(drain_seconds)
 
     transport = transport or transport_for(settings.bus)
     async with AsyncExitStack() as stack:
@@ -145,7 +149,11 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
             receiver.serve(publisher)
         _tell_start(publisher, name)
         looping.append(asyncio.create_task(asyncio.to_thread(loop)))
-        await _until_told(looping[0], stop, told, settings.worker.drain_timeout_ms / 1000)
+        await _either(looping[0], stop)
+        deadline = time.monotonic() + drain_seconds
+        told.set()
+        await asyncio.wait(looping, timeout=drain_seconds)
+    _raise_failure(looping[0])
     _log.info("worker stopped", worker=settings.worker.id)
 
 
@@ -154,19 +162,13 @@ def _tell_start(publisher: Publisher, name: str) -> None:
     _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
 
 
-async def _until_told(
-    looping: "asyncio.Task[None]", stop: asyncio.Event, told: threading.Event, drain_seconds: float
-) -> None:
-    """Wait for a stop, or for the loop's own end, and then for a while until it has finished what it has."""
+async def _either(looping: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    """Wait for a stop, or for the loop's own end."""
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([looping, stopping], return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-        told.set()
-    await asyncio.wait([looping], timeout=drain_seconds)
-    if looping.done():
-        _failure_told(looping)
 
 
 async def _ended(tasks: "list[asyncio.Task[None]]") -> None:
@@ -178,7 +180,7 @@ def _hand_off_failed(publisher: Publisher, key: int, why: str) -> None:
         publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, why)
 
 
-def _failure_told(looping: "asyncio.Task[None]") -> None:
+def _raise_failure(looping: "asyncio.Task[None]") -> None:
     error = looping.exception()
     if error is not None:
         _log.error("the engine's loop failed", exc_info=error)

@@ -124,6 +124,8 @@ class RequestBook:
             waiting = self.table.state[request.slot] == State.WAITING
             grace = now + self._settings.unclaimed_timeout_ms / 1000
             self.table.due[request.slot] = grace if waiting else request.deadline
+            if request.handed_off_at is not None:  # whoever is to go on with it has no more time for that
+                self.table.look_again(request, request.handed_off_at + self._settings.handoff_timeout_ms / 1000)
         if self.table.state[request.slot] == State.WAITING:
             self.table.next_position[request.slot] = position
             request.first_position = position
@@ -200,6 +202,7 @@ class RequestBook:
         owner = int(self.table.owner[slot])
         if tell_worker and owner != NO_STREAM:
             self.abort_at_worker(owner, request.key)
+        self._abort_at_others(request)
         self._episodes.begin(
             name,
             _log.warning,
@@ -305,10 +308,19 @@ class RequestBook:
         tokens = self.buffers.tokens_of(request)
         if (owner := int(self.table.owner[request.slot])) != NO_STREAM:
             self.abort_at_worker(owner, request.key)
+        self._abort_at_others(request)
         self._let_go_of_early(request)
         self.buffers.forget(tokens)
         self.table.close(request, tokens.error)
         self._episodes.begin("unclaimed", _log.warning, "nobody asked for a request's tokens", request=request.key)
+
+    def _abort_at_others(self, request: Request) -> None:
+        """End a request that ends at whoever else works on it: it may have changed hands without our knowing all."""
+        others = {early.source.stream for early in request.early}
+        if request.is_inherited:
+            others.add(int(self.table.heir[request.slot]))
+        for stream in sorted(others - {int(self.table.owner[request.slot])}):
+            self.abort_at_worker(stream, request.key)
 
     def _let_go_of_early(self, request: Request) -> None:
         for early in request.early:
@@ -329,12 +341,14 @@ class RequestBook:
                 self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
         return len(ended) + heirless
 
-    def handed_off_by(self, key: int, stream: int) -> Request | None:
-        """Return a request that nobody has yet since that stream let go of it."""
+    def between(self, key: int, stream: int) -> Request | None:
+        """Return a request that a stream let go of and nobody has yet, or that it has before the other let go."""
         request = self.table.get(key)
-        if request is None or self.table.state[request.slot] != State.HANDED_OFF or request.handed_off_by != stream:
+        if request is None:
             return None
-        return request
+        let_go = self.table.state[request.slot] == State.HANDED_OFF and request.handed_off_by == stream
+        has_it = request.is_inherited and self.table.heir[request.slot] == stream
+        return request if let_go or has_it else None
 
     def close(self, message: str) -> None:
         """End the requests that are iterated over in this process: nothing more comes. Their workers keep them."""

@@ -119,8 +119,10 @@ class Intake:
                     self.on_admitted(request, event.admitted)
             case "error":
                 key = event.error.request_key
-                request = self._own(worker, key) or self.book.handed_off_by(key, worker.source.stream)
-                if request is not None:
+                request = self._own(worker, key)
+                if request is None and (request := self.book.between(key, worker.source.stream)) is not None:
+                    self.book.fail(request, event.error.code, event.error.message)
+                elif request is not None:
                     self.book.fail(request, event.error.code, event.error.message, tell_worker=False)
 
     def _own(self, worker: Worker, key: int) -> Request | None:

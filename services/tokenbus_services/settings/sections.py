@@ -36,6 +36,10 @@ def _size(meaning: str) -> Whole:
     return Whole(1, _MOST_BYTES, "bytes", meaning)
 
 
+def _wildcard(address: str) -> bool:
+    return address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"))
+
+
 def _check(section: object, name: str) -> None:
     for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
         refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
@@ -142,6 +146,9 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         _check(self, "worker")
+        if _wildcard(self.handoff_address):
+            limit = "an address that prefill workers can reach: no address of every interface"
+            raise SettingsError("worker.handoff_address", limit, self.handoff_address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,19 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
         raise ContractError(name, "an array", str(error), rule=Rule.TYPE) from None
 
 
+def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
+    """Return request keys; those of 63 bits and more are negative where a framework has no unsigned numbers."""
+    host = on_host("request_keys", array).reshape(-1)
+    if host.dtype == np.int64:
+        return host.view(np.uint64)
+    if host.size and host.dtype.kind not in "iuO":
+        raise ContractError("request_keys", "whole numbers", host.dtype.name, rule=Rule.TYPE)
+    try:
+        return np.array([int(key) % 2**64 for key in host.tolist()], np.uint64) if host.dtype.kind != "u" else host
+    except (TypeError, ValueError) as error:
+        raise ContractError("request_keys", "whole numbers", str(error), rule=Rule.TYPE) from None
+
+
 def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's
     """Return an array with one element for each row; those that have one line for each row lose what is around it."""
     host = on_host(name, array)

@@ -16,14 +16,15 @@ from tokenbus_contracts import (
     Scoring,
     ValueKind,
 )
-from tokenbus_services.worker.arrays import Host, Ragged, of_rows, on_host
+from tokenbus_services.worker.arrays import Host, Ragged, keys_of, of_rows, on_host
 from tokenbus_services.worker.step import StepArrays
 
 _LOWEST = np.float32(-9999)
 """What an engine computes as minus infinity."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
-_MOST_PARTS = 64
 _NONE_U4, _NONE_F4 = np.zeros(0, np.dtype("<u4")), np.zeros(0, np.dtype("<f4"))
+_OF_ONE_ROW = ("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids")
+_INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
 _SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)
 """By whether a row is scored."""
@@ -45,31 +46,36 @@ class StepAssembler:
         A ContractError says which of its arrays contradict each other: then nothing of it can be told from the rest.
         What is wrong within one row is found when the batch is encoded.
         """
-        keys = on_host("request_keys", arrays.request_keys).reshape(-1)
+        keys = keys_of(arrays.request_keys)
         rows = keys.size
         counts = of_rows("token_counts", arrays.token_counts, rows)
         scored = self._scored(arrays, rows)
         kept = None if arrays.kept_counts is None else of_rows("kept_counts", arrays.kept_counts, rows)
         ragged = Ragged(counts, kept, scored)
         top_ks, other_ids, other_values = self._alternatives(arrays, ragged, scored, rows)
-        batch = LogprobBatch(
-            self._header(arrays, rows, scored),
-            request_keys=keys,
-            batch_indices=_batch_indices(arrays, rows),
-            positions=of_rows("positions", arrays.positions, rows),
-            statuses=_statuses(arrays, ragged.counts, rows),
-            token_counts=ragged.counts,
-            draft_token_counts=_or_none(arrays.draft_token_counts, "draft_token_counts", rows),
-            proposal_counts=_or_none(arrays.proposal_counts, "proposal_counts", rows),
-            scorings=_scorings(scored, rows),
-            top_ks=top_ks,
-            token_ids=ragged.flat("token_ids", arrays.token_ids),
-            logprobs=_NONE_F4 if scored is None else _floored(arrays, ragged.scored("logprobs", arrays.logprobs)),
-            ranks=_NONE_U4 if scored is None else ragged.scored("ranks", arrays.ranks),
-            alternative_token_ids=other_ids,
-            alternative_logprobs=other_values,
-            proposal_token_ids=_proposals(arrays, rows),
-        )
+        columns: dict[str, Host] = {
+            "request_keys": keys,
+            "batch_indices": _batch_indices(arrays, rows),
+            "positions": of_rows("positions", arrays.positions, rows),
+            "statuses": _statuses(arrays, ragged.counts, rows),
+            "token_counts": ragged.counts,
+            "draft_token_counts": _or_none(arrays.draft_token_counts, "draft_token_counts", rows),
+            "proposal_counts": _or_none(arrays.proposal_counts, "proposal_counts", rows),
+            "scorings": _scorings(scored, rows),
+            "top_ks": top_ks,
+            "token_ids": ragged.flat("token_ids", arrays.token_ids),
+            "logprobs": _NONE_F4 if scored is None else _floored(arrays, ragged.scored("logprobs", arrays.logprobs)),
+            "ranks": _NONE_U4 if scored is None else ragged.scored("ranks", arrays.ranks),
+            "alternative_token_ids": other_ids,
+            "alternative_logprobs": other_values,
+            "proposal_token_ids": _proposals(arrays, rows),
+        }
+        header = self._header(arrays, rows, scored)
+        try:
+            batch = LogprobBatch(header, **columns)
+        except ContractError:
+            # A number that its column cannot hold is its row's fault alone: it is found with all that is invalid.
+            batch = LogprobBatch(header, **(columns | {name: _held(columns[name]) for name in _OF_ONE_ROW}))
         self._last_step = max(self._last_step, batch.header.step)
         return self._in_parts(batch, arrays.parts)
 
@@ -151,17 +157,39 @@ class StepAssembler:
             + batch.proposal_token_ids.size * _PROPOSAL_BYTES
         )
         room = max(1, limits.max_message_bytes - _HEADER_BYTES)
-        # Rows are not equally large: half of the room for each leaves some for those that are larger.
-        by_size = 1 if size <= room else -(-2 * size // room)
-        parts = min(rows, _MOST_PARTS, max(least, -(-rows // limits.max_rows), by_size))
-        if parts <= 1:
+        if size <= room:
+            parts = min(rows, max(least, -(-rows // limits.max_rows)))
+            cuts = np.array_split(np.arange(rows), parts) if parts > 1 else []
+        else:
+            cuts = _cuts(batch, room, min(limits.max_rows, -(-rows // least)))
+        if len(cuts) <= 1:
             return [batch]
-        cuts = np.array_split(np.arange(rows), parts)
-        header = batch.header._replace(part_count=parts)
+        header = batch.header._replace(part_count=len(cuts))
         return [
             LogprobBatch.of_views(header._replace(part_index=place), batch.select(cut).columns)
             for place, cut in enumerate(cuts)
         ]
+
+
+def _cuts(batch: LogprobBatch, room: int, most: int) -> list[Host]:
+    """Return rows in runs that fit into a message each, as far as one row alone does."""
+    tokens = batch.token_counts.astype(np.intp)
+    sizes = _ROW_BYTES + tokens * (_TOKEN_BYTES + batch.top_ks * np.intp(_ALTERNATIVE_BYTES))
+    sizes += batch.proposal_counts * np.intp(_PROPOSAL_BYTES)
+    cuts, begin, used = [], 0, 0
+    for row, size in enumerate(sizes.tolist()):
+        if row > begin and (used + size > room or row - begin >= most):
+            cuts.append(np.arange(begin, row))
+            begin, used = row, 0
+        used += size
+    return [*cuts, np.arange(begin, batch.row_count)]
+
+
+def _held(values: Host) -> Host:
+    """Return values with one that no column takes for valid in the place of those that are out of every range."""
+    if values.dtype.kind not in "iu":
+        return values
+    return np.where((values < 0) | (values > _INVALID), _INVALID, values)
 
 
 def _batch_indices(arrays: StepArrays, rows: int) -> Host:

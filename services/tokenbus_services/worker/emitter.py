@@ -1,5 +1,6 @@
 """Emitter: what an engine's steps and its word of requests become in the stream, and what is ended for want of that."""
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -7,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_services.logs import logger
-from tokenbus_services.worker.arrays import on_host
+from tokenbus_services.worker.arrays import keys_of
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.handoff.sender import HandoffSender
-from tokenbus_services.worker.isolation import isolated
-from tokenbus_services.worker.publisher import LEAVES, Publisher
+from tokenbus_services.worker.isolation import emptied, isolated
+from tokenbus_services.worker.leaving import LEAVES
+from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
@@ -47,8 +49,14 @@ class Emitter:
         with self._lock:
             ended = sorted(self._open)
             self._open.clear()
-            self._given.clear()
+            for key in ended:
+                self._given.pop(key, None)
         return ended
+
+    def leave(self, keys: Iterable[int]) -> None:
+        """Know that the engine has handed requests off, before that is published; for any thread."""
+        with self._lock:
+            self._open.difference_update(keys)
 
     def take_aborts(self) -> list[int]:
         """Return the requests that the engine is to end, since the last call; for any thread."""
@@ -79,38 +87,47 @@ class Emitter:
         except ContractError as error:
             self._refused(_keys_of(arrays), error)
             return
+        except Exception as error:  # noqa: BLE001 - whatever an engine returns, it ends that step's requests alone
+            self._refused(_keys_of(arrays), ContractError("step", "arrays", f"{type(error).__name__}: {error}"))
+            return
+        handed_off: set[int] = set()
         for batch in batches:
-            self._publish(batch)
-        self._hand_off(arrays.states)
+            handed_off |= self._publish(batch)
+        self._hand_off(arrays.states, handed_off)
 
-    def _publish(self, batch: LogprobBatch) -> None:
+    def _publish(self, batch: LogprobBatch) -> set[int]:
+        """Publish a batch, and return the requests that it hands off."""
         try:
             self.publisher.publish(batch)
         except RetentionFullError as full:
             self._no_room(full)
+            return set()
         except ContractError as error:
-            self._publish_rest(batch, error)
-        else:
-            self._settle(batch)
+            return self._publish_rest(batch, error)
+        return self._settle(batch)
 
-    def _publish_rest(self, batch: LogprobBatch, error: ContractError) -> None:
+    def _publish_rest(self, batch: LogprobBatch, error: ContractError) -> set[int]:
         """Publish what keeps the contract of a batch that does not, and end the requests of the other rows."""
         try:
             rest, faults = isolated(self.publisher.addressed(batch), self._limits, error)
             self.publisher.publish(rest)
         except ContractError:
+            if batch.header.part_count > 1:  # or the step would never be whole, and others' requests end with it
+                with contextlib.suppress(ContractError, RetentionFullError):
+                    self.publisher.publish(emptied(batch))
             self._refused(batch.request_keys.tolist(), error)
-            return
+            return set()
         except RetentionFullError as full:
             self._no_room(full)
-            return
-        self._settle(rest)
+            return set()
+        handed_off = self._settle(rest)
         for key, fault in faults.items():
             self._refused([key], fault)
+        return handed_off
 
-    def _settle(self, batch: LogprobBatch) -> None:
+    def _settle(self, batch: LogprobBatch) -> set[int]:
         if batch.header.kind is not BatchKind.TARGET:
-            return
+            return set()
         leaving = LEAVES[batch.statuses]
         if leaving.any():
             with self._lock:
@@ -118,12 +135,15 @@ class Emitter:
                 ended = leaving & (batch.statuses != RowStatus.HANDED_OFF)
                 for key in batch.request_keys[ended].tolist() if self._given else ():
                     self._given.pop(key, None)
+        return set(batch.request_keys[batch.statuses == RowStatus.HANDED_OFF].tolist())
 
-    def _hand_off(self, states: Mapping[int, bytes]) -> None:
-        """Send on what this step handed off, after its rows were published."""
+    def _hand_off(self, states: Mapping[int, bytes], handed_off: set[int]) -> None:
+        """Send on what this step handed off, after its rows were published; others of it have ended."""
         for key, state in states.items():
             with self._lock:
                 generate = self._given.pop(key, None)
+            if key not in handed_off:
+                continue
             if generate is None or self._handoffs is None:
                 self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, "this worker has nothing to hand it off with")
                 continue
@@ -153,6 +173,7 @@ class Emitter:
 
 def _keys_of(arrays: StepArrays) -> list[int]:
     try:
-        return [int(key) for key in on_host("request_keys", arrays.request_keys).reshape(-1).tolist()]
-    except (ContractError, TypeError, ValueError):
+        keys: list[int] = keys_of(arrays.request_keys).tolist()
+    except ContractError:
         return []
+    return keys

@@ -46,6 +46,11 @@ def isolated(batch: LogprobBatch, limits: Limits, error: ContractError) -> Isola
     return Isolated(rest, faults)
 
 
+def emptied(batch: LogprobBatch) -> LogprobBatch:
+    """Return a batch with nothing in its rows: a step whose other parts are good is whole with it."""
+    return _with_empty(batch, np.ones(batch.row_count, np.bool_))
+
+
 def _fault(batch: LogprobBatch, row: int, limits: Limits) -> ContractError | None:
     try:
         encode(batch.select([row]), limits)

@@ -82,7 +82,7 @@ class Outbox:
     def _wait_for_room(self) -> None:
         with self._room:
             self._is_waited_for = True
-            self._room.wait_for(lambda: self._waiting.qsize() < self._most)
+            self._room.wait_for(lambda: self._error is not None or self._waiting.qsize() < self._most)
             self._is_waited_for = False
 
     def _run(self) -> None:
@@ -99,6 +99,9 @@ class Outbox:
             except Exception as error:  # noqa: BLE001 - a defect of ours: the engine's thread is to learn of it
                 _log.exception("a step was not published")
                 self._error = error
+        self._error = self._error or NotRunningError("the outbox was closed")
+        with self._room:  # whoever waits learns that nothing is published any more
+            self._room.notify()
 
 
 def _own(arrays: StepArrays) -> StepArrays:

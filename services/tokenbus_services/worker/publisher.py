@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, RowStatus, Rule, Scoring, encode
+from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
@@ -24,6 +24,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
+from tokenbus_services.worker.leaving import LEAVES
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 from tokenbus_services.worker.taken import TakenOver
@@ -386,17 +387,6 @@ _ROLES = {
     "prefill": WorkerRole.WORKER_ROLE_PREFILL,
     "decode": WorkerRole.WORKER_ROLE_DECODE,
 }
-LEAVES = np.isin(
-    np.arange(256),
-    [
-        int(status)
-        for status in (
-            *(RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED),
-            *(RowStatus.UNRECOVERABLE, RowStatus.HANDED_OFF),
-        )
-    ],
-)
-"""By status, whether a row with it is its request's last in this stream."""
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:

@@ -46,7 +46,7 @@ class EngineLoop:
 
         An engine that is broken ends its requests, and this, with its error.
         """
-        while not stop.is_set():
+        while not stop.is_set() and self._publisher.is_running:
             try:
                 self._take_all(0 if self._engine.has_work else _IDLE_SECONDS)
                 if not self._engine.has_work:
@@ -76,6 +76,12 @@ class EngineLoop:
         """Compute one step and hand all of it on."""
         try:
             step = self._engine.step()
+            for arrays in step:
+                if arrays.states:
+                    self._emitter.leave(arrays.states)
+                self._outlet.emit(arrays)
+        except NotRunningError:
+            raise
         except EngineBrokenError as error:
             self._end_all(f"the engine is broken: {error}")
             raise
@@ -83,8 +89,6 @@ class EngineLoop:
             self._step_failed(error)
             return
         self._failed_in_a_row = 0
-        for arrays in step:
-            self._outlet.emit(arrays)
         self._end_what_was_ended()
 
     def _take_all(self, seconds: float) -> None:

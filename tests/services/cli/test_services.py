@@ -124,6 +124,13 @@ async def test_engine_that_fails_ends_the_worker() -> None:
     ("arguments", "line"),
     [
         (["--engine", "synthetic", "--tokens-per-step", "9"], "tokenbus: --tokens-per-step: 1 to 8, got 9"),
+        (["--weights", "x"], "tokenbus: --weights: the engine ngram takes no such option"),
+        (["--engine", "paddle", "--drafts"], "tokenbus: --drafts: the engine paddle takes no such option"),
+        (["--engine", "paddle", "--slice-steps", "-1"], "tokenbus: slice_steps: 0 to 2147483647, got -1"),
+        (
+            ["--set", "worker.handoff_address=tcp://0.0.0.0:5572"],
+            "reach: no address of every interface, got 'tcp://0.0.0.0:5572'",
+        ),
         (["--engine", "synthetic", "--parts", "0"], "tokenbus: --parts: 1 to 64, got 0"),
         (["--speculate", "8"], "tokenbus: --speculate: 0 to 7 (limits.max_tokens_per_row is 8), got 8"),
         (["--max-running", "0"], "tokenbus: max_running: 1 to 1024, got 0"),

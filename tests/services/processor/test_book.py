@@ -276,7 +276,7 @@ def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
 
 
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
-    """An unclaimed request is kept for its time; then its rows are let go and its worker is told to end it."""
+    """An unclaimed request is kept for its time; then its rows are let go and whoever sent them is told to end it."""
     table = Table({}, unclaimed_timeout_ms=10_000)
     first, second = come(table, 9, 0), come(table, 8, 6)
     table.clock.advance(9.99)
@@ -286,7 +286,7 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     table.book.expire()
     assert len(table.book.table) == 0
     assert [step.hold.count for step in (*first, *second)] == [1, 1]
-    assert table.aborted == [(0, 9)]
+    assert table.aborted == [(0, 9), (0, 8)]
     assert table.book.counts.unclaimed == 2
 
 

@@ -205,3 +205,53 @@ def test_restarted_processor_gives_each_request_its_rows_in_order() -> None:
             came[row.key].append(row.position)
     assert came == {1: [0, 1, 2, 3], 2: [0, 1, 2]}
     assert len(outputs) == 5
+
+
+def test_error_of_who_goes_on_ends_a_request_before_the_other_let_go() -> None:
+    """A decode worker's error that comes before the prefill worker's last row ends the request, there too (case 27)."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), decode(bench)
+    client.ask(generate_of(1))
+    second.admit(1)
+    first.heard()
+    second.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_ENGINE, message="no"))
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_ENGINE}
+    assert aborted(first) == [1]
+
+
+def test_request_that_ends_is_ended_at_everybody_who_works_on_it() -> None:
+    """When the prefill worker is lost before its last row, who had taken the request over is told to end it."""
+    bench = Bench()
+    client, second = bench.client(), decode(bench)
+    prefill(bench)
+    client.ask(generate_of(1))
+    second.admit(1)
+    second.heard()
+    bench.pass_time(4, second, client)
+    assert client.errors() == {1: LOST}
+    assert aborted(second) == [1]
+
+
+def test_rows_that_nobody_claims_end_at_the_decode_worker() -> None:
+    """After a restart, a request whose client does not come back is ended at the worker that goes on with it."""
+    bench = Bench({"processor.unclaimed_timeout_ms": 1000})
+    second = decode(bench, first_sequence=2, next_sequence=2, request_keys=[1])
+    second.sequence = 1
+    second.publish(rows([1], position=5))
+    second.heard()
+    bench.pass_time(1.1, second)
+    assert aborted(second) == [1]
+
+
+def test_claim_gives_a_hand_off_no_more_time() -> None:
+    """A request that was handed off before its client came back ends when nobody goes on with it in time (case 27)."""
+    bench = Bench({"processor.handoff_timeout_ms": 2000})
+    first = prefill(bench, first_sequence=5, next_sequence=6)
+    first.sequence = 4
+    first.publish(FIRST)
+    client = bench.client()
+    client.say(ClientFrame(resume=Resume(request_key=1)))
+    bench.pass_time(1.9, first, client)
+    assert client.errors() == {}
+    bench.pass_time(0.2, first, client)
+    assert client.errors() == {1: HANDOFF}

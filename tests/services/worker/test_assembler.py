@@ -345,3 +345,40 @@ def test_row_does_not_depend_on_its_neighbours(wanted: list[Wanted], data: st.Da
     together = assembled(arrays_of(mixed))
     assert {key: values[2:] for key, values in values_by_key(together).items()} == alone
     assert together.in_batch_order().request_keys.tolist() == [row.key for row in wanted]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, object])
+def test_keys_of_any_whole_numbers_are_taken(kind: Any) -> None:  # noqa: ANN401 - a type
+    """Keys from 2**63 on are negative in a framework that has no unsigned numbers: they are the same keys."""
+    large = 2**64 - 5
+    keys = np.array([7, large], np.uint64)
+    given = keys.view(np.int64) if kind is np.int64 else keys.astype(kind)
+    assert assembled(replace(SMALL, request_keys=given)).request_keys.tolist() == [7, large]
+
+
+@pytest.mark.parametrize("keys", [[7.0, 8.0], ["a", "b"], np.array([None, 7], object)])
+def test_keys_that_are_no_whole_numbers_are_refused(keys: Any) -> None:  # noqa: ANN401 - anything
+    """Keys as floats would belong to other requests, once they are rounded: they are refused."""
+    with pytest.raises(ContractError, match="request_keys: whole numbers"):
+        StepAssembler(Limits.default()).assemble(replace(SMALL, request_keys=keys))
+
+
+@pytest.mark.parametrize(
+    "changed", [{"token_ids": [0, 5, -1]}, {"token_ids": [0, 5, 2**40]}, {"positions": [0, -1]}, {"ranks": [1, 2, -3]}]
+)
+def test_number_that_its_column_cannot_hold_is_its_rows_fault_alone(changed: dict[str, Any]) -> None:
+    """A number out of every range is found in its row, and the other row is whole (case 15)."""
+    (made,) = StepAssembler(Limits.default()).assemble(replace(SCORED, **changed))
+    sent(made.select([0]))
+    with pytest.raises(ContractError):
+        sent(made.select([1]))
+
+
+def test_parts_are_cut_by_their_size() -> None:
+    """Rows of very different sizes go into messages that each fit."""
+    wanted = [Wanted(key, 0, 6, RowStatus.ACTIVE, top_k=20 if key > 20 else 0) for key in range(1, 31)]
+    whole = batch(wanted)
+    assembler = StepAssembler(replace(Limits.default(), max_message_bytes=3000), 50_000)
+    parts = [sent(made) for made in assembler.assemble(arrays_of(whole))]
+    assert all(len(encode(part)) <= 3000 for part in parts)
+    assert values_by_key(LogprobBatch.joined(parts)) == values_by_key(whole)

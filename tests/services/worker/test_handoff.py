@@ -1,6 +1,7 @@
 """The hand-off between two workers: each request is taken once, or whoever began it is told why not."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -117,7 +118,7 @@ async def test_what_comes_twice_is_taken_once() -> None:
     """A hand-off that is repeated because nobody answered yet is the same; one that was answered is answered again."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
-        message = handoff_of(request(7), b"state", both.settings)
+        message = handoff_of(request(7), b"state", 5, both.settings)
         connection.send(message)
         connection.send(message)
         _, answer = (await both.handed_in(1))[7]
@@ -131,14 +132,63 @@ async def test_what_comes_twice_is_taken_once() -> None:
     assert both.receiver.counts.taken_over == 1
 
 
-async def test_request_that_it_has_is_not_taken_again() -> None:
-    """A hand-off so old that its answer is forgotten is answered, as long as the worker still has the request."""
+async def test_key_that_is_in_use_is_refused() -> None:
+    """Another request of a key that the worker still has is not the same, and is not taken for it."""
     async with pair() as both:
         both.publisher.session.requests.add(7)
         both.sender.send(request(7), b"state")
         await both.answered()
         assert both.publisher.take_handoffs() == []
-    assert both.sender.counts.handed_off == 1
+    assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has an open request of that key"}
+
+
+async def test_key_that_is_used_again_is_another_request() -> None:
+    """A request whose key had been used before is taken over like the first."""
+    async with pair() as both:
+        for _ in range(3):
+            both.sender.send(request(7), b"state")
+            _, answer = (await both.handed_in(1))[7]
+            assert callable(answer)
+            answer("")
+            await both.answered()
+            both.publisher.forget(7)
+    assert both.receiver.counts.taken_over == 3
+
+
+async def test_many_threads_hand_over_while_it_sends() -> None:
+    """Hand-offs that come in while others are sent are all sent, or told as failed."""
+    async with pair(worker__max_requests=4000, worker__handoff_timeout_ms=400) as both:
+
+        def give(first: int) -> None:
+            """Hand off some."""
+            for key in range(first, first + 500):
+                both.sender.send(request(key, "memory://nobody"), b"state")
+
+        await asyncio.gather(*(asyncio.to_thread(give, first) for first in (1, 1001, 2001)))
+        await both.answered()
+    assert len(both.failed) == 1500
+
+
+async def test_refusal_that_waits_for_room_holds_nobody_up() -> None:
+    """While one failure cannot be told for want of room, other hand-offs are sent and answered."""
+    gate = threading.Event()
+
+    def told_late(key: int, why: str) -> None:
+        """Wait as for room in retention."""
+        assert gate.wait(MOST)
+        both.failed[key] = why
+
+    async with pair() as both:
+        both.sender._failed = told_late
+        for key, refusal in ((7, "no"), (8, "")):
+            both.sender.send(request(key), b"state")
+            _, answer = (await both.handed_in(1))[key]
+            assert callable(answer)
+            answer(refusal)
+            await both.answered()
+        assert (both.failed, both.sender.counts.handed_off) == ({}, 1)
+        gate.set()
+    assert list(both.failed) == [7]
 
 
 async def test_nobody_answers() -> None:
@@ -210,7 +260,7 @@ async def test_connections_are_bounded() -> None:
             peer, parts = await asyncio.wait_for(listener.receive(), MOST)
             handoff = read_handoff(parts, both.settings)
             assert handoff is not None
-            listener.send(peer, reply_of(handoff.generate.request_key, ""))
+            listener.send(peer, reply_of(handoff, ""))
             await both.answered()
         assert list(both.sender._peers) == ["memory://d1", "memory://d2"]
         for listener in listeners:
@@ -221,12 +271,12 @@ async def test_nonsense_ends_nothing() -> None:
     """Whatever else comes to either end is counted and dropped, and the next hand-off goes through."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
-        whole = handoff_of(request(8), b"state", both.settings)
+        whole = handoff_of(request(8), b"state", 6, both.settings)
         stranger = replace(both.settings, bus=replace(both.settings.bus, secret="wrong"))  # noqa: S106 - of a test
         newer = b"\xfa\x3f\x00"  # a field that only a newer minor knows
         for parts in ([b"x"], [b"x", b"y"], whole[:1], [whole[0], b"stale"], [newer, b""]):
             connection.send(parts)
-        connection.send(handoff_of(request(8), b"state", stranger))
+        connection.send(handoff_of(request(8), b"state", 7, stranger))
         both.sender.send(request(7), b"state")
         _, answer = (await both.handed_in(1))[7]
         assert callable(answer)
@@ -247,7 +297,7 @@ async def test_nonsense_ends_nothing() -> None:
 def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None:
     """A state of another length, other bytes or another sender than the frame says is refused."""
     chosen = settings(CHOSEN)
-    frame, state = handoff_of(request(7), b"state", chosen)
+    frame, state = handoff_of(request(7), b"state", 5, chosen)
     handoff = Handoff()
     handoff.CopyFrom(read_frame(PrefillFrame, frame).handoff)
     for name, value in changed.items():
@@ -258,7 +308,7 @@ def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None
 
 def test_replies() -> None:
     """A refusal of any length fits its frame; a frame of a newer minor is no reply."""
-    (frame,) = reply_of(7, "\u00e9" * 2000)
+    (frame,) = reply_of(Handoff(generate=request(7), number=5), "\u00e9" * 2000)
     reply = read_reply([frame])
     assert reply is not None
     assert reply.refusal == "\u00e9" * 500

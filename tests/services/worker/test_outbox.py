@@ -165,3 +165,27 @@ def test_batch_is_that_of_the_engines_own_thread() -> None:
     assert {name: values.tobytes() for name, values in alone.items()} == {
         name: values.tobytes() for name, values in handed.items()
     }
+
+
+def test_who_waits_for_room_learns_that_nothing_more_is_published() -> None:
+    """An engine's thread that waits for room when the outbox is closed does not wait for ever."""
+    gated = Gated()
+    raised: list[Exception] = []
+
+    def engine() -> None:
+        """Hand over more than fits, and go on after it was closed."""
+        try:
+            for number in range(100):
+                outbox.emit(step(number))
+        except NotRunningError as error:
+            raised.append(error)
+
+    with gated.outbox(most=1) as outbox:
+        thread = threading.Thread(target=engine)
+        thread.start()
+        assert gated.began.wait(MOST)
+        closing = threading.Timer(0, gated.gate.set)
+        closing.start()
+    thread.join(MOST)
+    assert not thread.is_alive()
+    assert len(raised) == 1 or len(gated.emitted) == 100

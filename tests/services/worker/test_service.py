@@ -275,3 +275,27 @@ def test_zero_keys_end_nobody() -> None:
     engine = Engine([batch(rows([0, 3]))])
     EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).compute()
     assert [event.error.request_key for event in events(publisher)] == [3]
+
+
+def test_whatever_an_engine_returns_ends_its_own_requests_alone() -> None:
+    """Arrays that nothing can be made of end the step's requests, and the loop goes on."""
+    publisher = running()
+    engine = Engine([], [batch(rows([4]), step=2)])
+    step = engine.step
+    engine.step = lambda: (
+        step()
+        or [  # type: ignore[method-assign]
+            StepArrays(request_keys=[2**64 - 1], positions=[0], token_counts=[-5], token_ids=[1])
+        ]
+    )
+    serve(publisher, engine, Once(2))
+    assert engine.aborted == [2**64 - 1]
+    assert [event.error.request_key for event in events(publisher)] == [2**64 - 1]
+    assert keys(publisher) == [[4]]
+
+
+def test_publisher_that_ended_by_itself_ends_the_loop() -> None:
+    """A loop whose publisher has ended does not go on without it."""
+    publisher = running()
+    publisher._running = False
+    serve(publisher, Engine(), threading.Event())

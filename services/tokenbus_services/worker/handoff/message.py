@@ -13,8 +13,8 @@ from tokenbus_services.settings import Settings
 _MOST_REFUSAL = 1000
 
 
-def handoff_of(generate: Generate, state: bytes, settings: Settings) -> list[bytes]:
-    """Return the message that hands a request off."""
+def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings) -> list[bytes]:
+    """Return the message that hands a request off; sent again, it has the same number."""
     handoff = Handoff(
         schema_major=MAJOR,
         secret=settings.bus.secret.encode(),
@@ -22,6 +22,7 @@ def handoff_of(generate: Generate, state: bytes, settings: Settings) -> list[byt
         generate=generate,
         state_bytes=len(state),
         state_crc32=crc32(state),
+        number=number,
     )
     return [write_frame(PrefillFrame(handoff=handoff)), state]
 
@@ -43,9 +44,10 @@ def read_handoff(parts: list[bytes], settings: Settings) -> Handoff | None:
     return handoff
 
 
-def reply_of(key: int, refusal: str) -> list[bytes]:
+def reply_of(handoff: Handoff, refusal: str) -> list[bytes]:
     """Return the answer to a hand-off; an empty refusal: it was taken over."""
-    reply = HandoffReply(request_key=key, refusal=refusal.encode()[:_MOST_REFUSAL].decode(errors="ignore"))
+    fitting = refusal.encode()[:_MOST_REFUSAL].decode(errors="ignore")
+    reply = HandoffReply(request_key=handoff.generate.request_key, number=handoff.number, refusal=fitting)
     return [write_frame(DecodeFrame(reply=reply))]
 
 

@@ -76,43 +76,44 @@ class HandoffReceiver:
                 self._take(peer, handoff, parts[1])
 
     def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
-        key = handoff.generate.request_key
-        if key in self._answers:
-            answer = self._answers[key]
+        number, key = handoff.number, handoff.generate.request_key
+        if number in self._answers:
+            answer = self._answers[number]
             if answer is not None:  # the first time it was answered, nobody heard
-                self._reply(peer, key, answer)
+                self._reply(peer, handoff, answer)
             return
         publisher, worker = self._publisher, self._settings.worker
-        if publisher is not None and key in publisher.session.requests:
-            self._reply(peer, key, "")  # it was taken over so long ago that its answer is forgotten
-            return
         if publisher is None or len(publisher.session.requests) >= worker.max_requests:
-            self._settle(peer, key, f"it has {worker.max_requests} requests, as many as it takes")
+            self._settle(peer, handoff, f"it has {worker.max_requests} requests, as many as it takes")
             return
-        self._answers[key] = None
+        if key in publisher.session.requests:
+            self._settle(peer, handoff, "it has an open request of that key")
+            return
+        self._answers[number] = None
         loop = asyncio.get_running_loop()
 
         def _answer(refusal: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is told any more
-                loop.call_soon_threadsafe(self._settle, peer, key, refusal)
+                loop.call_soon_threadsafe(self._settle, peer, handoff, refusal)
 
         publisher.hand_in(TakenOver(handoff.generate, state, _answer))
         # Twice as many as may be open: who asks again for an older one has given it up long ago.
         while len(self._answers) > 2 * worker.max_requests:
             self._answers.popitem(last=False)
 
-    def _settle(self, peer: bytes, key: int, refusal: str) -> None:
+    def _settle(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
+        key = handoff.generate.request_key
         if refusal:
             self.counts.refused += 1
-            self._answers.pop(key, None)  # there may be room when it comes again
+            self._answers.pop(handoff.number, None)  # there may be room when it comes again
             self._episodes.begin(
                 ("handoff", refusal), _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}"
             )
         else:
             self.counts.taken_over += 1
-            self._answers[key] = refusal
-        self._reply(peer, key, refusal)
+            self._answers[handoff.number] = refusal
+        self._reply(peer, handoff, refusal)
 
-    def _reply(self, peer: bytes, key: int, refusal: str) -> None:
+    def _reply(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
         if self._listener is not None:
-            self._listener.send(peer, reply_of(key, refusal))  # one that is lost is asked for again
+            self._listener.send(peer, reply_of(handoff, refusal))  # one that is lost is asked for again

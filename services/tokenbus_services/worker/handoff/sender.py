@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+import secrets
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Self
 
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.bus import AddressError, ClosedError, Connection, Transport
+from tokenbus_services.bus import ClosedError, Connection, Transport
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.settings import Settings
@@ -27,6 +28,7 @@ _FULL_WAIT = 0.005
 class _Pending:
     """A hand-off that nobody has answered yet."""
 
+    key: int
     parts: list[bytes]
     address: str
     deadline: float
@@ -64,7 +66,9 @@ class HandoffSender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._given: deque[tuple[int, _Pending]] = deque()
         self._pending: dict[int, _Pending] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._episodes = Episodes()
@@ -79,20 +83,21 @@ class HandoffSender:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait until everything is answered, or its time is over, and leave."""
-        while error is None and self._pending:  # each ends within its time
+        while error is None and self.pending:  # each ends within its time
             self._settled.clear()
             await self._settled.wait()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await asyncio.gather(*self._telling)
         for address in list(self._peers):
             await self._close(address)
 
     @property
     def pending(self) -> int:
         """How many hand-offs wait for their answer."""
-        return len(self._pending)
+        return len(self._given) + len(self._pending)
 
     def send(self, generate: Generate, state: bytes) -> None:
         """Hand a request off, from any thread; a ValueError says why it cannot be."""
@@ -101,50 +106,50 @@ class HandoffSender:
             raise ValueError("no decode worker is there to go on with it")
         if len(state) > bus.max_part_bytes:
             raise ValueError(f"its state: at most {bus.max_part_bytes} bytes (bus.max_part_bytes), got {len(state)}")
-        if len(self._pending) >= worker.max_requests:
+        if self.pending >= worker.max_requests:
             raise ValueError(f"at most {worker.max_requests} hand-offs that nobody answered yet")
+        number = secrets.randbits(63) + 1
         try:
-            parts = handoff_of(generate, state, self._settings)
+            parts = handoff_of(generate, state, number, self._settings)
         except ContractError as error:
             raise ValueError(str(error)) from None
         now = self._clock.now()
         deadline = now + worker.handoff_timeout_ms / 1000
-        self._pending[generate.request_key] = _Pending(parts, generate.handoff_address, deadline, now)
-        self.counts.handing_off = len(self._pending)
+        self._given.append((number, _Pending(generate.request_key, parts, generate.handoff_address, deadline, now)))
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
                 self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _drop(self, key: int) -> None:
-        self._pending.pop(key, None)
-        self.counts.handing_off = len(self._pending)
-        if not self._pending:
-            self._settled.set()
-
     async def _run(self) -> None:
         while True:
             self._wake.clear()
+            while self._given:  # the other thread only ever adds
+                number, pending = self._given[0]
+                self._pending[number] = pending
+                self._given.popleft()
+            self.counts.handing_off = len(self._pending)
             now = self._clock.now()
-            for key, pending in list(self._pending.items()):
-                if key not in self._pending:  # it was answered while another was sent
+            for number, pending in list(self._pending.items()):
+                if number not in self._pending:  # it was answered while another was sent
                     continue
                 if now >= pending.deadline:
                     waited = self._settings.worker.handoff_timeout_ms
-                    await self._end(key, f"the decode worker at {pending.address} did not answer for {waited} ms")
+                    self._end(number, f"the decode worker at {pending.address} did not answer for {waited} ms")
                 elif now >= pending.next_try:
-                    await self._try(key, pending, now)
+                    await self._try(number, pending, now)
             times = [min(pending.next_try, pending.deadline) for pending in self._pending.values()]
             # With nothing to send there is nothing to look at until something wakes it.
             await self._clock.wait(self._wake, max(0.0, min(times) - self._clock.now()) if times else 1.0)
 
-    async def _try(self, key: int, pending: _Pending, now: float) -> None:
+    async def _try(self, number: int, pending: _Pending, now: float) -> None:
         try:
             peer = await self._peer(pending.address)
-        except AddressError as error:
-            await self._end(key, f"the decode worker's address: {error}")
+            is_sent = peer.connection.send(pending.parts)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this one, and not all that come after it
+            self._end(number, f"the decode worker at {pending.address} cannot be reached: {error}")
             return
         every = self._settings.worker.handoff_timeout_ms / 1000 / _TRIES
-        pending.next_try = now + (every if peer.connection.send(pending.parts) else _FULL_WAIT)
+        pending.next_try = now + (every if is_sent else _FULL_WAIT)
 
     async def _peer(self, address: str) -> _Peer:
         peer = self._peers.get(address)
@@ -172,17 +177,27 @@ class HandoffSender:
             except ContractError as error:
                 self._episodes.begin("reply", _log.warning, "answer to a hand-off refused", reason=str(error))
                 continue
-            if reply is None or reply.request_key not in self._pending:
+            if reply is None or reply.number not in self._pending:
                 continue  # it was sent twice, and answered twice
             if reply.refusal:
-                address = self._pending[reply.request_key].address
-                await self._end(reply.request_key, f"the decode worker at {address} refused it: {reply.refusal}")
+                address = self._pending[reply.number].address
+                self._end(reply.number, f"the decode worker at {address} refused it: {reply.refusal}")
             else:
                 self.counts.handed_off += 1
-                self._drop(reply.request_key)
+                self._drop(reply.number)
 
-    async def _end(self, key: int, why: str) -> None:
+    def _end(self, number: int, why: str) -> None:
+        key = self._pending[number].key
         self.counts.untaken += 1
         self._episodes.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
-        await asyncio.to_thread(self._failed, key, why)
-        self._drop(key)
+        # Telling may wait for room in retention; the others are not to wait for that.
+        telling = asyncio.create_task(asyncio.to_thread(self._failed, key, why))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._pending.pop(number, None)
+        self.counts.handing_off = len(self._pending)
+        if not self.pending:
+            self._settled.set()

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tokenbus_services.worker.paddle.network import Tensor
 from tokenbus_services.worker.paddle.sampling import Floats, Ids, Purpose, Wishes, drawn, probabilities, uniforms
+from tokenbus_services.worker.paddle.shape import VOCABULARY_SIZE
 
 Logits = npt.NDArray[np.float32]
 Further = Callable[[int, Tensor, Ids], tuple[Tensor, Logits]]
@@ -81,7 +82,7 @@ def drafted(further: Further, fronts: Fronts, wishes: Wishes) -> Drafts:
         chances = uniforms(wishes.seeds, fronts.positions + place, Purpose.DRAFT)
         found[:, place] = tokens = drawn(probabilities(logits, wishes), chances)
         lines.append(logits)
-    together = np.stack(lines, axis=1) if lines else np.zeros((fronts.tokens.size, 0, 1), np.float32)
+    together = np.stack(lines, axis=1) if lines else np.zeros((fronts.tokens.size, 0, VOCABULARY_SIZE), np.float32)
     return Drafts(found, together, fronts.counts)
 
 
