@@ -5,9 +5,9 @@ FROM python:3.12.8-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /build
-COPY requirements/base.txt requirements/dev.txt requirements/
+COPY requirements/gateway.txt requirements/dev.txt requirements/
 RUN python -m venv /opt/tokenbus \
-    && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/base.txt \
+    && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/gateway.txt \
     # The build backend is one of the locked versions too.
     && sed -n 's/^\([a-z0-9._-]*==[^ ;]*\).*/\1/p' requirements/dev.txt > constraints.txt \
     && python -m pip install --constraint constraints.txt hatchling
@@ -29,8 +29,10 @@ ENV PATH=/opt/tokenbus/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     TOKENBUS_LOG_FORMAT=json \
     TOKENBUS_METRICS_ADDRESS=0.0.0.0:9470 \
-    TOKENBUS_WORKER_METRICS_ADDRESS=0.0.0.0:9470
-EXPOSE 5570 5571 9470
+    TOKENBUS_WORKER_METRICS_ADDRESS=0.0.0.0:9470 \
+    TOKENBUS_GATEWAY_ADDRESS=0.0.0.0:8000 \
+    TOKENBUS_GATEWAY_METRICS_ADDRESS=0.0.0.0:9470
+EXPOSE 5570 5571 8000 9470
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9470/healthz', timeout=2)"]
 ENTRYPOINT ["tokenbus"]

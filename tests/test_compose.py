@@ -264,19 +264,20 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> None:
-    """Each of our services, run by its own command and variables, passes its own health check, and sees the other.
+    """Each of our services, run by its own command and variables, passes its own health check, and sees the others.
 
-    The worker is started first: nothing in the file makes it wait for the processor. Both leave when they are told to.
+    The processor is started last: nothing in the file makes others wait for it. All leave when they are told to.
     """
-    for name in ("worker", "processor"):
+    for name in ("worker", "gateway", "processor"):
         deployment.start(name)
     assert set(deployment.processes) == set(OURS)
     for name in OURS:
         deployment.becomes_healthy(name)
     deployment.until_told("processor", "tokenbus_known_workers", "connected", 1.0)
     deployment.until_told("worker", "tokenbus_worker_connected_processors", "worker-0", 1.0)
+    deployment.until_told("gateway", "tokenbus_gateway_connected_processors", "", 1.0)
     assert ("tokenbus_stream_tokens_total", "worker-0") in deployment.metrics("processor")
-    for name in ("worker", "processor"):
+    for name in ("gateway", "worker", "processor"):
         deployment.processes[name].send_signal(signal.SIGTERM)
         assert deployment.processes[name].wait(MOST) == 0, name
 

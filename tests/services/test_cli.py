@@ -177,7 +177,7 @@ def test_wrong_use_is_quoted_escaped() -> None:
         assert rb"\n\x1b[2J" in run.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [["check", GOOD], ["check", "--json", GOOD], ["demo"], ["--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["check", GOOD], ["check", "--json", GOOD], ["--help"], ["--version"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     ("redirection", "why"),
@@ -282,14 +282,3 @@ def test_reader_that_goes_away() -> None:
     assert run.stdout.startswith(b"ok ")
     assert b"Traceback" not in run.stderr
     assert b"BrokenPipe" not in run.stderr
-
-
-def test_demo() -> None:
-    """The demo shows a batch, reads it with the generated classes, and has five damaged ones refused."""
-    run = tokenbus("demo")
-    printed = lines(run)
-    assert run.returncode == 0
-    assert "the same bytes from them, the same columns from decode: yes" in "\n".join(printed)
-    refused = [line for line in printed if " refused " in line]
-    assert len(refused) == 5
-    assert refused[1].endswith("logprobs[1]: a finite number, got nan")

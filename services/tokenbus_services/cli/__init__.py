@@ -15,12 +15,15 @@ from tokenbus_services.cli.terminal import printable
 
 _COMMANDS = {
     "check": "say whether message files hold, and if not, why",
-    "demo": "show a batch built, encoded, read, broken and refused",
+    "up": "run all of it on this machine, and say where to look",
+    "demo": "start all of it, ask 200 things, check every token, and stop",
     "processor": "take workers and clients, and hand every request its tokens",
     "worker": "run an engine, and publish what it emits",
+    "gateway": "serve OpenAI's API and the inspector's page over HTTP",
     "tap": "show what workers emit, as it passes",
     "record": "write a worker's stream to a file",
     "replay": "publish a recorded stream again",
+    "bench": "measure what this machine can run, into one page",
 }
 _INTERRUPTED = 130
 

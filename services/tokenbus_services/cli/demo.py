@@ -1,109 +1,196 @@
-"""tokenbus demo: a batch built, encoded, read by the generated classes, broken in five ways and refused."""
+"""tokenbus demo: a whole system started, asked, checked against the truth, measured and stopped."""
 
 import argparse
+import asyncio
+import contextlib
+import io
+import json
+import time
+from dataclasses import replace
 
-import numpy as np
-
-from tokenbus_contracts import (
-    BatchHeader,
-    ContractError,
-    LogprobBatch,
-    RowStatus,
-    Scoring,
-    SpeculativeMethod,
-    ValueKind,
-    decode,
-    encode,
-)
-from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch as BatchMessage
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.demonstration.asking import Asked, ask, requests
+from tokenbus_services.cli.demonstration.front import front_told
+from tokenbus_services.cli.demonstration.outcome import Outcome, heads_of
+from tokenbus_services.cli.demonstration.rates import REQUESTS, Rate, rates
+from tokenbus_services.cli.demonstration.sample import sample
+from tokenbus_services.cli.demonstration.truth import computed, differing
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
+from tokenbus_services.cli.local.gateway import gateway_address
+from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.state import State, state_of
+from tokenbus_services.cli.local.stopping import told_to_stop
+from tokenbus_services.cli.progress import Progress
 from tokenbus_services.cli.terminal import styled
+from tokenbus_services.client import TokenClient
+from tokenbus_services.logs import configure
 
-_WORDS = {0: "<s>", 11: " the", 12: " quick", 13: " brown", 14: " fox", 27: " a", 28: " slow"}
+_DESCRIPTION = """\
+Start a processor, a mixed, a prefill and a decode worker with the engine ngram, and a gateway, as processes of their
+own on this machine; ask 200 requests at once and show how they come; show one answer, each token coloured by its
+probability; compare every answer, bit by bit, with what the same request gives in an engine without any bus; measure
+tokens a second with and without logprobs; stop everything. It takes less than a minute and leaves nothing behind. The
+status is 0 if every token was right, else 1. `tokenbus up` starts the same and leaves it running.
+
+Colours appear on a terminal, unless NO_COLOR is set.
+
+examples:
+  tokenbus demo
+  tokenbus demo --json | jq .tokens_per_second
+"""
+_REQUESTS, _TOKENS = 200, 96
+_MOST_SECONDS = 120.0
+_INTERRUPTED = 130
+_BAR = 30
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: there are none."""
-    parser.description = "Show the contract at work, on three requests of one speculative step."
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.add_argument("--json", action="store_true", help="print what was found as one JSON document")
+    declare_settings(parser, {})
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show it; return 1 if anything but the five refusals goes wrong."""
-    del options
-    batch = _batch()
-    print(styled("1. A step of three requests, as columns", "bold"))
-    for row in batch.in_batch_order().rows():
-        words = " ".join(
-            f"{_WORDS[token_id]!r}({np.exp(logprob):.0%}, rank {rank})"
-            for token_id, logprob, rank in zip(row.token_ids.tolist(), row.logprobs, row.ranks, strict=True)
+    """Show it; return 1 if any token was wrong, or anything did not go as it should."""
+    settings = load_settings(options)
+    logs = io.StringIO()  # this process's own as a client; what matters of them is told otherwise
+    configure(replace(settings.log, level="warning"), logs)
+    with faults_told(), RuntimeFolder() as folder:
+        # A refused message would be a failure of the demo itself, and is not to lie about in whoever's folder this is.
+        letters = replace(settings.dead_letters, directory=str(folder.path / "dead-letters"))
+        plan = plan_for(
+            replace(settings, dead_letters=letters),
+            folder.path,
+            engine="ngram",
+            mixed=1,
+            prefill=1,
+            decode=1,
+            gateway_address=gateway_address(settings, None),
         )
-        print(f"   request {row.key:#06x} from position {row.position}: {row.status.name:13} {words}")
-
-    data = encode(batch)
-    print(styled("2. Encoded", "bold"))
-    print(f"   {len(data)} bytes: {data[:24].hex(' ')} ...")
-
-    message = BatchMessage.FromString(data)
-    print(styled("3. Read by the classes that protoc generated", "bold"))
-    print(f"   token_counts {list(message.token_counts)}, token_ids {list(message.token_ids)}")
-    same = message.SerializeToString(deterministic=True) == data and decode(data) == batch
-    print(f"   the same bytes from them, the same columns from decode: {'yes' if same else 'NO'}")
-
-    print(styled("4. Broken in five ways", "bold"))
-    refused = [_refused(what, broken) for what, broken in _broken(data)]
-    return 0 if same and all(refused) else 1
+        return asyncio.run(_until_told(plan, folder.lock, _Show(logs, is_silent=options.json)))
 
 
-def _batch() -> LogprobBatch:
-    """Return a step in which the engine has its rows in another order than the original batch."""
-    return LogprobBatch(
-        BatchHeader(
-            worker_id="worker-0",
-            epoch=1,
-            sequence=41,
-            step=40,
-            step_rows=3,
-            method=SpeculativeMethod.MTP,
-            value_kind=ValueKind.RAW_LOGPROBS,
-            vocabulary_size=32,
-        ),
-        request_keys=[0x1C, 0x0A, 0x0B],
-        batch_indices=[2, 0, 1],
-        positions=[4, 17, 0],
-        statuses=[RowStatus.FINISHED_STOP, RowStatus.ACTIVE, RowStatus.ACTIVE],
-        token_counts=[1, 3, 1],
-        draft_token_counts=[3, 3, 3],
-        proposal_counts=[0, 0, 0],
-        scorings=[Scoring.FULL] * 3,
-        top_ks=[0, 2, 0],
-        token_ids=[0, 12, 13, 14, 27],
-        logprobs=np.log([0.98, 0.40, 0.90, 0.75, 0.20]),
-        ranks=[1, 2, 1, 1, 3],
-        alternative_token_ids=[28, 12, 13, 12, 14, 11],
-        alternative_logprobs=np.log([0.50, 0.40, 0.90, 0.05, 0.75, 0.15]),
-    )
+class _Show:
+    """Prints what people see; for machines it prints one document at the end."""
+
+    def __init__(self, logs: io.StringIO, *, is_silent: bool) -> None:
+        self.logs = logs
+        self.is_silent = is_silent
+        self.progress = Progress()
+        self.troubles: list[News] = []
+
+    def line(self, text: str = "") -> None:
+        if not self.is_silent:
+            self.progress.clear()
+            print(text, flush=True)
+
+    def title(self, text: str) -> None:
+        self.line(styled(text, "bold"))
+
+    def news(self, news: News) -> None:
+        if news.event in ("log", "ended"):
+            self.troubles.append(news)
+
+    def bar(self, done: int, of: int, rest: str) -> None:
+        filled = _BAR * done // of
+        self.progress.show(lambda: f"   [{'#' * filled}{'.' * (_BAR - filled)}] {done}/{of} {rest}")
 
 
-def _broken(data: bytes) -> list[tuple[str, bytes]]:
-    """Return five damaged messages and what was done to each."""
-    surplus, nan, swapped, major = (BatchMessage.FromString(data) for _ in range(4))
-    surplus.token_counts[0] = 2
-    nan.logprobs[1] = float("nan")
-    swapped.batch_indices[0] = 1
-    major.header.schema_major = 2
-    return [
-        ("one count says a token more", surplus.SerializeToString()),
-        ("a logprob is not a number", nan.SerializeToString()),
-        ("two rows claim one place in the batch", swapped.SerializeToString()),
-        ("it speaks another major version", major.SerializeToString()),
-        ("its last seven bytes are missing", data[:-7]),
-    ]
+async def _until_told(plan: Plan, lock: int, show: _Show) -> int:
+    system = LocalSystem(plan, lock, show.news)
+    with told_to_stop(system.hurry) as stop:
+        showing = asyncio.create_task(_bounded(system, show))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([showing, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if stop.is_set():
+            showing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await showing
+            return _INTERRUPTED
+        return await showing
 
 
-def _refused(what: str, data: bytes) -> bool:
+async def _bounded(system: LocalSystem, show: _Show) -> int:
+    begin = time.monotonic()
     try:
-        decode(data)
-    except ContractError as error:
-        print(f"   {what:38} {styled('refused', 'red')}  {error}")
-        return True
-    print(f"   {what:38} ACCEPTED")
-    return False
+        async with asyncio.timeout(_MOST_SECONDS):
+            show.title("1. Start")
+            async with system:
+                show.line(f"   {len(system.children)} processes in {time.monotonic() - begin:.1f} s: {_names(system)}")
+                outcome = await _while_all_live(system, show)
+            died = [child.service.name for child in system.children if child.has_failed]
+    except TimeoutError:
+        (last,) = show.logs.getvalue().splitlines()[-1:] or [""]
+        raise CommandError(f"not done after {_MOST_SECONDS:g} s{': ' if last else ''}{last}") from None
+    finally:
+        show.progress.clear()
+    for news in show.troubles:
+        show.line(styled(f"   {news.service}: {news.text}", "red" if news.is_bad else "bold"))
+    seconds = time.monotonic() - begin
+    ok = outcome.is_good and not died
+    if show.is_silent:
+        troubles = [f"{news.service}: {news.text}" for news in show.troubles]
+        print(json.dumps(outcome.values | {"ok": ok, "troubles": troubles, "all_seconds": round(seconds, 1)}, indent=2))
+    verdict = styled("every token was right", "green") if ok else styled("something was WRONG, see above", "red")
+    show.line(f"\nAll stopped after {seconds:.0f} s: {verdict}. `tokenbus up` starts the same and leaves it running.")
+    return 0 if ok else 1
+
+
+async def _while_all_live(system: LocalSystem, show: _Show) -> Outcome:
+    """Return what was found, unless a service dies before."""
+    showing, ending = asyncio.create_task(_show_all(system, show)), asyncio.create_task(system.one_ended())
+    try:
+        await asyncio.wait([showing, ending], return_when=asyncio.FIRST_COMPLETED)
+        if showing.done():
+            return showing.result()
+        dead = next(child for child in system.children if child.status is not None)
+        why = f": {dead.last_words}" if dead.last_words else ""
+        raise CommandError(f"{dead.service.name} ended with {dead.how_it_ended} in the middle of the demo{why}")
+    finally:
+        ending.cancel()
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
+    settings = replace(system.plan.settings, client=replace(system.plan.settings.client, drain_timeout_ms=0))
+    async with TokenClient(settings) as client:
+        show.title(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token")
+        wanted = requests(_REQUESTS, _TOKENS)
+        asked = await ask(client, wanted, lambda ended, tokens: show.bar(ended, _REQUESTS, f"{tokens:,} tokens"))
+        done = sum(not answer.error for answer in asked.answers)
+        bar = ("#" * (_BAR * done // _REQUESTS)).ljust(_BAR, ".")
+        show.line(f"   [{bar}] {done}/{_REQUESTS} {asked.tokens:,} tokens in {asked.seconds:.2f} s")
+        state = await state_of(system.processor.metrics) or State()
+
+        show.title("3. One of the answers, each token with its probability")
+        for line in sample(max(asked.answers, key=_length_to_look_at)):
+            show.line(line)
+        for line in await front_told(system.plan.gateway_address):
+            show.line(line)
+
+        show.title(f"4. Rates, {REQUESTS} requests at once: medians of rounds in turns, and their lowest and highest")
+        found = await rates(client, lambda number, of: show.bar(number, of, "rounds"))
+        truth = await asyncio.to_thread(computed, wanted, settings.limits)
+        outcome = _outcome(asked, differing(asked.answers, truth), found, state)
+        for line in outcome.told_rates():
+            show.line(line)
+        show.title("5. Summary")
+        for line in outcome.told():
+            show.line(line)
+    return outcome
+
+
+def _outcome(asked: Asked, wrong: int, found: dict[str, Rate], state: State) -> Outcome:
+    return Outcome(asked, wrong, found, state.tokens, heads_of(asked))
+
+
+def _length_to_look_at(answer: object) -> int:
+    return min(getattr(answer, "tokens", 0), 60)
+
+
+def _names(system: LocalSystem) -> str:
+    return ", ".join(child.service.name for child in system.children)

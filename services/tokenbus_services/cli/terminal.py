@@ -6,11 +6,14 @@ import sys
 _CODES = {"green": "32", "red": "31", "bold": "1"}
 
 
+def wants_colour() -> bool:
+    """Return whether standard output is a terminal that wants colours; NO_COLOR is honoured."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def styled(text: str, style: str) -> str:
-    """Return text in a style if standard output is a terminal that wants it; NO_COLOR is honoured."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+    """Return text in a style where colours are wanted."""
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if wants_colour() else text
 
 
 def printable(text: str) -> str:

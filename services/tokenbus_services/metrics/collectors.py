@@ -44,7 +44,7 @@ class ProcessorCollector(Collector):
         """Read all metrics, one after the other."""
         view = ProcessorView(self._processor, self._statistics, self._watch, self._wall)
         yield from collect(PROCESSOR, view)
-        yield from _of_process("processor")
+        yield from of_process("processor")
 
 
 class PublisherCollector(Collector):
@@ -57,10 +57,10 @@ class PublisherCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read all metrics, one after the other."""
         yield from collect(PUBLISHER, self._view)
-        yield from _of_process("worker")
+        yield from of_process("worker")
 
 
-def _of_process(service: str) -> Iterator[Metric]:
+def of_process(service: str) -> Iterator[Metric]:
     """Yield what this runs, and what the process uses: those metrics have the names that every process's have."""
     build = GaugeMetricFamily(
         "tokenbus_build_info", "Always 1; says which version of Tokenbus runs as what.", labels=("version", "service")

@@ -59,6 +59,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             {"workers {{state}}": "tokenbus_known_workers", "clients {{state}}": "tokenbus_known_clients"},
         ),
+        Panel("Open requests of each worker", "short", {"{{worker}} {{role}}": "tokenbus_worker_assigned_requests"}),
         Panel("How full each bound is", "percentunit", {"{{of}}": "tokenbus_fill_ratio"}),
         Panel("Step made to step delivered", "s", _quantiles("delivery_latency_seconds")),
     ),
@@ -233,6 +234,36 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "clients that watch": "tokenbus_watching_clients",
                 "items skipped": f"sum(increase(tokenbus_watch_skipped_items_total{_RANGE}))",
             },
+        ),
+    ),
+    "Gateway": (
+        Panel("Answers by status", "cps", {"{{route}} {{status}}": _rate("gateway_answers", "route, status")}),
+        Panel("Tokens through gateways", "cps", {"all": f"sum(rate(tokenbus_gateway_tokens_total{_RANGE}))"}),
+        Panel(
+            "Open",
+            "short",
+            {
+                "answers": "tokenbus_gateway_open_answers",
+                "requests": "tokenbus_gateway_open_requests",
+                "connections": "tokenbus_gateway_open_connections",
+                "processors": "tokenbus_gateway_connected_processors",
+            },
+        ),
+        Panel("Time to the first token", "s", _quantiles("gateway_first_token_seconds")),
+        Panel("Row published to socket", "s", _quantiles("gateway_socket_latency_seconds")),
+        Panel("How late the gateway's event loop is", "s", _quantiles("gateway_event_loop_lag_seconds")),
+        Panel(
+            "Clients that were lost",
+            "short",
+            {
+                "{{why}}": f"sum by (why) (increase(tokenbus_gateway_lost_clients_total{_RANGE}))",
+                "requests aborted": f"sum(increase(tokenbus_gateway_aborted_requests_total{_RANGE}))",
+            },
+        ),
+        Panel(
+            "How full the gateway's bounds are",
+            "percentunit",
+            {"{{of}}": "tokenbus_gateway_fill_ratio", "{{of}} peak": "tokenbus_gateway_peak_fill_ratio"},
         ),
     ),
     "Process": (

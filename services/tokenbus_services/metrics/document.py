@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tokenbus_services.gateway.families import GATEWAY
 from tokenbus_services.metrics.families import Family, Kind
 from tokenbus_services.metrics.peers import PEERS, SPECULATION
 from tokenbus_services.metrics.publisher import PUBLISHER
@@ -15,13 +16,15 @@ _INTRODUCTION = """\
 
 Written by `python -m tokenbus_services.metrics` from the code; a test holds it equal.
 
-A processor serves its metrics at `metrics.address`, a worker at `worker.metrics_address`, where nothing is served
-unless it is set: no two processes of a host can have one address. Port 0 takes any that is free; the log says which.
+A processor serves its metrics at `metrics.address`, a worker at `worker.metrics_address` and a gateway at
+`gateway.metrics_address`, where nothing is served unless it is set: no two processes of a host can have one address.
+Port 0 takes any that is free; the log says which.
 
 - `GET /metrics` is Prometheus' text format. It is read from plain counters on a thread of its own: a scrape makes no
   step wait, and a process that is stuck can still be asked.
-- `GET /healthz` is status 200 while the process listens (a worker: publishes, and is not refused) and its event loop
-  has answered within `metrics.stall_timeout_ms`; else 503. Its body is JSON, with what is wrong in `problems`.
+- `GET /healthz` is status 200 while the process listens (a worker: publishes, and is not refused; a gateway: is not
+  refused) and its event loop has answered within `metrics.stall_timeout_ms`; else 503. Its body is JSON, with what is
+  wrong in `problems`.
 
 Labels have few values: workers by their ids, and words from fixed lists. No request, client or error text is one.
 Counters of a worker go on when it comes back, and stay for a while when it is gone. Beside what is below there are
@@ -67,6 +70,7 @@ _SECTIONS: tuple[tuple[str, str, Iterable[Family[Any]]], ...] = (
         SPECULATION,
     ),
     ("Workers", "What a worker tells of itself; its label `worker` is the one that the processor uses.", PUBLISHER),
+    ("Gateway", "What a gateway tells of itself, at `/metrics` of its own address too.", GATEWAY),
 )
 
 

@@ -25,7 +25,7 @@ class Health:
 
 def processor_health(processor: TokenProcessor, watch: LoopWatch) -> Health:
     """Tell whether a processor takes workers and clients."""
-    problems = _stalled(watch, processor.settings.metrics.stall_timeout_ms)
+    problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
     if not processor.is_listening:
         problems.append("it does not listen for workers and clients")
     facts = {
@@ -41,7 +41,7 @@ def processor_health(processor: TokenProcessor, watch: LoopWatch) -> Health:
 
 def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
     """Tell whether a publisher takes batches and is not refused; a processor that is away is none of its problems."""
-    problems = _stalled(watch, publisher.settings.metrics.stall_timeout_ms)
+    problems = stalled(watch, publisher.settings.metrics.stall_timeout_ms)
     session, refusal = publisher.session, publisher.session.refusal
     if not publisher.is_running:
         problems.append("it does not publish: it was not started, or it was closed")
@@ -58,6 +58,7 @@ def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
     return Health(tuple(problems), facts)
 
 
-def _stalled(watch: LoopWatch, most_ms: int) -> list[str]:
-    stalled = watch.stalled_seconds
-    return [f"its event loop has not answered for {stalled:.1f} s"] if stalled * 1000 > most_ms else []
+def stalled(watch: LoopWatch, most_ms: int) -> list[str]:
+    """Tell whether an event loop has not answered for too long."""
+    seconds = watch.stalled_seconds
+    return [f"its event loop has not answered for {seconds:.1f} s"] if seconds * 1000 > most_ms else []

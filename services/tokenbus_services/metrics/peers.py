@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.metrics.families import Family, Kind, Samples, one
 from tokenbus_services.metrics.speculation import Speculation, ratio
 from tokenbus_services.metrics.view import ProcessorView
@@ -19,6 +22,16 @@ def _clients(view: ProcessorView) -> Samples:
     yield ("away",), len(view.sessions) - clients
 
 
+def _assigned(view: ProcessorView) -> Samples:
+    table = view.processor.book.table
+    for worker in view.workers:
+        hello, stream = worker.stream.hello, worker.source.stream
+        role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
+        state = "away" if worker.peer is None else "connected"
+        requests = int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.heir == stream))
+        yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), requests
+
+
 PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
@@ -28,6 +41,15 @@ PEERS: tuple[Family[ProcessorView], ...] = (
         _connected,
         ("state",),
         'tokenbus_known_workers{state="connected"} == 0',
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_worker_assigned_requests",
+        "Open requests that each worker has or is to go on with, and who it is: role, model, epoch, and whether it is "
+        "connected or away.",
+        "Uneven: a worker is slow, or takes fewer by its worker.max_requests.",
+        _assigned,
+        ("worker", "role", "model", "epoch", "state"),
     ),
     Family(
         Kind.COUNTER,

@@ -277,17 +277,19 @@ def test_zero_keys_end_nobody() -> None:
     assert [event.error.request_key for event in events(publisher)] == [3]
 
 
+class Strange(Engine):
+    """An engine whose first step is nothing that can be told."""
+
+    def step(self) -> Sequence[StepArrays]:
+        """Return a count below zero first."""
+        strange = StepArrays(request_keys=[2**64 - 1], positions=[0], token_counts=[-5], token_ids=[1])
+        return super().step() or [strange]
+
+
 def test_whatever_an_engine_returns_ends_its_own_requests_alone() -> None:
     """Arrays that nothing can be made of end the step's requests, and the loop goes on."""
     publisher = running()
-    engine = Engine([], [batch(rows([4]), step=2)])
-    step = engine.step
-    engine.step = lambda: (
-        step()
-        or [  # type: ignore[method-assign]
-            StepArrays(request_keys=[2**64 - 1], positions=[0], token_counts=[-5], token_ids=[1])
-        ]
-    )
+    engine = Strange([], [batch(rows([4]), step=2)])
     serve(publisher, engine, Once(2))
     assert engine.aborted == [2**64 - 1]
     assert [event.error.request_key for event in events(publisher)] == [2**64 - 1]

@@ -1,0 +1,148 @@
+"""One benchmark as a child process: what it prints, its figures and its plot."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenbus_services.cli.benching.finding import Benchmark
+from tokenbus_services.cli.errors import WRONG_USE
+from tokenbus_services.cli.terminal import printable
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+_LAST_LINES = 20
+_PROGRAM = "python -m"
+_LEAVE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a benchmark."""
+
+    benchmark: Benchmark
+    status: int
+    seconds: float
+    report: str
+    """What it printed: its tables."""
+    trouble: str
+    """The last line that it complained in, if it ended otherwise than well."""
+    record: dict[str, Any] | None = None
+    """Every figure, if it writes them."""
+    plot: bytes | None = None
+    """Its figure as SVG, if it draws one."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is something to read: some measure all that they can here, and then say what they cannot."""
+        return self.status == 0 or (self.status == WRONG_USE and bool(self.report.strip()))
+
+    @property
+    def goals(self) -> list[dict[str, Any]]:
+        """The goals that it knows, each with what was measured and whether it was met."""
+        found = (self.record or {}).get("goals")
+        return [goal for goal in found if isinstance(goal, dict)] if isinstance(found, list) else []
+
+    @property
+    def verdict(self) -> str:
+        """How it went, in a few words."""
+        if not self.ran:
+            return f"did not run: {self.trouble}" if self.trouble else f"ended with status {self.status}"
+        judged = [goal for goal in self.goals if isinstance(goal.get("met"), bool)]
+        met = sum(goal["met"] for goal in judged)
+        return (f"{met} of {len(judged)} goals met" if judged else "measured") + (
+            f"; {self.trouble}" if self.trouble else ""
+        )
+
+
+def measure(benchmark: Benchmark, root: Path, *, quick: bool, on_line: Callable[[str], None]) -> Result:
+    """Run one with what it offers of --quick, --json and --plot, and tell each line of its progress."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tokenbus-bench-") as name:
+        folder = Path(name)
+        offered = _run([benchmark.module, "--help"], root, folder / "help", _nobody)
+        if offered.status:
+            return Result(benchmark, offered.status, time.monotonic() - begin, "", offered.complaint)
+        options = set(_OPTION.findall(offered.output))
+        arguments = ["--quick"] if quick and "--quick" in options else []
+        arguments += ["--json", str(folder / "record.json")] if "--json" in options else []
+        arguments += ["--plot", str(folder / "plot")] if "--plot" in options else []
+        done = _run([benchmark.module, *arguments], root, folder / "report", on_line)
+        return Result(
+            benchmark,
+            done.status,
+            time.monotonic() - begin,
+            done.output,
+            done.complaint if done.status else "",
+            _record(folder / "record.json"),
+            next((path.read_bytes() for path in sorted((folder / "plot").glob("*.svg"))), None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    status: int
+    output: str
+    complaint: str
+
+
+def _run(arguments: list[str], root: Path, output: Path, on_line: Callable[[str], None]) -> _Done:
+    with output.open("wb") as file:
+        process = subprocess.Popen(  # noqa: S603 - a benchmark of our own checkout
+            [sys.executable, "-m", *arguments],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,  # with what it starts itself, so that all of it can be stopped together
+        )
+        with _stopped_at_the_end(process):
+            last: deque[str] = deque(maxlen=_LAST_LINES)
+            for line in process.stderr or ():
+                last.append(printable(line.rstrip()))
+                on_line(last[-1])
+            status = process.wait()
+    complaint = next((line for line in reversed(last) if line), "")
+    return _Done(
+        status, output.read_text(errors="replace"), complaint.removeprefix(f"{_PROGRAM} {arguments[0]}: error: ")
+    )
+
+
+@contextlib.contextmanager
+def _stopped_at_the_end(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """Let nothing that a benchmark started live longer than this, whatever ends it."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _nobody(_line: str) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,61 @@
+"""tokenbus gateway: OpenAI's API over HTTP, and the inspector, until it is told to stop."""
+
+import argparse
+import asyncio
+
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.settings import Settings
+
+_DESCRIPTION = """\
+Serve OpenAI's API (/v1/completions, /v1/chat/completions, /v1/models) in front of a processor, and at / a page that
+shows tokens coloured by probability. The processor need not be there yet; /readyz tells when requests find a worker.
+Once it listens it logs "listening". After SIGTERM or SIGINT it takes no new request, lets the open ones end for
+gateway.drain_timeout_ms, and leaves with status 0; a second signal ends it at once.
+
+examples:
+  tokenbus gateway                                                       at http://127.0.0.1:8000
+  tokenbus gateway --address 127.0.0.1:8080 --clients-address ipc:///run/tokenbus/clients.sock
+  tokenbus gateway --models small,large --tokenizer bytes --set gateway.max_requests=4096
+  curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+    -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
+
+settings that matter: gateway.* (what it takes and holds), bus.clients_address and bus.secret (where the processor is),
+limits.max_top_k (the most alternatives), metrics.address (where the processor's metrics are read for /bus and /readyz),
+gateway.metrics_address (empty: its own metrics are at /metrics alone). It needs the extra gateway.
+"""
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    declare_settings(
+        parser,
+        {
+            "--address": "gateway.address",
+            "--models": "gateway.models",
+            "--tokenizer": "gateway.tokenizer",
+            "--max-requests": "gateway.max_requests",
+            "--clients-address": "bus.clients_address",
+            "--metrics-address": "gateway.metrics_address",
+        },
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a gateway until a signal."""
+    settings = load_settings(options)
+    with faults_told():
+        asyncio.run(_run(settings))
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    try:
+        from tokenbus_services.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
+    except ModuleNotFoundError as error:
+        raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
+    with stop_on_signals() as stop:
+        async with serve_gateway(settings):
+            await stop.wait()

@@ -1,0 +1,162 @@
+"""Child: one service in a process of its own, whose log is read as it comes."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from tokenbus_services.cli.local.news import News, logged
+from tokenbus_services.cli.local.plan import Service
+from tokenbus_services.cli.terminal import printable
+
+_MODULE = "tokenbus_services.cli.local"
+_CHUNK = 65_536
+_LONGEST_LINE = 1_048_576
+_LAST_LINES = 20
+_TOLD = ("warning", "error", "critical")
+
+
+class Child:
+    """A service's process: started once, told to stop, and killed if it does not."""
+
+    def __init__(self, service: Service, tell: Callable[[News], None]) -> None:
+        """Take what to run, and who is told what happens to it."""
+        self.service = service
+        self.metrics = ""
+        """Where it serves its metrics, once it has said so."""
+        self.is_stopping = False
+        self.is_ready = False
+        self.status: int | None = None
+        """Its exit status; negative: the signal that ended it; None: it runs."""
+        self._tell = tell
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._changed = asyncio.Event()
+        self._process: Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id, or 0 before it started."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def state(self) -> str:
+        """What it does, in a word."""
+        if self.status is not None:
+            return "ended"
+        return "stopping" if self.is_stopping else "ready" if self.is_ready else "starting"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than it should; before it listens for SIGTERM, that is how it should end."""
+        return bool(self.status) and not (self.is_stopping and self.status == -signal.SIGTERM)
+
+    @property
+    def how_it_ended(self) -> str:
+        """Its exit status, or the name of the signal that ended it."""
+        if self.status is None or self.status >= 0:
+            return f"status {self.status}"
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:
+            return f"signal {-self.status}"
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote before it ended which says what is wrong, if there is one."""
+        return next((line for line in reversed(self._last) if line), "")
+
+    async def start(self, lock: int) -> None:
+        """Start it; it inherits a lock, which is held until it has ended."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", _MODULE, f"{self.service.stop_seconds:g}", *self.service.arguments),
+            stdin=PIPE,  # never written: its end tells the child that nobody looks after it any more
+            stdout=PIPE,
+            stderr=STDOUT,
+            env=dict(self.service.environment),
+            pass_fds=(lock,),
+            process_group=0,  # a terminal's Ctrl-C is for whoever started it, who stops it in its turn
+        )
+        self._tell(News(self.service.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
+        self._watching = asyncio.create_task(self._watch(self._process))
+
+    async def ready(self, seconds: float) -> bool:
+        """Wait until it is ready, has ended, or takes too long; return whether it is ready."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.is_ready and self.status is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.is_ready and self.status is None
+
+    async def ended(self) -> None:
+        """Wait for its end."""
+        if self._watching is not None:
+            await asyncio.shield(self._watching)
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Tell it to stop, and kill it if it does not within its time, or if there is haste."""
+        if self._watching is None or self.status is not None:
+            return
+        self.is_stopping = True
+        self._signal(signal.SIGTERM)
+        hurrying = asyncio.create_task(hurry.wait())
+        waits = [self._watching, hurrying]
+        await asyncio.wait(waits, timeout=self.service.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        self._signal(signal.SIGKILL)
+        await self.ended()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _watch(self, process: Process) -> None:
+        """Read what it writes until it has ended."""
+        if process.stdout is not None:
+            await self._read(process.stdout)
+        self.status = await process.wait()
+        self._changed.set()
+        if not self.is_stopping or self.has_failed:
+            self._tell(News(self.service.name, "ended", self._end(), {"status": self.status}))
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await stream.read(_CHUNK):
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[:_LONGEST_LINE]  # what nobody ends cannot grow without bound
+            for line in lines:
+                self._take(line.decode(errors="replace"))
+        self._take(rest.decode(errors="replace"))
+
+    def _take(self, text: str) -> None:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = text
+        if not isinstance(line, dict):
+            self._last.append(printable(text.strip()))
+            return
+        self._note(line)
+        if line.get("level") in _TOLD:
+            news = logged(self.service.name, line)
+            self._last.append(printable(news.text))
+            self._tell(news)
+
+    def _note(self, line: dict[str, Any]) -> None:
+        match line.get("event"):
+            case "serving metrics":
+                self.metrics = str(line.get("address", ""))
+            case event if event == self.service.ready_event and not self.is_ready:
+                self.is_ready = True
+                self._tell(News(self.service.name, "ready", "ready", {"pid": self.pid}))
+        self._changed.set()
+
+    def _end(self) -> str:
+        return f"ended with {self.how_it_ended}" + (f": {self.last_words}" if self.last_words else "")

@@ -1,0 +1,125 @@
+"""Plan: which services make up a system on this machine, and with which settings each of them runs."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tokenbus_services.cli.local.gateway import usable
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.entries import ENTRIES
+
+_VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
+_ANY_PORT = "127.0.0.1:0"
+_GRACE_SECONDS = 1.0
+_TOKENIZERS = {"ngram": "ngram", "paddle": "bytes", "synthetic": "numbers"}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One child process: what it is called, what it runs, and how it is waited for."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)  # a secret may be in it
+    ready_event: str
+    """What it logs once it is of use."""
+    stop_seconds: float
+    """How long it may take to leave after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The services of a system, in the order in which they start; they stop the other way round."""
+
+    settings: Settings
+    """What a client of the system needs: the addresses above all."""
+    processor: Service
+    workers: tuple[Service, ...]
+    gateway: Service | None = None
+    gateway_address: str = ""
+    """Where the gateway serves, if there is one."""
+
+
+def plan_for(  # noqa: PLR0913 - each but the first two is given by name
+    settings: Settings,
+    folder: Path,
+    *,
+    engine: str,
+    mixed: int,
+    prefill: int,
+    decode: int,
+    gateway_address: str = "",
+) -> Plan:
+    """Return the plan of a processor, some workers of each role, and a gateway if it has an address.
+
+    Addresses that are the defaults become sockets in the folder and free ports; what was set stays as it is.
+    """
+    shared = _with_addresses(settings, folder)
+    workers = [
+        _worker(shared, folder, f"{role}-{number}", role, engine)
+        for role, count in (("mixed", mixed), ("decode", decode), ("prefill", prefill))
+        for number in range(count)
+    ]
+    bus = shared.bus
+    processor = Service(
+        "processor",
+        ("processor",),
+        environment_of(shared),
+        "listening",
+        (shared.processor.drain_timeout_ms + bus.linger_ms) / 1000 + _GRACE_SECONDS,
+    )
+    gateway = _gateway(shared, engine, gateway_address) if gateway_address else None
+    return Plan(shared, processor, tuple(workers), gateway, gateway_address)
+
+
+def environment_of(settings: Settings, changed: Mapping[str, object] | None = None) -> dict[str, str]:
+    """Return this process's environment with exactly some settings, and others changed by their keys."""
+    given = changed or {}
+    ours = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
+    for key, entry in ENTRIES.items():
+        value = given.get(key, entry.value_in(settings))
+        if value != entry.default:
+            ours[entry.variable] = str(value).lower() if isinstance(value, bool) else str(value)
+    return ours
+
+
+def _with_addresses(settings: Settings, folder: Path) -> Settings:
+    bus = settings.bus
+    if bus.workers_address == ENTRIES["bus.workers_address"].default:
+        bus = replace(bus, workers_address=f"ipc://{folder}/workers")
+    if bus.clients_address == ENTRIES["bus.clients_address"].default:
+        bus = replace(bus, clients_address=f"ipc://{folder}/clients")
+    # A port that is known before anything starts, because the gateway looks for the processor's figures there.
+    metrics = replace(settings.metrics, address=usable("metrics.address", settings.metrics.address))
+    # Its lines are read here, and told as this command tells things.
+    log = replace(settings.log, format="json", level="info")
+    return replace(settings, bus=bus, metrics=metrics, log=log)
+
+
+def _worker(settings: Settings, folder: Path, name: str, role: str, engine: str) -> Service:
+    given: dict[str, object] = {"worker.id": name, "worker.role": role, "worker.metrics_address": _ANY_PORT}
+    if settings.worker.handoff_address == ENTRIES["worker.handoff_address"].default:
+        given["worker.handoff_address"] = f"ipc://{folder}/{name}"
+    drains = 2 * settings.worker.drain_timeout_ms  # for its requests, then for their acknowledgement
+    return Service(
+        name,
+        ("worker", "--engine", engine),
+        environment_of(settings, given),
+        "connected",
+        (drains + settings.bus.linger_ms) / 1000 + _GRACE_SECONDS,
+    )
+
+
+def _gateway(settings: Settings, engine: str, address: str) -> Service:
+    given: dict[str, object] = {"gateway.address": address}
+    if settings.gateway.tokenizer == ENTRIES["gateway.tokenizer"].default:
+        given["gateway.tokenizer"] = _TOKENIZERS[engine]
+    drains = settings.gateway.drain_timeout_ms + settings.client.drain_timeout_ms + settings.bus.linger_ms
+    return Service(
+        "gateway",
+        ("gateway",),
+        environment_of(settings, given),
+        "listening",
+        drains / 1000 + _GRACE_SECONDS,
+    )

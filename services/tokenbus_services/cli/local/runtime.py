@@ -1,0 +1,67 @@
+"""RuntimeFolder: a private folder for a system's sockets, which is gone afterwards, or at the latest with the next."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PREFIX = "tokenbus-"
+_LOCK = "lock"
+_LONGEST = 60
+"""A socket's path has at most 107 bytes on Linux and 103 elsewhere; what comes behind the folder needs the rest."""
+
+
+class RuntimeFolder:
+    """A folder that only this user can enter; its lock is held as long as any process of the system lives."""
+
+    def __init__(self, base: Path | None = None) -> None:
+        """Take where to make it: by default XDG_RUNTIME_DIR, else the folder for temporary files, else /tmp."""
+        self._base = base or _base()
+        self.path = Path()
+        self.lock = -1
+        """The descriptor that child processes are to inherit."""
+
+    def __enter__(self) -> Self:
+        """Remove what systems left that were killed, and make the folder."""
+        _sweep(self._base)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._base))
+        made = self.path / "new"
+        self.lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.rename(self.path / _LOCK)  # from now on it can be seen, and never without its lock
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def _base() -> Path:
+    for name in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
+        if name and len(os.fsencode(name)) <= _LONGEST and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    return Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+
+
+def _sweep(base: Path) -> None:
+    for left in base.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # somebody else's, or in use
+            _remove_unless_locked(left)
+
+
+def _remove_unless_locked(lock: Path) -> None:
+    if lock.stat().st_uid != os.getuid():
+        return
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.parent, ignore_errors=True)
+    finally:
+        os.close(descriptor)

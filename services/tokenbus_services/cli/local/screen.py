@@ -1,0 +1,99 @@
+"""Screen: what happens to a system, as lines for people or as JSON for machines."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tokenbus_services.cli.local.gateway import gateway_lacks
+from tokenbus_services.cli.local.news import News
+from tokenbus_services.cli.local.system import LocalSystem
+from tokenbus_services.cli.progress import Progress
+from tokenbus_services.cli.terminal import printable, styled
+
+
+class Screen:
+    """Tells what happens, as lines for people or as JSON; once nobody reads it any more, it says so and is silent."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        """Say for whom."""
+        self.as_json = as_json
+        self.failure: OSError | None = None
+        self.progress = Progress()
+        self.on_failure: Callable[[], None] = _nothing
+
+    def news(self, news: News) -> None:
+        """Tell what happened to a service."""
+        if self.as_json:
+            self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **_rest(news)}))
+        elif news.event in ("ended", "log"):
+            text = f"{news.service:11} {printable(news.text)}"
+            self.put(styled(text, "red") if news.is_bad else text)
+        else:
+            self.put(f"{news.service:11} {news.text}")
+
+    def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+        """Tell what happened to all of it."""
+        self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
+
+    def show(self, values: dict[str, Any], lines: Iterable[str]) -> None:
+        """Tell where everything is: one or the other."""
+        self.put(json.dumps(values) if self.as_json else "\n".join(lines))
+
+    def put(self, text: str) -> None:
+        """Print, unless that has failed before."""
+        if self.failure is not None:
+            return
+        try:
+            self.progress.clear()
+            print(text, flush=True)
+        except OSError as error:  # the terminal or the reader is gone; the services must still be stopped
+            self.failure = error
+            self.on_failure()
+
+
+def described(system: LocalSystem) -> dict[str, Any]:
+    """Return where everything is, for machines."""
+    bus = system.plan.settings.bus
+    gateway = system.plan.gateway_address
+    return {
+        "event": "up",
+        "pid": os.getpid(),
+        "gateway": f"http://{gateway}" if gateway else None,
+        "clients_address": bus.clients_address,
+        "workers_address": bus.workers_address,
+        "services": [
+            {"name": child.service.name, "pid": child.pid, "state": child.state, "metrics": child.metrics or None}
+            for child in system.children
+        ],
+    }
+
+
+def shown(system: LocalSystem) -> Iterator[str]:
+    """Yield the lines that say where to look."""
+    bus, gateway = system.plan.settings.bus, system.plan.gateway_address
+    yield ""
+    yield styled("Tokenbus is up", "bold")
+    yield ""
+    for child in system.children:
+        where = f"{child.metrics}/metrics" if child.metrics else ""
+        yield f"  {child.service.name:11} {child.state:7} process {child.pid:<8} {where}".rstrip()
+    yield ""
+    if gateway:
+        yield f"  look    http://{gateway}/"
+        yield f"  ask     curl http://{gateway}/v1/completions -H 'content-type: application/json' \\"
+        yield """            -d '{"model": "tokenbus", "prompt": "The old man", "max_tokens": 16, "logprobs": 3}'"""
+    else:
+        yield f"  no gateway: {gateway_lacks()} is not installed"
+    yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
+    yield f"  add     tokenbus worker --id more-0 --workers-address {bus.workers_address}"
+    yield "  stop    Ctrl-C"
+    yield ""
+
+
+def _rest(news: News) -> dict[str, Any]:
+    return {"line": news.values} if news.event == "log" else dict(news.values)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,113 @@
+"""LocalSystem: a plan's services, started in order, watched, and stopped the other way round."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.local.child import Child
+from tokenbus_services.cli.local.news import News
+from tokenbus_services.cli.local.plan import Plan, Service
+
+START_SECONDS = 60.0
+
+
+class StartError(CommandError):
+    """A service did not start; its own words are in the message."""
+
+
+class LocalSystem:
+    """Runs for as long as `async with` lasts; a service that dies is told, and never started again."""
+
+    def __init__(self, plan: Plan, lock: int, tell: Callable[[News], None]) -> None:
+        """Take what to run, the lock that all of it holds, and who is told what happens."""
+        self.plan = plan
+        self.hurry = asyncio.Event()
+        """Set it, and what is still there is killed."""
+        self.processor = self._child(plan.processor, tell)
+        self.workers = [self._child(service, tell) for service in plan.workers]
+        self.gateway = None if plan.gateway is None else self._child(plan.gateway, tell)
+        self._lock = lock
+
+    @property
+    def children(self) -> list[Child]:
+        """All of its services, in the order in which they start."""
+        return [self.processor, *self.workers, *([self.gateway] if self.gateway else [])]
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether a request can still be answered."""
+        takers = [child for child in self.workers if not child.service.name.startswith("decode")]
+        return self.processor.status is None and any(child.status is None for child in takers)
+
+    async def __aenter__(self) -> Self:
+        """Start everything; if one does not come, stop what is there and raise a StartError."""
+        try:
+            await self._start([self.processor])
+            # A request must not find a prefill worker whose decode workers are not there yet: all of them come first.
+            await self._start(self.workers)
+            if self.gateway is not None:
+                await self._start([self.gateway])
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything."""
+        await self.stop()
+
+    async def one_ended(self) -> None:
+        """Wait until a service ends that still runs now."""
+        ends = [asyncio.ensure_future(child.ended()) for child in self.children if child.status is None]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def stop(self) -> None:
+        """Stop what is there: who asks for tokens first, and the processor last. Cancelling it makes haste."""
+        stopping = asyncio.ensure_future(self._stop())
+        while not stopping.done():
+            try:
+                await asyncio.shield(stopping)
+            except asyncio.CancelledError:
+                self.hurry.set()
+        stopping.result()
+
+    async def _stop(self) -> None:
+        for group in ([self.gateway] if self.gateway else [], self.workers, [self.processor]):
+            await asyncio.gather(*(child.stop(self.hurry) for child in group))
+
+    async def _start(self, children: Sequence[Child]) -> None:
+        for child in children:
+            await child.start(self._lock)
+        waiting = [asyncio.ensure_future(child.ready(START_SECONDS)) for child in children]
+        try:
+            for done in asyncio.as_completed(waiting):
+                if not await done:
+                    break  # the others need not be waited for
+        finally:
+            for each in waiting:
+                each.cancel()
+        late = next((child for child in children if child.status is not None), None)
+        late = late or next((child for child in children if not child.is_ready), None)
+        if late is not None:
+            raise _not_started(late)
+
+    def _child(self, service: Service, tell: Callable[[News], None]) -> Child:
+        return Child(service, tell)
+
+
+def _not_started(child: Child) -> StartError:
+    name, why = child.service.name, child.last_words.removeprefix("tokenbus: ")
+    if child.status is None:
+        return StartError(f"{name}: not ready after {START_SECONDS:g} s" + (f": {why}" if why else ""))
+    return StartError(
+        f"{name}: ended with {child.how_it_ended} before it was ready" + (f": {why}" if why else ""),
+        WRONG_USE if child.status == WRONG_USE else 1,
+    )

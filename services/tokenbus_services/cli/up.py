@@ -1,0 +1,171 @@
+"""tokenbus up: a whole system on this machine, until it is told to stop."""
+
+import argparse
+import asyncio
+import sys
+from functools import partial
+
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.local import LocalSystem, Plan, plan_for
+from tokenbus_services.cli.local.gateway import gateway_address
+from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.screen import Screen, described, shown
+from tokenbus_services.cli.local.state import State, state_of
+from tokenbus_services.cli.local.stopping import told_to_stop
+from tokenbus_services.settings import Settings
+
+_DESCRIPTION = """\
+Start a processor, workers and a gateway on this machine, as processes of their own that meet at sockets in a private
+folder, and print where to look. A service that dies is told in a line with its exit status, and is not started again;
+the others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
+leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
+
+A mixed worker does all of a request. A prefill worker computes the prompt and the first token, and hands the request to
+a decode worker: there are some of both, or none of either.
+
+The status is 0 if it was told to stop and everything stopped by itself, 1 if a service died or did not start, 2 if it
+was asked for what it cannot do.
+
+examples:
+  tokenbus up                                       one worker of each role, with the engine ngram
+  tokenbus up --engine paddle --workers 2 --prefill 0 --decode 0
+  tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
+  tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, up, ended,
+                                                    useless, stopping, down
+
+settings that matter: worker.drain_timeout_ms, processor.drain_timeout_ms and gateway.drain_timeout_ms (how long
+stopping may take), metrics.address and gateway.address (another port is used where that of the default is taken),
+bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
+them.
+"""
+_MOST_PORT = 65_535
+_LOOK_SECONDS = 1.0
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.add_argument(
+        "--engine", choices=ENGINES, default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
+    )
+    for option, default, what in (
+        ("--workers", 1, "mixed workers"),
+        ("--prefill", 1, "prefill workers"),
+        ("--decode", 1, "decode workers"),
+    ):
+        parser.add_argument(option, type=_count, default=default, metavar="N", help=f"how many {what} ({default})")
+    parser.add_argument(
+        "--port", type=_port, metavar="N", help="the gateway's; unless given, its default if that is free, else any"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
+    declare_settings(parser, {"--metrics-address": "metrics.address"})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a system until a signal."""
+    settings = load_settings(options)
+    _check_counts(options, settings)
+    with faults_told(), RuntimeFolder() as folder:
+        plan = plan_for(
+            settings,
+            folder.path,
+            engine=options.engine,
+            mixed=options.workers,
+            prefill=options.prefill,
+            decode=options.decode,
+            gateway_address=gateway_address(settings, options.port),
+        )
+        return asyncio.run(_run(plan, folder.lock, Screen(as_json=options.json)))
+
+
+async def _run(plan: Plan, lock: int, screen: Screen) -> int:
+    system = LocalSystem(plan, lock, screen.news)
+    with told_to_stop(system.hurry) as stop:
+        screen.on_failure = stop.set
+        # A system that is told to stop while it starts is one whose start is cancelled.
+        running = asyncio.create_task(_serve(system, screen, stop))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not _is_up(system):
+            running.cancel()
+        try:
+            await running
+        except asyncio.CancelledError:
+            pass
+        finally:
+            stopping.cancel()
+    if screen.failure is not None:
+        raise screen.failure
+    died = [child.service.name for child in system.children if child.has_failed]
+    screen.tell("down", "everything has stopped" + (", not all of it by itself" if died else ""), died=died)
+    return 1 if died else 0
+
+
+def _is_up(system: LocalSystem) -> bool:
+    """Return whether all of it has been ready at once."""
+    return all(child.is_ready for child in system.children)
+
+
+async def _serve(system: LocalSystem, screen: Screen, stop: asyncio.Event) -> None:
+    async with system:
+        screen.show(described(system), shown(system))
+        watching = asyncio.create_task(_show_state(system, screen))
+        try:
+            await _until_over(system, screen, stop)
+        finally:
+            watching.cancel()
+            screen.progress.clear()
+        if stop.is_set():
+            screen.tell("stopping", "stopping; once more kills what is still there")
+
+
+async def _until_over(system: LocalSystem, screen: Screen, stop: asyncio.Event) -> None:
+    """Return when there is a signal, or nothing that can answer a request."""
+    while not stop.is_set():
+        ending, stopping = asyncio.ensure_future(system.one_ended()), asyncio.ensure_future(stop.wait())
+        await asyncio.wait([ending, stopping], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        stopping.cancel()
+        if not system.is_of_use:
+            screen.tell("useless", "no request can be answered any more: the rest stops too")
+            return
+
+
+async def _show_state(system: LocalSystem, screen: Screen) -> None:
+    """Show on a terminal how it does, now and then."""
+    if screen.as_json or not sys.stderr or not sys.stderr.isatty():
+        return
+    loop = asyncio.get_running_loop()
+    before, since = State(), loop.time()
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        state, now = await state_of(system.processor.metrics), loop.time()
+        if state is not None:
+            screen.progress.show(partial(state.line, now - since, before))
+            before, since = state, now
+
+
+def _check_counts(options: argparse.Namespace, settings: Settings) -> None:
+    total, most = options.workers + options.prefill + options.decode, settings.processor.max_workers
+    if bool(options.prefill) != bool(options.decode):
+        given = f"--prefill {options.prefill} and --decode {options.decode}"
+        raise CommandError(f"prefill and decode workers: some of both or none of either, got {given}", WRONG_USE)
+    if not 1 <= total <= most:
+        raise CommandError(f"workers: 1 to {most} in all (processor.max_workers), got {total}", WRONG_USE)
+
+
+def _count(text: str) -> int:
+    return _whole(text, 0, 1_000_000)
+
+
+def _port(text: str) -> int:
+    return _whole(text, 1, _MOST_PORT)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(most)) else -1
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}, got {text!r}")
+    return number

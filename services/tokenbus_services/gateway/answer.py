@@ -1,0 +1,171 @@
+"""Answers: the choices of one request together, as a stream of events or as one body."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import orjson
+
+from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.choice import Choice
+from tokenbus_services.gateway.envelope import Envelope
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.feed import Listener
+from tokenbus_services.gateway.outbox import Outbox
+from tokenbus_services.gateway.parts import Piece
+from tokenbus_services.settings import GatewaySettings
+
+EVENTS = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+
+
+class Answer(Protocol):
+    """What a response sends, and when it is told that nobody reads any more."""
+
+    outbox: Outbox
+    error: ApiError | None
+    """What went wrong before anything was to be sent."""
+    content_type: str
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Who takes the rows of each of its requests."""
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Begin: its requests are open; `close` ends those that are still open when it must end early."""
+
+
+class StreamedAnswer:
+    """Server-sent events: a chunk for each row."""
+
+    content_type = EVENTS
+
+    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings) -> None:
+        """Take what is asked, the form, and the bounds."""
+        self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow)
+        self.error: ApiError | None = None
+        self._envelope = envelope
+        self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
+        self._open = len(self._choices)
+        self._has_begun = False
+        self._close: Callable[[], None] = _nothing
+        self._most = settings.stream_buffer_bytes
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Who takes the rows of each of its requests."""
+        return self._choices
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Begin: its requests are open."""
+        self._close = close
+
+    def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
+        """Take what a row brought."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.outbox.put(self._envelope.beginnings())
+        chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.reason)
+        if choice.reason is None:
+            self.outbox.put(chunk, produced_at_ns)
+            return
+        self._open -= 1
+        if not self._open:
+            chunk += self._envelope.last(sum(each.tokens for each in self._choices))
+        self.outbox.put(chunk, produced_at_ns)
+        if not self._open:
+            self.outbox.close()
+
+    def fail(self, _choice: Choice | None, error: ApiError) -> None:
+        """End with an error: as the answer's status while nothing was sent, else as an event."""
+        if self.outbox.is_closed:
+            return
+        if self._has_begun:
+            self.outbox.put(event("error", error.body))
+        else:
+            self.error = error
+        self.outbox.close()
+        self._close()
+
+    def _too_slow(self) -> None:
+        limit = f"at most {self._most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
+        self.fail(None, ApiError(503, limit, code="slow_client"))
+
+
+class WholeAnswer:
+    """One JSON object, when all choices have ended."""
+
+    content_type = JSON
+
+    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings) -> None:
+        """Take what is asked, the form, and the bounds."""
+        # What is collected is bounded here; the outbox holds nothing but the finished answer.
+        self.outbox = Outbox(2 * settings.answer_bytes, _nothing)
+        self.error: ApiError | None = None
+        self._envelope = envelope
+        self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
+        self._texts: list[list[str]] = [[] for _ in self._choices]
+        self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
+        self._open = len(self._choices)
+        self._size = 0
+        self._most = settings.answer_bytes
+        self._close: Callable[[], None] = _nothing
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Who takes the rows of each of its requests."""
+        return self._choices
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Begin: its requests are open."""
+        self._close = close
+
+    def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
+        """Keep what a row brought."""
+        self._texts[choice.index].append(text)
+        self._pieces[choice.index].append(pieces)
+        self._size += len(text) + sum(map(_size, pieces))
+        if self._size > self._most:
+            limit = f"an answer of at most {self._most} bytes (gateway.answer_bytes); a streamed one may be larger"
+            self.fail(choice, ApiError(400, limit, param="stream", code="answer_too_large"))
+        elif choice.reason is not None:
+            self._open -= 1
+            if not self._open:
+                self._finish()
+
+    def fail(self, _choice: Choice | None, error: ApiError) -> None:
+        """End with an error instead of an answer."""
+        if not self.outbox.is_closed:
+            self.error = error
+            self.outbox.close()
+            self._close()
+
+    def _finish(self) -> None:
+        if self.outbox.is_closed:
+            return
+        choices = [
+            self._envelope.choice(
+                choice.index, "".join(texts), [
+                    part.name + part.joined(list(taken))
+                    for part, taken in zip(choice.parts, zip(*rows, strict=True), strict=True)
+                ], choice.reason,
+            )
+            for choice, texts, rows in zip(self._choices, self._texts, self._pieces, strict=True)
+        ]  # fmt: skip
+        self._texts, self._pieces = [], []
+        self.outbox.put(self._envelope.whole(choices, sum(each.tokens for each in self._choices)))
+        self.outbox.close()
+
+
+def event(name: str, data: object) -> bytes:
+    """Return a server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+
+
+def _size(piece: Piece) -> int:
+    if piece is None:
+        return 0
+    return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""

@@ -1,0 +1,76 @@
+"""What a request is answered with that cannot be had: OpenAI's shape, and the status that goes with it."""
+
+from collections.abc import Mapping
+
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.delivery import RequestFailedError
+from tokenbus_services.delivery.errors import code_name
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+_OVERLOADED = "overloaded_error"
+_KINDS = {429: _OVERLOADED, 503: _OVERLOADED}
+_STATUSES: dict[int, int] = {
+    ErrorCode.ERROR_CODE_INVALID_REQUEST: 400,
+    ErrorCode.ERROR_CODE_DUPLICATE_REQUEST: 409,
+    ErrorCode.ERROR_CODE_UNKNOWN_REQUEST: 404,
+    ErrorCode.ERROR_CODE_OVERLOADED: 429,
+    ErrorCode.ERROR_CODE_NO_WORKER: 503,
+    ErrorCode.ERROR_CODE_WORKER_LOST: 502,
+    ErrorCode.ERROR_CODE_GAP: 502,
+    ErrorCode.ERROR_CODE_ENGINE: 500,
+    ErrorCode.ERROR_CODE_UNRECOVERABLE: 502,
+    ErrorCode.ERROR_CODE_HANDOFF: 502,
+    ErrorCode.ERROR_CODE_ABORTED: 503,
+    ErrorCode.ERROR_CODE_DEADLINE: 504,
+    ErrorCode.ERROR_CODE_SLOW_CLIENT: 503,
+    ErrorCode.ERROR_CODE_INTERNAL: 500,
+}
+_CLIENTS = range(400, 500)
+_TRY_AGAIN = (429, 503)
+
+
+class ApiError(Exception):
+    """An answer that is an error: its status, what is wrong, which field it is about, and a word for machines."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
+    ) -> None:
+        """Keep all of it; `retry_after_ms` above 0 says after how long another try makes sense."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+        self.tokens = 0
+        """How many tokens came in order before it."""
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The error as OpenAI's clients read it."""
+        kind = _KINDS.get(self.status) or (_INVALID if self.status in _CLIENTS else _SERVER)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """When to try again, where that makes sense."""
+        if self.status not in _TRY_AGAIN or not self.retry_after_ms:
+            return {}
+        return {"retry-after": str(max(1, -(-self.retry_after_ms // 1000))), "retry-after-ms": str(self.retry_after_ms)}
+
+
+def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
+    """Return what the bus says of a request as an answer."""
+    status = _STATUSES.get(error.code, 500)
+    after = f" (after {error.emitted_tokens} tokens)" if error.emitted_tokens else ""
+    field = error.reason.partition(":")[0] if status == 400 and ":" in error.reason else None  # noqa: PLR2004
+    made = ApiError(
+        status,
+        error.reason + after,
+        param=field,
+        code=code_name(error.code),
+        retry_after_ms=error.retry_after_ms or retry_after_ms,
+    )
+    made.tokens = error.emitted_tokens
+    return made

@@ -1,0 +1,183 @@
+// The page: one request at a time, from the form to its end, and the token that is looked at.
+
+import { Bus } from "./bus.js";
+import { AcceptanceChart } from "./chart.js";
+import { Figures } from "./figures.js";
+import { plural } from "./format.js";
+import { Panel } from "./panel.js";
+import { Spoken } from "./spoken.js";
+import { StreamProblem, events } from "./stream.js";
+import { TokenText } from "./tokens.js";
+import { Transcript } from "./transcript.js";
+
+const $ = (id) => document.getElementById(id);
+const [form, box, problem] = [$("ask"), $("tokens"), $("problem")];
+
+const figures = new Figures($("figures"), $("origin"));
+const chart = new AcceptanceChart($("chart"));
+const spoken = new Spoken($("spoken"));
+const text = new TokenText(box, choose);
+const panel = new Panel($("panel"), { move: (by) => pinned && text.look(pinned.index + by), close });
+let transcript = new Transcript();
+let running = null;
+/** The token that stays when the pointer leaves. */
+let pinned = null;
+
+function choose(token, how) {
+  if (how === "pin") pinned = token;
+  const shown = how === "leave" ? pinned : token;
+  text.mark(shown);
+  if (shown) panel.show(shown, transcript.proposals(shown.position));
+  else panel.hide();
+  if (how === "pin" && shown) uncover();
+}
+
+/** Where the panel is a sheet over the page, scroll until the token is above it. */
+function uncover() {
+  const sheet = $("panel");
+  const marked = box.querySelector(".marked");
+  if (!marked || getComputedStyle(sheet).position !== "fixed") return;
+  const hidden = marked.getBoundingClientRect().bottom - (innerHeight - sheet.offsetHeight);
+  if (hidden > -12) scrollBy({ top: hidden + 40, behavior: "instant" });
+}
+
+function close() {
+  const was = pinned;
+  choose(null, "pin");
+  // Who came by keyboard goes on from the token; who did not is not moved.
+  if (was && $("panel").matches(":focus-within")) box.focus({ preventScroll: true });
+}
+
+function request() {
+  const fields = new FormData(form);
+  const number = (name) => Number(fields.get(name));
+  const seed = fields.get("seed");
+  return {
+    prompt: fields.get("prompt"),
+    max_tokens: number("max_tokens"),
+    temperature: number("temperature"),
+    top_p: number("top_p"),
+    top_logprobs: number("top_logprobs"),
+    seed: seed === "" ? null : Number(seed),
+    stop: [],
+    drafts: true,
+  };
+}
+
+function begin() {
+  transcript = new Transcript();
+  pinned = null;
+  panel.hide();
+  text.clear();
+  chart.clear();
+  spoken.clear();
+  problem.hidden = true;
+  problem.replaceChildren();
+  figures.start(transcript, performance.now());
+  setState("streaming");
+  // On a phone the form fills the window; who sends it wants to see what comes.
+  if (box.getBoundingClientRect().top > innerHeight - 160) $("output").scrollIntoView({ block: "start" });
+}
+
+async function run() {
+  running?.abort();
+  const ours = (running = new AbortController());
+  begin();
+  try {
+    const ending = await follow(ours);
+    if (running === ours) finish(ending);
+  } catch (error) {
+    if (running === ours) ours.signal.aborted ? finish({ reason: "aborted" }) : fail(error);
+  }
+}
+
+/** Take events until one of them ends the request; a stream that just stops is a failure. */
+async function follow({ signal }) {
+  for await (const { event, data } of events("inspect", request(), signal)) {
+    if (signal.aborted) break;
+    if (event === "begin") figures.opened(data);
+    else if (event === "row") take(data);
+    else if (event === "end") return data;
+    else if (event === "error") throw new StreamProblem(data.message, { code: data.code });
+  }
+  signal.throwIfAborted();
+  throw new StreamProblem("The stream stopped without saying how the request ended.", { code: "cut_off" });
+}
+
+function take(row) {
+  const { tokens, heads } = transcript.add(row);
+  text.add(tokens);
+  chart.add(heads);
+  spoken.add(tokens.map((token) => token.text).join(""));
+  figures.arrived(performance.now());
+}
+
+function finish({ reason }) {
+  const words = { stop: "The model ended its text", length: "Max tokens reached", aborted: "Stopped" };
+  end(reason === "aborted" ? "stopped" : "done", `${words[reason] ?? reason}: ${plural(transcript.tokens.length, "token")}.`);
+}
+
+const TITLES = {
+  worker_lost: "The worker was lost",
+  gap: "Tokens were lost",
+  no_worker: "No worker is there",
+  overloaded: "The system is full",
+  unreachable: "No answer",
+  disconnected: "Connection lost",
+  cut_off: "Connection lost",
+};
+
+function fail(error) {
+  if (!(error instanceof StreamProblem)) console.error(error);
+  const came = transcript.tokens.length;
+  const kept = came ? `${plural(came, "token")} came before that, and ${came === 1 ? "is" : "are"} kept below.` : "No token came.";
+  const again = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
+  const title = document.createElement("strong");
+  title.textContent = TITLES[error.code] ?? "The request failed";
+  const told = document.createElement("p");
+  told.textContent = `${sentence(error.message)} ${kept}${again}`;
+  problem.replaceChildren(title, told);
+  problem.hidden = false;
+  form.elements[error.param]?.focus?.();
+  end("failed", "");
+}
+
+/** A message as a sentence; a field's or a worker's name at its beginning stays as it is. */
+function sentence(words) {
+  const begun = /^[a-z]+ /.test(words) ? words[0].toUpperCase() + words.slice(1) : words;
+  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
+}
+
+function end(state, words) {
+  running = null;
+  figures.stop(performance.now());
+  spoken.end(words);
+  $("ending").textContent = words;
+  setState(state);
+}
+
+function setState(state) {
+  const isStreaming = state === "streaming";
+  document.body.dataset.state = state;
+  box.setAttribute("aria-busy", isStreaming);
+  $("stop").disabled = !isStreaming;
+  if (isStreaming) $("ending").textContent = "";
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+});
+$("stop").addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") close();
+});
+for (const choice of document.getElementsByName("view")) {
+  choice.addEventListener("change", () => (box.dataset.view = choice.value));
+}
+addEventListener("pagehide", () => running?.abort());
+
+new Bus($("bus"), $("pulse")).watch();

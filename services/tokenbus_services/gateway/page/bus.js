@@ -1,0 +1,136 @@
+// The bus, asked for once a second: its workers, and which of them were lost.
+
+import { element } from "./dom.js";
+import { count, percent, plural } from "./format.js";
+
+const EVERY = 1000;
+const PATIENCE = 5000;
+const MOST_LOST = 8;
+
+export class Bus {
+  #box;
+  #pulse;
+  #seen = new Map();
+
+  constructor(box, pulse) {
+    this.#box = box;
+    this.#pulse = pulse;
+  }
+
+  /** Ask until the page goes; a page that nobody sees asks for nothing. */
+  async watch() {
+    for (;;) {
+      if (!document.hidden) await this.#look();
+      await new Promise((resume) => setTimeout(resume, EVERY));
+    }
+  }
+
+  async #look() {
+    try {
+      const response = await fetch("bus", { signal: AbortSignal.timeout(PATIENCE) });
+      const told = await response.json();
+      if (!response.ok) throw new Error(fault(told) ?? `status ${response.status}`);
+      this.#show(told);
+    } catch (error) {
+      const isTold = error.name === "Error";
+      this.#fail(isTold ? error.message : "the gateway does not answer");
+    }
+  }
+
+  #show({ workers, processor, clients }) {
+    const now = Date.now();
+    for (const [id, known] of this.#seen) {
+      if (!workers.some((worker) => worker.id === id)) known.lostAt ??= now;
+    }
+    for (const worker of workers) this.#seen.set(worker.id, { worker, lostAt: null });
+    this.#forget();
+    const rows = [...this.#seen.values()].sort((one, other) => one.worker.id.localeCompare(other.worker.id));
+    this.#box.replaceChildren(totals(processor, clients), element("ul", { class: "workers" }, ...rows.map((row) => card(row, now))));
+    if (!rows.length) this.#box.append(element("p", { class: "note" }, "No worker has come yet. Start one with: tokenbus worker"));
+    this.#beat(rows);
+  }
+
+  #fail(message) {
+    const last = this.#box.querySelector(".workers");
+    last?.classList.add("stale");
+    this.#box.replaceChildren(element("p", { class: "note fault" }, `The bus cannot be seen: ${message}`), ...(last ? [last] : []));
+    this.#set("lost", "bus not in sight");
+  }
+
+  #forget() {
+    const lost = [...this.#seen].filter(([, known]) => known.lostAt).sort(([, one], [, other]) => other.lostAt - one.lostAt);
+    for (const [id] of lost.slice(MOST_LOST)) this.#seen.delete(id);
+  }
+
+  #beat(rows) {
+    const here = rows.filter(({ worker, lostAt }) => !lostAt && worker.connected).length;
+    const lost = rows.length - here;
+    this.#set(lost || !here ? "lost" : "well", plural(here, "worker") + (lost ? `, ${count(lost)} lost` : ""));
+  }
+
+  #set(kind, text) {
+    this.#pulse.dataset.kind = kind;
+    const label = this.#pulse.querySelector("span");
+    if (label.textContent !== text) label.textContent = text;
+  }
+}
+
+function fault({ error }) {
+  return typeof error === "string" ? error : error?.message;
+}
+
+function totals(processor, clients) {
+  const { open_requests: open, tokens, steps, refused, lost } = processor ?? {};
+  const figures = [["open", open], ["steps", steps], ["tokens", tokens], ["clients", clients], ["refused", refused], ["lost", lost]];
+  return element("dl", { class: "totals" }, ...measures(figures));
+}
+
+function card({ worker, lostAt }, now) {
+  const state = lostAt ? "lost" : worker.connected ? "connected" : "away";
+  const word = lostAt ? `lost ${since(now - lostAt)} ago` : worker.connected ? "connected" : "away";
+  // What the worker must keep until it is confirmed; left out where the gateway does not tell it.
+  const figures = [["open", worker.open_requests], ["lag", worker.lag], ["retained", worker.retained], ["gaps", worker.gaps], ["replays", worker.replays], ["tokens", worker.tokens]];
+  return element(
+    "li",
+    { class: `worker ${state}`, "data-worker": worker.id },
+    element(
+      "p",
+      {},
+      element("i", { class: "dot", "aria-hidden": "true" }),
+      element("b", {}, worker.id),
+      worker.role ? element("span", { class: "role" }, worker.role) : null,
+      element("span", { class: "state" }, word),
+    ),
+    worker.model ? element("p", { class: "note" }, `${worker.model} · epoch ${worker.epoch}`) : null,
+    element("div", { class: "doing" }, element("dl", {}, ...measures(figures)), acceptance(worker.acceptance_by_head)),
+  );
+}
+
+function measures(figures) {
+  return figures
+    .filter(([, value]) => value !== undefined && value !== null)
+    .map(([term, value]) =>
+      element(
+        "div",
+        { class: (term === "gaps" || term === "lost") && value > 0 ? "bad" : null },
+        element("dt", {}, term),
+        element("dd", {}, count(value)),
+      ),
+    );
+}
+
+function acceptance(heads) {
+  if (!heads?.length) return null;
+  const bars = heads.map((rate) => {
+    const fill = element("i");
+    fill.style.height = `${Math.max(rate, 0.04) * 100}%`;
+    return element("span", {}, fill);
+  });
+  const told = heads.map((rate, index) => `head ${index + 1} ${percent(rate)}`).join(", ");
+  return element("p", { class: "accepting", role: "img", "aria-label": `Accepted: ${told}`, title: told }, ...bars);
+}
+
+function since(milliseconds) {
+  const passed = Math.max(1, Math.round(milliseconds / 1000));
+  return passed < 120 ? `${passed} s` : `${Math.round(passed / 60)} min`;
+}

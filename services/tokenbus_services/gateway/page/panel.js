@@ -1,0 +1,135 @@
+// The panel: everything about the token that is looked at.
+
+import { described, element } from "./dom.js";
+import { count, decimal, percent, plural, visible } from "./format.js";
+
+const OUTCOMES = {
+  accepted: "accepted",
+  rejected: "rejected",
+  dropped: "dropped: one before it was rejected",
+};
+
+export class Panel {
+  #panel;
+  #asked;
+
+  /** `asked` has what the panel's buttons do: move(by) and close(). */
+  constructor(panel, asked) {
+    this.#panel = panel;
+    this.#asked = asked;
+  }
+
+  show(token, proposals) {
+    const held = this.#panel.contains(document.activeElement) ? document.activeElement.dataset.do : null;
+    this.#panel.replaceChildren(this.#head(token), figures(token), alternatives(token), history(token, proposals));
+    this.#panel.dataset.open = "true";
+    // The buttons are new elements: whoever goes on pressing one must find it under the finger and the focus.
+    if (held) this.#panel.querySelector(`[data-do="${held}"]`)?.focus();
+  }
+
+  hide() {
+    this.#panel.dataset.open = "false";
+  }
+
+  #head(token) {
+    const button = (what, label, sign, act) => {
+      const made = element("button", { type: "button", class: "icon", "data-do": what, "aria-label": label, title: label }, sign);
+      made.addEventListener("click", act);
+      return made;
+    };
+    return element(
+      "div",
+      { class: "panel-head" },
+      element("h2", {}, element("bdi", { class: "piece" }, visible(token.text))),
+      button("back", "Token before", "‹", () => this.#asked.move(-1)),
+      button("on", "Token after", "›", () => this.#asked.move(1)),
+      button("close", "Close", "×", () => this.#asked.close()),
+    );
+  }
+}
+
+function figures(token) {
+  const isScored = token.logprob !== null && token.logprob !== undefined;
+  const main = isScored ? percent(Math.exp(token.logprob)) : "not scored";
+  return element(
+    "div",
+    {},
+    element("p", { class: "probability" }, main, isScored ? element("span", {}, `rank ${count(token.rank)}`) : null),
+    element(
+      "dl",
+      { class: "facts" },
+      ...described([
+        ["Logprob", isScored ? decimal(token.logprob, 4) : null],
+        ["Token id", String(token.id)],
+        ["Position", count(token.position)],
+        ["Step", count(token.step)],
+        ["Worker", token.worker || null],
+        ["Epoch", token.epoch ? String(token.epoch) : null, "wide"],
+      ]),
+    ),
+  );
+}
+
+function alternatives(token) {
+  const listed = (token.alternatives ?? []).map(([id, text, logprob]) => ({ id, text, logprob }));
+  const rest = 1 - listed.reduce((sum, { logprob }) => sum + Math.exp(logprob), 0);
+  const isListed = listed.some(({ id }) => id === token.id);
+  const chosen = isListed || token.logprob === null ? [] : [{ id: token.id, text: token.text, logprob: token.logprob }];
+  if (!listed.length && !chosen.length) return element("p", { class: "note" }, "No alternatives came with this token.");
+  const rows = [...listed, ...chosen].map((each) => bar(each, each.id === token.id));
+  // Rounding may leave a speck; only what somebody could see is worth a bar.
+  const others = listed.length && rest > 0.0005 ? [remainder(rest, !isListed)] : [];
+  return element("section", {}, element("h3", {}, "Alternatives"), element("ol", { class: "bars" }, ...rows, ...others));
+}
+
+function bar({ id, text, logprob }, isChosen) {
+  const probability = Math.exp(logprob);
+  return element(
+    "li",
+    { class: isChosen ? "chosen" : null },
+    element("bdi", { class: "piece" }, visible(text), isChosen ? element("span", { class: "hidden" }, " (chosen)") : null),
+    gauge(probability),
+    element("span", { class: "share" }, percent(probability)),
+    element("span", { class: "id" }, element("span", { class: "hidden" }, "id "), String(id)),
+  );
+}
+
+function remainder(probability, holdsChosen) {
+  return element(
+    "li",
+    { class: "others" },
+    element("span", {}, holdsChosen ? "all others, the chosen one too" : "all others"),
+    gauge(probability),
+    element("span", { class: "share" }, percent(probability)),
+    element("span", { class: "id" }),
+  );
+}
+
+function gauge(probability) {
+  const fill = element("i");
+  fill.style.width = `${Math.min(probability, 1) * 100}%`;
+  return element("span", { class: "gauge", "aria-hidden": "true" }, fill);
+}
+
+function history(token, proposals) {
+  const title = element("h3", {}, "Draft history");
+  if (!proposals.length) {
+    return element("section", {}, title, element("p", { class: "note" }, "Nothing was drafted for this place: the token is the target model's own."));
+  }
+  const items = proposals.map((each) =>
+    element(
+      "li",
+      { class: each.outcome },
+      element("bdi", { class: "piece" }, visible(each.text)),
+      element("span", { class: "outcome" }, OUTCOMES[each.outcome]),
+      element("span", { class: "note" }, told(each)),
+    ),
+  );
+  const lead = `${plural(proposals.length, "proposal")} for position ${count(token.position)}, the latest first`;
+  return element("section", {}, title, element("p", { class: "note" }, lead), element("ol", { class: "history" }, ...items));
+}
+
+function told({ step, head, id, logprob }) {
+  const probability = logprob === null || logprob === undefined ? "" : ` · ${percent(Math.exp(logprob))} by the draft`;
+  return `step ${count(step)} · head ${head} · id ${id}${probability}`;
+}

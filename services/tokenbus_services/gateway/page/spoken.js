@@ -1,0 +1,41 @@
+// The text for those who hear the page: in phrases, because token by token nobody could follow.
+
+const PHRASE = /[.!?;:\n]\s*$/;
+const LONGEST = 160;
+const KEPT = 6;
+
+export class Spoken {
+  #log;
+  #phrase = "";
+
+  constructor(log) {
+    this.#log = log;
+  }
+
+  clear() {
+    this.#phrase = "";
+    this.#log.replaceChildren();
+  }
+
+  add(text) {
+    this.#phrase += text;
+    if (PHRASE.test(this.#phrase) || this.#phrase.length > LONGEST) this.#say();
+  }
+
+  /** Say what is left, and how it ended. */
+  end(how) {
+    this.#say();
+    this.#phrase = how;
+    this.#say();
+  }
+
+  #say() {
+    const phrase = this.#phrase.trim();
+    this.#phrase = "";
+    if (!phrase) return;
+    const line = document.createElement("p");
+    line.textContent = phrase;
+    this.#log.append(line);
+    while (this.#log.childElementCount > KEPT) this.#log.firstElementChild.remove();
+  }
+}

@@ -1,0 +1,151 @@
+// The text: one element for each token, added once a frame, and one of them chosen.
+
+import { eachFrame, element } from "./dom.js";
+import { percent, probabilityClass, visible } from "./format.js";
+
+export class TokenText {
+  #box;
+  #choose;
+  #waiting = [];
+  #tokens = [];
+  #nodes = [];
+  #marked = null;
+  #line = null;
+  #draw = eachFrame(() => this.#flush());
+
+  /** `choose(token, how)` is told which token is looked at; how is "hover", "pin" or "leave". */
+  constructor(box, choose) {
+    this.#box = box;
+    this.#choose = choose;
+    // One listener of a kind for all tokens, however many there are.
+    box.addEventListener("pointerover", (event) => {
+      if (event.pointerType !== "touch") this.#told(event.target, "hover");
+    });
+    box.addEventListener("pointerleave", () => choose(null, "leave"));
+    box.addEventListener("click", (event) => this.#told(event.target, "pin"));
+    box.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  clear() {
+    this.#waiting = [];
+    this.#tokens = [];
+    this.#nodes = [];
+    this.#marked = null;
+    this.#line = null;
+    this.#box.replaceChildren();
+  }
+
+  add(tokens) {
+    for (const token of tokens) this.#waiting.push(token);
+    this.#draw();
+  }
+
+  /** Mark a token as the one that is looked at, and nothing else; null: none. */
+  mark(token) {
+    this.#marked?.classList.remove("marked");
+    this.#marked = token ? this.#nodes[token.index] : null;
+    this.#marked?.classList.add("marked");
+  }
+
+  /** Go to a token as the keyboard does: it gets the focus, and a name for those who hear the page. */
+  focus(index) {
+    const node = this.#nodes[index];
+    if (!node) return;
+    const token = this.#tokens[index];
+    node.tabIndex = -1;
+    node.setAttribute("role", "button");
+    node.setAttribute("aria-label", spoken(token));
+    node.focus({ preventScroll: true });
+    this.look(index);
+  }
+
+  /** Choose a token without moving the focus. */
+  look(index) {
+    const node = this.#nodes[index];
+    if (!node) return;
+    node.scrollIntoView({ block: "nearest" });
+    this.#choose(this.#tokens[index], "pin");
+  }
+
+  get length() {
+    return this.#nodes.length;
+  }
+
+  #flush() {
+    if (!this.#waiting.length) return;
+    const box = this.#box;
+    const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 24;
+    for (const token of this.#waiting) {
+      const node = drawn(token);
+      this.#nodes.push(node);
+      this.#tokens.push(token);
+      this.#line ??= box.appendChild(element("div"));
+      this.#line.append(node);
+      // Each line is laid out alone, which keeps a long text as quick as a short one.
+      if (token.text.endsWith("\n")) this.#line = null;
+    }
+    this.#waiting = [];
+    if (isAtEnd) box.scrollTop = box.scrollHeight;
+  }
+
+  #told(target, how) {
+    const node = target.closest("[data-i]");
+    if (node) this.#choose(this.#tokens[Number(node.dataset.i)], how);
+  }
+
+  #key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey || !this.#nodes.length) return;
+    const focused = document.activeElement?.dataset.i;
+    const at = focused === undefined ? null : Number(focused);
+    const to = this.#destination(event.key, at);
+    if (to === null) return;
+    event.preventDefault();
+    this.focus(Math.min(Math.max(to, 0), this.#nodes.length - 1));
+  }
+
+  #destination(key, at) {
+    const start = this.#marked ? Number(this.#marked.dataset.i) : 0;
+    if (key === "Home") return 0;
+    if (key === "End") return this.#nodes.length - 1;
+    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Enter", " "].includes(key)) return null;
+    if (at === null) return start;
+    if (key === "ArrowRight") return at + 1;
+    if (key === "ArrowLeft") return at - 1;
+    return key === "ArrowUp" ? this.#lineAway(at, -1) : key === "ArrowDown" ? this.#lineAway(at, 1) : at;
+  }
+
+  /** The token of the next line, up or down, that is nearest below or above. */
+  #lineAway(at, way) {
+    const here = this.#nodes[at].getBoundingClientRect();
+    let best = at;
+    let nearest = Infinity;
+    let line = null;
+    for (let index = at + way; index >= 0 && index < this.#nodes.length; index += way) {
+      const there = this.#nodes[index].getBoundingClientRect();
+      if (Math.abs(there.top - here.top) < here.height / 2) continue;
+      line ??= there.top;
+      if (Math.abs(there.top - line) > there.height / 2) break;
+      const distance = Math.abs(there.left - here.left);
+      if (distance < nearest) [best, nearest] = [index, distance];
+    }
+    return best;
+  }
+}
+
+function drawn(token) {
+  const classes = ["t", probabilityClass(token.logprob), token.origin];
+  if (token.text === "") classes.push("empty");
+  return element("span", { class: classes.join(" "), "data-i": token.index }, ...withLineEnds(token.text));
+}
+
+/** A line's end has no ink of its own, so a mark that nobody copies stands before it. */
+function withLineEnds(text) {
+  if (!text.includes("\n")) return [text];
+  return text.split("\n").flatMap((line, place) => (place ? [element("i", { class: "break" }), `\n${line}`] : [line]));
+}
+
+function spoken(token) {
+  const text = token.text.trim() || visible(token.text);
+  if (token.logprob === null || token.logprob === undefined) return text;
+  return `${text}, ${percent(Math.exp(token.logprob))}, rank ${token.rank}`;
+}

@@ -1,0 +1,106 @@
+"""AnswerResponse: sends an answer as it comes, ends it when its client goes away, and cuts off who takes nothing."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tokenbus_services.gateway.answer import EVENTS, Answer
+from tokenbus_services.gateway.connection import Connection, connection_of
+from tokenbus_services.gateway.counts import Counts
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.outbox import Sending
+
+RAW_SEND = "tokenbus.send"
+"""Where a request's scope has the server's own way to send."""
+_NS = 1_000_000_000
+_STREAMED = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error as a whole answer."""
+    headers = {"cache-control": "no-store", **error.headers}
+    return JSONResponse(error.body, status_code=error.status, headers=headers)
+
+
+class AnswerResponse(Response):
+    """One answer's way to its client."""
+
+    def __init__(self, answer: Answer, close: Callable[[], None], counts: Counts, write_timeout: float) -> None:
+        """Take the answer, what ends its requests, what is counted, and how long a client may take nothing."""
+        super().__init__()
+        self._answer = answer
+        self._close_requests = close
+        self._counts = counts
+        self._write_timeout = write_timeout
+        self._asked_at = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, for as long as somebody reads it."""
+        sending = asyncio.current_task()
+        leaving = asyncio.create_task(self._wait_for_leave(receive))
+        leaving.add_done_callback(lambda _: self._left(sending))
+        self._counts.open_answers += 1
+        try:
+            await self._send_all(scope, receive, send)
+        except asyncio.CancelledError:
+            # Nobody reads any more: that is no failure. Anything else that cancels is not ours to swallow.
+            if not leaving.done() or leaving.cancelled():
+                raise
+            if sending is not None:
+                sending.uncancel()
+        finally:
+            self._counts.open_answers -= 1
+            leaving.cancel()
+            self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
+            self._close_requests()
+
+    @staticmethod
+    async def _wait_for_leave(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    def _left(self, sending: "asyncio.Task[object] | None") -> None:
+        """Stop what is sent, if anything still is."""
+        if sending is not None and not self._answer.outbox.is_sent and not sending.done():
+            self._counts.left_clients += 1
+            sending.cancel()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outbox = self._answer.outbox
+        first = await outbox.next()
+        if self._answer.error is not None:
+            outbox.is_sent = True
+            await error_response(self._answer.error)(scope, receive, send)
+            return
+        self._counts.first_token.observe(time.monotonic() - self._asked_at)
+        headers = _STREAMED
+        if self._answer.content_type != EVENTS:
+            headers = [
+                (b"content-type", self._answer.content_type.encode()),
+                (b"content-length", b"%d" % len(first.data)),
+                (b"cache-control", b"no-store"),
+            ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        send = scope.get("extensions", {}).get(RAW_SEND, send)
+        connection = connection_of(scope)
+        await self._send(connection, send, first)
+        if connection is not None and not first.is_last:
+            outbox.write = connection.writer(scope)
+        while not first.is_last:
+            first = await outbox.next()
+            await self._send(connection, send, first)
+
+    async def _send(self, connection: Connection | None, send: Send, sending: Sending) -> None:
+        self._answer.outbox.is_sent = sending.is_last
+        message = {"type": "http.response.body", "body": sending.data, "more_body": not sending.is_last}
+        if connection is not None and connection.is_full and not await connection.has_room(self._write_timeout):
+            self._counts.cut_clients += 1
+            connection.cut_off()
+            return
+        await send(message)
+        now = time.time_ns()
+        for produced_at_ns in sending.produced_at_ns:
+            self._counts.to_socket.observe((now - produced_at_ns) / _NS)

@@ -1,0 +1,202 @@
+"""The routes: what each path answers, and how what goes wrong is told."""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
+from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.body import json_body
+from tokenbus_services.gateway.counts import Counts
+from tokenbus_services.gateway.envelope import Envelope
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.inspection import InspectedAnswer
+from tokenbus_services.gateway.openapi import document
+from tokenbus_services.gateway.page import Page
+from tokenbus_services.gateway.processor_metrics import UnknownBusError
+from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
+from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.logs import Episodes, logger
+
+_log = logger("gateway")
+_NO_STORE = {"cache-control": "no-store"}
+_OTHER = "other"
+_KEYS = 2**64
+
+
+class Routes:
+    """Answers requests over HTTP with what one gateway has."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        """Take the gateway."""
+        self._gateway = gateway
+        self._page = Page()
+        self._document = orjson.dumps(document(gateway.tables))
+        self._began = int(time.time())
+        self._episodes = Episodes()
+
+    def app(self) -> ASGIApp:
+        """Return the application."""
+        routes = [
+            Route("/v1/completions", self._completions, methods=["POST"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/inspect", self._inspect, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route("/bus", self._bus),
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
+            Route("/", self._index),
+            Route("/page/{name}", self._index),
+        ]
+        handlers = {ApiError: _told, HTTPException: _no_such_route, Exception: self._defect}
+        app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # each takes its own error
+        app.router.redirect_slashes = False
+        return _Counted(app, self._gateway.counts, {route.path for route in routes})
+
+    # Tokens.
+
+    async def _completions(self, request: Request) -> Response:
+        body = await json_body(request, self._gateway.settings.gateway)
+        return self._answer(self._gateway.reader.completion(body, self._gateway.tables.completion))
+
+    async def _chat(self, request: Request) -> Response:
+        body = await json_body(request, self._gateway.settings.gateway)
+        return self._answer(self._gateway.reader.chat(body, self._gateway.tables.chat))
+
+    async def _inspect(self, request: Request) -> Response:
+        settings = self._gateway.settings.gateway
+        body = await json_body(request, settings)
+        asked = self._gateway.reader.inspection(body, self._gateway.tables.inspection)
+        key = _drawn()
+        return self._begun(asked, InspectedAnswer(asked, key, settings), [key])
+
+    def _answer(self, asked: Asked) -> Response:
+        settings = self._gateway.settings.gateway
+        maker = StreamedAnswer if asked.is_streamed else WholeAnswer
+        first = _drawn()
+        # The answer's id names its requests on the bus: the first one's key, and those after it.
+        keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
+        return self._begun(asked, maker(asked, Envelope(asked, first), settings), keys)
+
+    def _begun(self, asked: Asked, answer: Answer, keys: list[int]) -> Response:
+        feed, settings = self._gateway.feed, self._gateway.settings.gateway
+        generates = []
+        for index, key in enumerate(keys):
+            generate = asked.generate(index)
+            generate.request_key = key
+            generates.append(generate)
+        feed.open(generates, answer.listeners)
+
+        def close() -> None:
+            """End what is still open of it."""
+            feed.close(keys)
+
+        answer.begin(close)
+        return AnswerResponse(answer, close, self._gateway.counts, settings.write_timeout_ms / 1000)
+
+    # Facts.
+
+    async def _models(self, _request: Request) -> Response:
+        return _json({"object": "list", "data": [self._told_of(model) for model in self._gateway.reader.models]})
+
+    async def _model(self, request: Request) -> Response:
+        model = request.path_params["model"]
+        if model not in self._gateway.reader.models:
+            raise ApiError(404, f"there is no model {model!r}", param="model", code="model_not_found")
+        return _json(self._told_of(model))
+
+    def _told_of(self, model: str) -> dict[str, object]:
+        return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus"}
+
+    async def _bus(self, _request: Request) -> Response:
+        try:
+            return _json(await self._gateway.processor.bus())
+        except UnknownBusError as error:
+            return _json({"error": str(error)}, 503)
+
+    async def _healthz(self, _request: Request) -> Response:
+        health = self._gateway.health()
+        return Response(health.body, 503 if health.problems else 200, _NO_STORE, JSON)
+
+    async def _readyz(self, _request: Request) -> Response:
+        problems = await self._gateway.why_not_ready()
+        status = {"status": "not ready" if problems else "ready", "problems": problems}
+        return _json(status, 503 if problems else 200)
+
+    async def _metrics(self, _request: Request) -> Response:
+        page = generate_latest(self._gateway.collector)
+        return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
+
+    async def _openapi(self, _request: Request) -> Response:
+        return Response(self._document, media_type=JSON)
+
+    async def _index(self, request: Request) -> Response:
+        return self._page.answer(request)
+
+    async def _defect(self, request: Request, _error: Exception) -> Response:
+        self._episodes.begin("defect", _log.exception, "a request failed", path=request.url.path)
+        return error_response(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
+
+
+class _Counted:
+    """Counts answers by route and status."""
+
+    def __init__(self, app: ASGIApp, counts: Counts, paths: set[str]) -> None:
+        self._app = app
+        self._counts = counts
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer, and look at the first message alone."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        # Few values, whatever is asked for.
+        route = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
+
+        async def counting(message: Message) -> None:
+            """Count the status."""
+            if message["type"] == "http.response.start":
+                self._counts.requests[route, str(message["status"])] += 1
+            await send(message)
+
+        # Answers of many rows are sent past the application's layers, of which none looks at them.
+        scope.setdefault("extensions", {})[RAW_SEND] = send
+        await self._app(scope, receive, counting)
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+async def _told(_request: Request, error: ApiError) -> Response:
+    return error_response(error)
+
+
+async def _no_such_route(request: Request, error: HTTPException) -> Response:
+    what = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 405:  # noqa: PLR2004 - a status speaks for itself
+        made = error_response(ApiError(405, f"{what}: another method", code="method_not_allowed"))
+        made.headers.update(error.headers or {})
+        return made
+    return error_response(ApiError(error.status_code, f"{what}: no such route", code="not_found"))
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, _NO_STORE, JSON)
+
+
+def _drawn() -> int:
+    return secrets.randbits(64) or 1

@@ -1,0 +1,115 @@
+"""Gateway: what one gateway process has, and whether it does what it is there for."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tokenbus_services.client import TokenClient
+from tokenbus_services.gateway.asked import Reader
+from tokenbus_services.gateway.counts import Counts
+from tokenbus_services.gateway.families import GATEWAY
+from tokenbus_services.gateway.feed import Feed
+from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
+from tokenbus_services.gateway.tables import tables_of
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus_services.link import SessionState
+from tokenbus_services.metrics.collectors import of_process
+from tokenbus_services.metrics.families import collect
+from tokenbus_services.metrics.health import Health, stalled
+from tokenbus_services.metrics.histogram import Histogram
+from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.settings import Settings
+
+
+class Gateway:
+    """One client of the bus, and everything that answers are made with."""
+
+    def __init__(self, settings: Settings, client: TokenClient) -> None:
+        """Take the settings, and the client that is connected or will be."""
+        self.settings = settings
+        self.client = client
+        self.counts = Counts()
+        vocabulary = vocabulary_of(settings.gateway.tokenizer)
+        self.tables = tables_of(settings)
+        self.reader = Reader(settings.gateway, vocabulary)
+        self.feed = Feed(client, vocabulary, settings.gateway)
+        self.processor = ProcessorMetrics(settings)
+        loop = asyncio.get_running_loop()
+        self.watch = LoopWatch(lambda: loop, time.monotonic)
+        self.collector: Collector = _GatewayCollector(self)
+        self.connected = 0
+        """How many connections there are; who serves keeps it."""
+
+    def health(self) -> Health:
+        """Tell whether requests can be taken; a processor that is away is none of this process's problems."""
+        problems = stalled(self.watch, self.settings.metrics.stall_timeout_ms)
+        session = self.client.session
+        if session.state is SessionState.REFUSED and session.refusal is not None:
+            problems.append(f"its processor refuses it: {session.refusal.message}")
+        facts = {
+            "service": "gateway",
+            "connection": session.state.name.lower(),
+            "processor": session.processor_id,
+            "open_requests": len(self.feed),
+            "is_draining": self.feed.is_draining,
+        }
+        return Health(tuple(problems), facts)
+
+    async def why_not_ready(self) -> list[str]:
+        """Return why requests would find no worker; nothing: they would find one, as far as is known."""
+        if self.feed.is_draining:
+            return ["it is stopping"]
+        if self.client.session.state is not SessionState.OPEN:
+            return ["no processor answers"]
+        if not self.processor.is_asked:  # then nobody says which workers there are
+            return []
+        try:
+            workers = (await self.processor.bus())["workers"]
+        except UnknownBusError as error:
+            return [str(error)]
+        takes = any(worker["connected"] and worker["role"] != "decode" for worker in workers)
+        return [] if takes else ["no worker is connected that takes requests"]
+
+
+@asynccontextmanager
+async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
+    """Connect to the bus, and hand out what comes from it, for as long as `async with` lasts."""
+    async with TokenClient(settings) as client:
+        gateway = Gateway(settings, client)
+        feeding = asyncio.create_task(gateway.feed.run())
+        try:
+            # Before anything is asked for: from then on rows come by the feed alone.
+            await asyncio.sleep(0)
+            yield gateway
+        finally:
+            gateway.feed.give_up()
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+
+class _GatewayCollector(Collector):
+    """Reads a gateway's plain counters when it is scraped."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        """Read all metrics, one after the other."""
+        yield from collect(GATEWAY, _View(self._gateway))
+        yield from of_process("gateway")
+
+
+class _View:
+    """A gateway as one scrape sees it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.counts = gateway.counts
+        self.feed = gateway.feed
+        self.client = gateway.client
+        self.settings = gateway.settings.gateway
+        self.connections = gateway.connected
+        self.lag: Histogram = gateway.watch.lag

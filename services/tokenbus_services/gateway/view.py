@@ -1,0 +1,93 @@
+"""StepView: a step's columns as what is written of them, made once for all requests that have a row in it."""
+
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenbus_contracts import LogprobBatch, Scoring
+from tokenbus_services.gateway.vocabulary import Vocabulary
+
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class StepView:
+    """One batch. Lists, not arrays: a row's share is cut out of them, and few objects are made for each token."""
+
+    def __init__(self, batch: LogprobBatch, vocabulary: Vocabulary, draft: LogprobBatch | None = None) -> None:
+        """Take the batch, what its tokens are, and what was drafted for its rows."""
+        self.batch = batch
+        self.vocabulary = vocabulary
+        self.draft = None if draft is None else StepView(draft, vocabulary)
+        self.produced_at_ns = batch.header.produced_at_ns
+        self.statuses: list[int] = batch.statuses.tolist()
+        counts = batch.token_counts.astype(np.intp)
+        scored = np.where(batch.scorings != Scoring.NONE, counts, 0)
+        self.counts: list[int] = counts.tolist()
+        self.begins = _begins(self.counts)
+        """Each row's first token."""
+        self.scored: list[int] = scored.tolist()
+        """How many of a row's tokens have logprobs: all or none."""
+        self.scored_begins = _begins(self.scored)
+        """Each row's first logprob and rank."""
+        self.top_ks: list[int] = batch.top_ks.tolist()
+        self.alternative_begins = _begins((scored * batch.top_ks).tolist())
+        """Each row's first alternative."""
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Each request's row."""
+        return {key: place for place, key in enumerate(self.batch.request_keys.tolist())}
+
+    def drafted(self, place: int) -> "tuple[StepView, int] | None":
+        """Return where what was drafted for a row is, if anything was."""
+        if self.draft is None:
+            return None
+        found = self.draft.places.get(int(self.batch.request_keys[place]))
+        return None if found is None or not self.draft.counts[found] else (self.draft, found)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All token ids."""
+        return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks of the tokens that have some."""
+        return self.batch.ranks.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def logprobs(self) -> list[bytes]:
+        """The logprobs of the tokens that have some, as JSON: the shortest number that is the same in 32 bits."""
+        return _written(self.batch.logprobs)
+
+    @cached_property
+    def pairs(self) -> list[bytes]:
+        """All alternatives, as members of objects: the token's name and its logprob."""
+        return self._alternatives(self.vocabulary.keys)
+
+    @cached_property
+    def entries(self) -> list[bytes]:
+        """All alternatives, as objects of chats that lack their last brace."""
+        return self._alternatives(self.vocabulary.entries)
+
+    def _alternatives(self, table: dict[int, bytes]) -> list[bytes]:
+        ids = self.batch.alternative_token_ids.tolist()
+        return list(map(bytes.__add__, map(table.__getitem__, ids), _written(self.batch.alternative_logprobs)))
+
+    def data(self, place: int) -> bytes:
+        """Return the bytes of a row's text."""
+        begin = self.begins[place]
+        return b"".join(map(self.vocabulary.pieces.__getitem__, self.ids[begin : begin + self.counts[place]]))
+
+
+def _begins(counts: list[int]) -> list[int]:
+    return [0, *accumulate(counts)]
+
+
+def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
+    if not values.size:
+        return []
+    return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",")

@@ -1,0 +1,112 @@
+"""Vocabulary: what each token id is in text, and in the JSON that stands for it."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import orjson
+
+T = TypeVar("T")
+_CONTINUES = 0x80
+"""What the two highest bits of a byte are that goes on with a character of UTF-8."""
+
+
+class Tokenizer(Protocol):
+    """Between text and token ids, as an engine has it."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids there are."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's bytes, which may be part of a character."""
+
+
+class Numbers:
+    """The tokenizer of engines whose tokens are no text: a token's text is its id, a text's tokens are its bytes."""
+
+    vocabulary_size = 0
+    """None has a text of its own."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's bytes."""
+        return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the id, as for any token that has no text."""
+        return _number(token_id)
+
+
+class Vocabulary:
+    """Tables by token id, made once: what is written of a token is looked up. Unknown ids are shown as numbers."""
+
+    def __init__(self, tokenizer: Tokenizer, least_tokens: Callable[[int], int]) -> None:
+        """Take the tokenizer, and how many tokens so many characters are at least."""
+        self._tokenizer = tokenizer
+        self.least_tokens = least_tokens
+        self.pieces = _Table(_number)
+        """Bytes."""
+        self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
+        """The token as a JSON text, which no other token has."""
+        self.keys = _Table(lambda token_id: _name(token_id, _number(token_id)) + b":")
+        """The same as the key of an object, with its colon."""
+        self.entries = _Table(lambda token_id: _entry(token_id, _number(token_id)))
+        """The beginning of the object that stands for a token in chats; its logprob and the end are to follow."""
+        self.characters = _Table(lambda token_id: len(_number(token_id)))
+        """How many characters begin in the token."""
+        for token_id in range(tokenizer.vocabulary_size):
+            piece = tokenizer.token_bytes(token_id)
+            self.pieces[token_id] = piece
+            self.names[token_id] = _name(token_id, piece)
+            self.keys[token_id] = self.names[token_id] + b":"
+            self.entries[token_id] = _entry(token_id, piece)
+            self.characters[token_id] = sum(byte & 0xC0 != _CONTINUES for byte in piece)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        return self._tokenizer.encode(text)
+
+
+class _Table(dict[int, T]):
+    """By token id; what is not in it is made anew each time, so that it does not grow."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> T:
+        return self._make(token_id)
+
+
+def vocabulary_of(tokenizer: str) -> Vocabulary:
+    """Return the vocabulary of a tokenizer, by its name in the settings."""
+    # Who serves one engine's tokens does not wait for another's modules.
+    if tokenizer == "ngram":
+        from tokenbus_services.worker.ngram.tokenizer import taught  # noqa: PLC0415
+
+        return Vocabulary(taught(), taught().least_tokens)
+    if tokenizer == "bytes":
+        from tokenbus_services.worker.paddle.tokenizer import ByteTokenizer  # noqa: PLC0415
+
+        return Vocabulary(ByteTokenizer(), lambda size: size + 1)
+    return Vocabulary(Numbers(), lambda size: size)
+
+
+def _name(token_id: int, piece: bytes) -> bytes:
+    """Return what a token is called: its text; its bytes where they are no text; its id where it has none."""
+    if not piece:
+        return orjson.dumps(f"<|{token_id}|>")
+    try:
+        return orjson.dumps(piece.decode())
+    except UnicodeDecodeError:
+        return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
+
+
+def _entry(token_id: int, piece: bytes) -> bytes:
+    return b'{"token":%b,"bytes":%b,"logprob":' % (_name(token_id, piece), orjson.dumps(list(piece)))
+
+
+def _number(token_id: int) -> bytes:
+    return b" %d" % token_id

@@ -1,0 +1,99 @@
+"""A gateway and what it needs, as processes of a test's own, and OpenAI's client in front of it."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+from openai import AsyncOpenAI
+
+from tests.integration.deployment import COMMAND, Deployment
+from tests.integration.programs import MOST, Program
+from tokenbus_services.worker import truth
+
+_LOOK_SECONDS = 0.02
+_ADDRESS = re.compile(r'"address":"http://([^"]+)"')
+
+
+class Served:
+    """A deployment with a gateway."""
+
+    def __init__(self, deployment: Deployment, **overrides: Any) -> None:  # noqa: ANN401 - any setting's value
+        """Start a processor and a gateway; workers come when they are asked for."""
+        self.deployment = deployment
+        self.processor = deployment.start_processor(metrics__address="127.0.0.1:0", **overrides)
+        (found,) = _ADDRESS.findall(self.processor.wait_for('"serving metrics"'))
+        self.metrics = found
+        self.overrides = overrides
+        self.gateway, self.url = self.start_gateway(**overrides)
+
+    def start_gateway(self, **overrides: object) -> tuple[Program, str]:
+        """Start a gateway; return it, and where it serves."""
+        given = {"gateway__address": "127.0.0.1:0", "metrics__address": self.metrics, **self.overrides, **overrides}
+        program = self.deployment.start("gateway", [COMMAND, "gateway"], **given)
+        (address,) = _ADDRESS.findall(program.wait_for('"listening"'))
+        program.wait_for('"connected"')
+        return program, f"http://{address}"
+
+    def start_worker(self, name: str = "worker-0", *arguments: str) -> Program:
+        """Start a worker."""
+        return self.deployment.start_worker(name, *arguments, **self.overrides)
+
+
+@contextmanager
+def served(**overrides: object) -> Iterator[Served]:
+    """Run a processor and a gateway in a folder with a short path."""
+    with TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        deployment = Deployment(Path(folder))
+        try:
+            yield Served(deployment, **overrides)
+        finally:
+            deployment.close()
+
+
+@asynccontextmanager
+async def asking(url: str) -> AsyncIterator[AsyncOpenAI]:
+    """Return OpenAI's client, which tries nothing twice."""
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=MOST) as client:
+        yield client
+
+
+@asynccontextmanager
+async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of plain HTTP."""
+    async with httpx.AsyncClient(base_url=url, timeout=MOST) as client:
+        yield client
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds that another process says when it is asked."""
+    async with asyncio.timeout(MOST):
+        while not await condition():  # noqa: ASYNC110 - no event exists
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def is_true(answer: Any, index: int = 0) -> bool:  # noqa: ANN401 - OpenAI's model of either API's answer
+    """Tell whether a choice of a completion has exactly the true tokens of its request, of a worker without a model."""
+    choice = answer.choices[index]
+    count = len(choice.logprobs.tokens)
+    key = (int(answer.id.rpartition("-")[2], 16) + index) % 2**64
+    true = truth.true_tokens(key, 0, count)
+    return (
+        choice.text == "".join(f" {token}" for token in true.ids.tolist())
+        and np.array(choice.logprobs.token_logprobs, np.float32).tobytes() == true.logprobs.tobytes()
+    )
+
+
+def error_of(text: str) -> dict[str, Any]:
+    """Return the error that a body holds in OpenAI's shape, and nothing else."""
+    body = json.loads(text)
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

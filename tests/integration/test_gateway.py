@@ -1,0 +1,459 @@
+"""The gateway in front of a running system, asked by OpenAI's own client."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.integration.deployment import COMMAND
+from tests.integration.serving import Served, asking, error_of, eventually, is_true, plainly, served
+from tests.integration.waiting import soon
+from tokenbus_services.gateway.families import GATEWAY
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+
+pytestmark = pytest.mark.xdist_group("gateway")
+MODEL = "tokenbus"
+PROMPT = "How do you learn a language?"
+LONG = 100_000
+TEXT = {"gateway__tokenizer": "ngram"}
+NUMBERS = {"gateway__tokenizer": "numbers"}
+
+
+@pytest.fixture(scope="module")
+def text() -> Iterator[Served]:
+    """Run a system whose engine writes text."""
+    with served(**TEXT) as system:
+        system.deployment.start_worker("worker-0", "--engine", "ngram", "--steps-per-second", "0")
+        yield system
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Iterator[Served]:
+    """Run a system whose tokens anybody can compute again."""
+    with served(**NUMBERS) as system:
+        system.start_worker("worker-0", "--drafts")
+        yield system
+
+
+# What is asked for is what comes.
+
+
+async def test_completion_streams_what_it_answers_at_once(text: Served) -> None:
+    """The same seed gives the same text, tokens, logprobs and usage, streamed or not."""
+    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 40, "logprobs": 3, "seed": 7}
+    async with asking(text.url) as client:
+        whole = await client.completions.create(**given)
+        again = await client.completions.create(**given)
+        stream = await client.completions.create(**given, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    *parts, last = chunks
+    choice = whole.choices[0]
+    assert choice.text
+    assert choice.logprobs is not None
+    assert (again.choices[0].text, again.choices[0].logprobs) == (choice.text, choice.logprobs)
+    assert "".join(part.choices[0].text for part in parts) == choice.text
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        found = [each for part in parts for each in getattr(part.choices[0].logprobs, name)]
+        assert found == getattr(choice.logprobs, name)
+    assert last.usage == whole.usage
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == len(choice.logprobs.tokens or ())
+    assert whole.usage.prompt_tokens == len(vocabulary_of("ngram").encode(PROMPT))
+    assert parts[-1].choices[0].finish_reason == choice.finish_reason
+    assert all(part.choices[0].finish_reason is None for part in parts[:-1])
+
+
+async def test_chat_streams_what_it_answers_at_once(text: Served) -> None:
+    """A chat has its tokens with their alternatives, the same streamed or not, and the role first."""
+    given: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "system", "content": "Answer."}, {"role": "user", "content": PROMPT}],
+        "max_completion_tokens": 24,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "seed": 3,
+    }
+    async with asking(text.url) as client:
+        whole = await client.chat.completions.create(**given)
+        chunks = [chunk async for chunk in await client.chat.completions.create(**given, stream=True)]
+    choice = whole.choices[0]
+    assert choice.logprobs is not None
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+    entries = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert entries == choice.logprobs.content
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == choice.message.content
+
+
+async def test_choices_of_one_seed_differ_and_can_be_had_again(text: Served) -> None:
+    """Each of n choices has a seed of its own that follows from the request's, and several prompts come in order."""
+    given: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, "Once"], "max_tokens": 12, "n": 3, "seed": 11}
+    async with asking(text.url) as client:
+        first = await client.completions.create(**given)
+        second = await client.completions.create(**given)
+        alone = await client.completions.create(**given | {"prompt": "Once", "n": 1, "seed": 14})
+    texts = [choice.text for choice in first.choices]
+    assert [choice.index for choice in first.choices] == list(range(6))
+    assert len(set(texts)) == 6
+    assert texts == [choice.text for choice in second.choices]
+    assert alone.choices[0].text == texts[3]
+
+
+async def test_stop_ends_the_text_before_it(text: Served) -> None:
+    """A stop ends the answer, streamed or not, is no part of the text, and says so."""
+    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "seed": 5}
+    async with asking(text.url) as client:
+        full = (await client.completions.create(**given)).choices[0].text
+        stop = full[20:24]
+        whole = (await client.completions.create(**given, stop=[stop, "never this"])).choices[0]
+        chunks = [chunk async for chunk in await client.completions.create(**given, stop=stop, stream=True)]
+    assert whole.text == "".join(chunk.choices[0].text for chunk in chunks) == full[: full.find(stop)]
+    assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_drafts_stand_beside_the_tokens(text: Served) -> None:
+    """`include_draft_logprobs` brings what the draft model proposed, and accepted drafts are tokens of the answer."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "logprobs": 1, "seed": 1}
+    async with plainly(text.url) as client:
+        answer = await client.post("/v1/completions", json=body | {"include_draft_logprobs": True})
+    choice = answer.json()["choices"][0]
+    assert len(choice["draft_logprobs"]["tokens"]) >= 3
+    assert set(choice["draft_logprobs"]["tokens"]) & set(choice["logprobs"]["tokens"])
+
+
+async def test_inspection_tells_where_each_token_came_from(text: Served) -> None:
+    """Rows say worker, step and position; their drafts which were accepted; the tokens' texts are the answer's."""
+    body = {"prompt": PROMPT, "max_tokens": 30, "top_logprobs": 4, "seed": 9, "stop": []}
+    completion = {"model": MODEL, "prompt": PROMPT, "max_tokens": 30, "seed": 9}
+    async with plainly(text.url) as client:
+        answer = await client.post("/inspect", json=body)
+        whole = (await client.post("/v1/completions", json=completion)).json()
+    events = [event.split("\n") for event in answer.text.removesuffix("\n\n").split("\n\n")]
+    told = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in events]
+    assert [name for name, _ in told] == ["begin", *["row"] * (len(told) - 2), "end"]
+    rows = [data for name, data in told if name == "row"]
+    tokens = [token for row in rows for token in row["tokens"]]
+    assert "".join(token["text"] for token in tokens) == whole["choices"][0]["text"]
+    assert told[-1][1] == {"reason": whole["choices"][0]["finish_reason"], "tokens": len(tokens)}
+    assert all(len(token["alternatives"]) == 4 for token in tokens)
+    position = 0
+    for row in rows:
+        assert (row["worker"], row["position"]) == ("worker-0", position)
+        position += len(row["tokens"])
+        accepted = [draft["accepted"] for draft in row["draft"]]
+        assert accepted == sorted(accepted, reverse=True)  # whatever follows a draft that was rejected was, too
+        assert sum(accepted) >= min(len(accepted), len(row["tokens"]) - 1)
+    assert any(row["draft"] for row in rows)
+    assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+
+
+async def test_models_health_and_documents(text: Served) -> None:
+    """The models are listed, the gateway is healthy and ready, and its metrics and document can be had."""
+    async with asking(text.url) as client:
+        assert [model.id async for model in client.models.list()] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+    async with plainly(text.url) as client:
+        assert (await client.get("/readyz")).json() == {"status": "ready", "problems": []}
+        assert (await client.get("/healthz")).json()["connection"] == "open"
+        told = {family.name: family for family in text_string_to_metric_families((await client.get("/metrics")).text)}
+        assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
+        page = await client.get("/")
+        assert page.headers["content-security-policy"].startswith("default-src 'self'")
+        assert (await client.get("/", headers={"if-none-match": page.headers["etag"]})).status_code == 304
+    for family in GATEWAY:
+        found = told[family.name.removesuffix("_total")]
+        assert (found.type, found.documentation) == (family.kind, family.help)
+
+
+async def test_bus_tells_of_workers(text: Served) -> None:
+    """`/bus` names each worker with its role and what it has done, from the processor's own metrics."""
+    async with plainly(text.url) as client:
+        await client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 30})
+
+        async def told() -> dict[str, Any]:
+            """Ask."""
+            bus: dict[str, Any] = (await client.get("/bus")).json()
+            return bus
+
+        bus = await told()
+        while bus["workers"][0]["open_requests"] or not bus["workers"][0]["tokens"]:  # as it was half a second ago
+            bus = await told()
+    (worker,) = bus["workers"]
+    assert (worker["id"], worker["role"], worker["connected"]) == ("worker-0", "mixed", True)
+    assert len(worker["acceptance_by_head"]) == 3
+    assert bus["clients"] == 1
+
+
+# Many at once, and every token true.
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_256_at_once_get_their_own_tokens(numbers: Served, *, is_streamed: bool) -> None:
+    """256 requests at once, streamed or not, with different lengths and alternatives, get exactly their true tokens."""
+
+    async def one(client: openai.AsyncOpenAI, number: int) -> bool:
+        """Ask for one, and compare it with the truth."""
+        given: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 20 + number % 7, "logprobs": number % 4}
+        if not is_streamed:
+            answer = await client.completions.create(**given)
+            return is_true(answer) and answer.usage.completion_tokens == given["max_tokens"]
+        chunks = [chunk async for chunk in await client.completions.create(**given, stream=True)]
+        whole = chunks[0]
+        for chunk in chunks[1:]:
+            whole.choices[0].text += chunk.choices[0].text
+            for name in ("tokens", "token_logprobs"):
+                getattr(whole.choices[0].logprobs, name).extend(getattr(chunk.choices[0].logprobs, name))
+        return is_true(whole) and len(whole.choices[0].logprobs.tokens) == given["max_tokens"]
+
+    async with asking(numbers.url) as client:
+        assert all(await soon(asyncio.gather(*(one(client, number) for number in range(256)))))
+
+
+async def test_choices_come_together_and_are_each_true(numbers: Served) -> None:
+    """The choices of one answer are requests of their own, whose keys follow from the answer's id."""
+    async with asking(numbers.url) as client:
+        answer = await client.completions.create(model=MODEL, prompt="a", n=5, max_tokens=30, logprobs=0)
+    assert all(is_true(answer, index) for index in range(5))
+
+
+# What breaks.
+
+
+async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served) -> None:
+    """A client that closes its stream, or gives up an answer that is not streamed, has its requests aborted."""
+    body = {"model": MODEL, "prompt": "a", "max_tokens": LONG, "n": 3}
+    async with plainly(numbers.url) as client, plainly(f"http://{numbers.metrics}") as processor:
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+            async for _ in stream.aiter_lines():
+                break
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/completions", json=body, timeout=0.3)
+
+        async def is_idle() -> bool:
+            """Tell whether the worker has no request left."""
+            return 'tokenbus_open_requests{state="open"} 0.0' in (await processor.get("/metrics")).text
+
+        await eventually(is_idle)
+
+
+async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
+    """A stream whose worker is killed ends with an error event that OpenAI's client raises, never silently."""
+    patience = {"bus__heartbeat_timeout_ms": 1000}
+    with served(**NUMBERS, **patience) as system:
+        worker = system.start_worker()
+        async with asking(system.url) as client, plainly(system.url) as plain:
+            given: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": LONG}
+            stream = await client.completions.create(**given, stream=True)
+            whole = asyncio.create_task(client.completions.create(**given))
+            inspected = asyncio.create_task(plain.post("/inspect", json={"prompt": "a", "max_tokens": LONG}))
+            got = []
+
+            async def read() -> None:
+                """Read until it breaks, having killed the worker in the middle."""
+                async for chunk in stream:
+                    got.append(chunk)
+                    if len(got) == 5:
+                        worker.kill()
+
+            with pytest.raises(openai.APIError) as raised:
+                await soon(read())
+            assert raised.value.code == "worker_lost"
+            assert f"(after {3 * len(got)} tokens)" in raised.value.message
+            with pytest.raises(openai.InternalServerError) as refused:
+                await soon(whole)
+            assert refused.value.status_code == 502
+            *rows, last = (await soon(inspected)).text.removesuffix("\n\n").split("\n\n")
+            assert last.startswith("event: error\ndata: ")
+            told = json.loads(last.partition("\ndata: ")[2])
+            got_there = sum(len(json.loads(row.partition("\ndata: ")[2])["tokens"]) for row in rows[1:])
+            assert (told["code"], told["tokens"]) == ("worker_lost", got_there)
+
+
+async def test_without_a_worker_it_is_not_ready() -> None:
+    """While no worker is known, /readyz is 503, and a request is 503 with a time to try again."""
+    with served(**NUMBERS, bus__heartbeat_timeout_ms=1000) as system:
+        async with asking(system.url) as client, plainly(system.url) as plain:
+            answer = await plain.get("/readyz")
+            assert (answer.status_code, answer.json()["problems"]) == (
+                503,
+                ["no worker is connected that takes requests"],
+            )
+            with pytest.raises(openai.InternalServerError) as raised:
+                await client.completions.create(model=MODEL, prompt="a")
+            assert (raised.value.status_code, raised.value.code) == (503, "no_worker")
+            assert raised.value.response.headers["retry-after"] == "1"
+            system.start_worker()
+
+            async def is_ready() -> bool:
+                """Ask."""
+                return (await plain.get("/readyz")).status_code == 200
+
+            await eventually(is_ready)
+            assert is_true(await client.completions.create(model=MODEL, prompt="a", logprobs=0))
+
+
+async def test_over_capacity_is_429(numbers: Served) -> None:
+    """A gateway that has as many requests as it may refuses others with 429 and Retry-After, and serves again later."""
+    program, url = await asyncio.to_thread(numbers.start_gateway, gateway__max_requests=2)
+    async with asking(url) as client:
+        given: dict[str, Any] = {"model": MODEL, "prompt": "a"}
+        stream = await client.completions.create(**given, max_tokens=LONG, n=2, stream=True)
+        with pytest.raises(openai.RateLimitError) as raised:
+            await client.completions.create(**given)
+        assert raised.value.response.headers["retry-after"] == "1"
+        assert raised.value.code == "overloaded"
+        await stream.close()
+
+        async def is_served() -> bool:
+            """Tell whether there is room again."""
+            try:
+                return is_true(await client.completions.create(**given, logprobs=0))
+            except openai.RateLimitError:
+                return False
+
+        await eventually(is_served)
+    assert await asyncio.to_thread(program.terminate) == 0
+
+
+async def test_stopping_gateway_lets_streams_end(numbers: Served) -> None:
+    """After SIGTERM open streams end as they would, those that take too long with an error, and the status is 0."""
+    program, url = await asyncio.to_thread(numbers.start_gateway, gateway__drain_timeout_ms=1000)
+    async with asking(url) as client:
+        short = await client.completions.create(model=MODEL, prompt="a", max_tokens=60, stream=True)
+        long = await client.completions.create(model=MODEL, prompt="a", max_tokens=LONG, stream=True)
+        ending = asyncio.create_task(asyncio.to_thread(program.terminate))
+        chunks = [chunk async for chunk in short]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        with pytest.raises(openai.APIError) as raised:
+            async for _ in long:
+                pass
+        assert raised.value.code == "stopping"
+        assert await soon(ending) == 0
+
+
+async def test_taken_address_is_told_in_one_line(numbers: Served) -> None:
+    """A gateway at an address that another has ends with one line that names the setting, and status 2."""
+    taken = numbers.url.removeprefix("http://")
+    environment = numbers.deployment.environment(gateway__address=taken)
+    run = await asyncio.to_thread(
+        subprocess.run, [COMMAND, "gateway"], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert run.returncode == 2
+    assert run.stderr.splitlines() == [f"tokenbus: gateway.address: {taken}: taken: something listens there already"]
+
+
+# Wrong requests.
+
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 3}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("completions", BODY | {"foo": 1}, 400, "foo"),
+        ("completions", BODY | {"temperature": -1}, 400, "temperature"),
+        ("completions", BODY | {"temperature": "hot"}, 400, "temperature"),
+        ("completions", BODY | {"top_p": 0}, 400, "top_p"),
+        ("completions", BODY | {"max_tokens": 0}, 400, "max_tokens"),
+        ("completions", BODY | {"logprobs": 21}, 400, "logprobs"),
+        ("completions", BODY | {"n": 129}, 400, "n"),
+        ("completions", BODY | {"n": 64, "prompt": ["a", "b", "c"]}, 400, "n"),
+        ("completions", BODY | {"prompt": []}, 400, "prompt"),
+        ("completions", BODY | {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
+        ("completions", BODY | {"stop": [""]}, 400, "stop[0]"),
+        ("completions", BODY | {"stop": ["x"] * 17}, 400, "stop"),
+        ("completions", BODY | {"stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ("completions", BODY | {"stream": True, "stream_options": {"x": True}}, 400, "stream_options.x"),
+        ("completions", BODY | {"include_draft_logprobs": True}, 400, "include_draft_logprobs"),
+        ("completions", BODY | {"frequency_penalty": 1}, 400, "frequency_penalty"),
+        ("completions", BODY | {"model": "another"}, 404, "model"),
+        ("completions", {"model": MODEL}, 400, "prompt"),
+        ("completions", [1], 400, None),
+        ("chat/completions", {"model": MODEL, "messages": []}, 400, "messages"),
+        ("chat/completions", {"model": MODEL, "messages": [{"role": "king", "content": "a"}]}, 400, "messages[0].role"),
+        ("chat/completions", CHAT | {"top_logprobs": 1}, 400, "top_logprobs"),
+    ],
+)  # fmt: skip
+async def test_wrong_field_is_named(numbers: Served, path: str, body: Any, status: int, param: str | None) -> None:  # noqa: ANN401
+    """A field that is unknown, missing or out of its range is told with its name, and the status says whose fault."""
+    async with plainly(numbers.url) as client:
+        answer = await client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == status, answer.text
+    error = error_of(answer.text)
+    assert error["param"] == param
+    assert (error["param"] or "") in error["message"]
+
+
+@pytest.mark.parametrize("data", [b"{", b"", b"\xff", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"a": NaN}'])
+async def test_malformed_json_is_400(numbers: Served, data: bytes) -> None:
+    """What is no JSON in UTF-8 is told so."""
+    async with plainly(numbers.url) as client:
+        answer = await client.post("/v1/completions", content=data, headers={"content-type": "application/json"})
+    assert (answer.status_code, error_of(answer.text)["code"]) == (400, "invalid_json")
+
+
+async def test_other_content_is_415(numbers: Served) -> None:
+    """A body that says it is something else than JSON is not read as JSON."""
+    async with plainly(numbers.url) as client:
+        answer = await client.post("/v1/completions", data={"model": "x"})
+    assert (answer.status_code, error_of(answer.text)["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inspect"])
+async def test_ten_megabytes_are_413(numbers: Served, path: str) -> None:
+    """A body of 10 MB is refused, whether its size was told before or not, and the answer is read."""
+    async with plainly(numbers.url) as client:
+
+        async def chunks() -> Any:  # noqa: ANN401 - bytes, for a while
+            """Yield 10 MB."""
+            for _ in range(160):
+                yield b"x" * 65_536
+
+        for content in (b'{"prompt": "' + b"x" * 10_000_000 + b'"}', chunks()):
+            answer = await client.post(path, content=content, headers={"content-type": "application/json"})
+            assert (answer.status_code, error_of(answer.text)["code"]) == (413, "request_too_large")
+
+
+async def test_unknown_paths_and_methods(numbers: Served) -> None:
+    """What is not there is 404, another method 405 with those that are, both in OpenAI's shape."""
+    async with plainly(numbers.url) as client:
+        assert error_of((await client.get("/v1/nothing")).text)["code"] == "not_found"
+        assert (await client.get("/page/../secret")).status_code == 404
+        answer = await client.get("/v1/completions")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert error_of(answer.text)["code"] == "method_not_allowed"
+
+
+async def test_errors_of_the_engine_are_400(text: Served) -> None:
+    """What only the engine knows to be wrong, as a prompt that is too long for it, is the engine's own line, as 400."""
+    async with asking(text.url) as client:
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.completions.create(model=MODEL, prompt="word " * 4000)
+        assert raised.value.code == "invalid_request"
+        assert "at most 2047 tokens" in raised.value.message
+        with pytest.raises(openai.BadRequestError):
+            await client.completions.create(model=MODEL, prompt=[10_000_000])
+
+
+async def test_nothing_of_this_stays_open(numbers: Served) -> None:
+    """After whatever came before, no answer and no request is left."""
+    async with plainly(numbers.url) as client:
+        page = ""
+
+        async def look() -> bool:
+            """Tell whether all has ended."""
+            nonlocal page
+            page = (await client.get("/metrics")).text
+            return "tokenbus_gateway_open_answers 0.0" in page and "tokenbus_gateway_open_requests 0.0" in page
+
+        await eventually(look)
+    assert "tokenbus_gateway_connected_processors 1.0" in page

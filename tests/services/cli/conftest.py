@@ -1,0 +1,14 @@
+"""What the tests of the command line share."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder of the test's own with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
+        yield Path(name)

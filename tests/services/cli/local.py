@@ -1,0 +1,122 @@
+"""A command that starts others, as a test sees it: its lines as they come, and whether its children still run."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from signal import Signals
+from types import TracebackType
+from typing import Any, Self
+
+from tests.services.cli.helpers import COMMAND, MOST
+from tokenbus_services.settings.entries import ENTRIES
+
+FEW = ["--engine", "synthetic", "--prefill", "0", "--decode", "0"]
+"""A system that starts quickly."""
+_LONGEST = 4 * MOST
+
+
+def environment(folder: Path, **settings: object) -> dict[str, str]:
+    """Return the environment of a command whose runtime folders are in one of a test's own."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")}
+    given = {ENTRIES[key.replace("__", ".")].variable: str(value) for key, value in settings.items()}
+    own = {
+        "TOKENBUS_DEAD_LETTERS_DIRECTORY": str(folder / "dead"),
+        "TOKENBUS_GATEWAY_ADDRESS": "127.0.0.1:0",
+        "TOKENBUS_METRICS_ADDRESS": "127.0.0.1:0",
+        "XDG_RUNTIME_DIR": str(folder),
+    }
+    return ours | own | given
+
+
+class Command:
+    """`tokenbus` with some arguments, in a process of its own that is gone after `with`."""
+
+    def __init__(self, arguments: list[str], variables: Mapping[str, str], program: list[str] | None = None) -> None:
+        """Start it."""
+        self.process = subprocess.Popen(
+            [*(program or [str(COMMAND)]), *arguments],
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._guard = threading.Timer(_LONGEST, self.process.kill)  # a line that never comes must not hang the tests
+        self._guard.start()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it, if it has not ended; its children end with it."""
+        self._guard.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+    def line(self, text: str) -> str:
+        """Return the next line in which a text appears."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if text in line:
+                return self.lines[-1]
+        raise AssertionError(f"it ended without {text!r}: {self.lines}")
+
+    def event(self, event: str) -> dict[str, Any]:
+        """Return the next event of a kind; each line must be a JSON object."""
+        while True:
+            found: dict[str, Any] = json.loads(self.line("{"))
+            if found["event"] == event:
+                return found
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until something holds that nothing announces; fail if the command ends before, or it takes too long."""
+        until = time.monotonic() + _LONGEST
+        while not condition():
+            assert self.process.poll() is None, "it ended before"
+            assert time.monotonic() < until, "it takes too long"
+            os.sched_yield()
+
+    def signal(self, number: Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return its exit status, what was left of its output, and what it complained of."""
+        output, complaints = self.process.communicate()
+        return self.process.returncode, output, complaints
+
+
+def children_of(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes that a process started and that still run, with their command lines."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == pid:
+            yield int(folder.name), command
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and that nobody asked for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def python(code: str) -> list[str]:
+    """Return the command that runs some Python."""
+    return [sys.executable, "-c", code]

@@ -1,0 +1,181 @@
+"""tokenbus demo: what it shows is what happened, and what is wrong is never called right."""
+
+import json
+import os
+import re
+from pathlib import Path
+from signal import SIGINT, SIGKILL
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.services.cli.local import Command, children_of, environment, is_running
+from tokenbus_contracts import Limits, Row
+from tokenbus_services.cli import main
+from tokenbus_services.cli.demonstration import sample as sample_module
+from tokenbus_services.cli.demonstration.asking import Answer, Asked, requests
+from tokenbus_services.cli.demonstration.outcome import Outcome, heads_of
+from tokenbus_services.cli.demonstration.rates import MODES, Rate
+from tokenbus_services.cli.demonstration.sample import sample
+from tokenbus_services.cli.demonstration.truth import Truth, computed, differing
+
+RATES = {name: Rate(100.0 - number, 90.0, 110.0) for number, name in enumerate(MODES)}
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    """What a few requests come to."""
+    return computed(requests(6, 24), Limits.default())
+
+
+@pytest.fixture
+def answers(truth: Truth) -> list[Answer]:
+    """The answers of the same requests, as they come where nothing goes wrong."""
+    return [answered(generate.request_key, truth[generate.request_key]) for generate in requests(6, 24)]
+
+
+def answered(key: int, rows: list[Row]) -> Answer:
+    """Return an answer that got some rows."""
+    answer = Answer(next(generate for generate in requests(6, 24) if generate.request_key == key))
+    for row in rows:
+        answer.take(row)
+    return answer
+
+
+def outcome(answers: list[Answer], truth: Truth) -> Outcome:
+    """Return what there is to say of some answers."""
+    asked = Asked(answers, 1.0)
+    return Outcome(asked, differing(answers, truth), RATES, {"mixed-0": asked.tokens}, heads_of(asked))
+
+
+def test_whole_demo(folder: Path) -> None:
+    """From nothing to a checked system and back: its lines say so, without colours in a pipe, with status 0."""
+    with Command(["demo"], environment(folder)) as command:
+        status, output, complaints = command.end()
+    assert (status, complaints) == (0, "")
+    assert "\x1b" not in output
+    assert "200/200" in output
+    for service in ("processor", "mixed-0", "decode-0", "prefill-0"):
+        assert service in output
+    assert re.search(r"acceptance +[\d,]+ of [\d,]+ draft tokens, \d+%; by head: \d+%, \d+%, \d+%", output)
+    assert "no token lost, none repeated, all in order" in output
+    assert "200 of 200 answers: ids, logprobs, ranks and alternatives are, bit by bit," in output
+    assert all(re.search(rf"{re.escape(name)} .*[\d,]+ tokens/s", output) for name in MODES)
+    by_worker = re.search(r"by worker: (.*)", output)
+    assert by_worker is not None
+    assert all(re.search(rf"{name} [1-9]", by_worker[1]) for name in ("mixed-0", "decode-0", "prefill-0"))
+    assert list(folder.iterdir()) == []
+
+
+def test_worker_that_dies_in_the_middle_is_told(folder: Path) -> None:
+    """A demo whose worker is killed says which one in a line, with status 1, and leaves nothing behind."""
+    with Command(["demo"], environment(folder)) as command:
+        command.line("processes in")
+        children = dict(children_of(command.process.pid))
+        (doomed, *_) = (pid for pid, words in children.items() if "--engine ngram" in words)
+        os.kill(doomed, SIGKILL)
+        status, _, complaints = command.end()
+    assert status == 1
+    assert re.fullmatch(r"tokenbus: \w+-0 ended with SIGKILL in the middle of the demo\n", complaints)
+    assert not any(map(is_running, children))
+    assert list(folder.iterdir()) == []
+
+
+def test_interrupted_demo_leaves_nothing(folder: Path) -> None:
+    """Ctrl-C ends it with status 130, and all that it started."""
+    with Command(["demo", "--json"], environment(folder)) as command:
+        # The processor is there, and a worker has been started.
+        command.wait_until(lambda: len(dict(children_of(command.process.pid))) > 1)
+        children = dict(children_of(command.process.pid))
+        command.signal(SIGINT)
+        assert command.end() == (130, "", "")
+    assert not any(map(is_running, children))
+    assert list(folder.iterdir()) == []
+
+
+def test_right_answers_are_called_right(answers: list[Answer], truth: Truth) -> None:
+    """Answers that are what they must be make a good outcome, which JSON can hold."""
+    found = outcome(answers, truth)
+    assert found.is_good
+    values = json.loads(json.dumps(found.values))
+    assert values["ok"] is True
+    assert values["check"]["differing_requests"] == 0
+    assert values["tokens"] == sum(answer.tokens for answer in answers)
+    share, heads = values["acceptance"]["share"], values["acceptance"]["by_head"]
+    assert 0 < share < 1
+    assert heads == sorted(heads, reverse=True)
+    assert values["share_of_rate_without_logprobs"] == {"ids only": 1.0, "k = 0": 0.99, "k = 20": 0.98}
+
+
+@pytest.mark.parametrize("column", ["token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs"])
+def test_one_value_that_differs_is_found(column: str, answers: list[Answer], truth: Truth) -> None:
+    """One number of one answer that is not the true one is told, whichever column it is in (case 28)."""
+    rows = answers[2].rows
+    changed: Any = np.array(getattr(rows[1], column))
+    changed.flat[-1] += 1
+    rows[1] = rows[1]._replace(**{column: changed})
+    found = outcome(answers, truth)
+    assert found.differing == 1
+    assert not found.is_good
+    assert "1 of 6 answers DIFFER" in "\n".join(found.told())
+
+
+def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Truth) -> None:
+    """A row that did not come, and one that came twice, are told with how many tokens that is."""
+    key, rows = answers[0].generate.request_key, truth[answers[0].generate.request_key]
+    without = answered(key, [rows[0], *rows[2:]])
+    twice = answered(key, [rows[0], rows[0], *rows[1:]])
+    assert (without.lost, without.repeated) == (rows[1].token_ids.size, 0)
+    assert twice.repeated >= rows[0].token_ids.size
+    for wrong in (without, twice):
+        found = outcome([wrong, *answers[1:]], truth)
+        assert not found.is_good
+        assert found.differing == 1
+        assert re.search(r"\d+ LOST, \d+ REPEATED, 0 requests FAILED", "\n".join(found.told()))
+
+
+def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Truth) -> None:
+    """An answer that ends with an error, or before its last row, is not right."""
+    answers[3].error = "worker_lost: gone"
+    assert not outcome(answers, truth).is_good
+    assert "1 requests FAILED" in "\n".join(outcome(answers, truth).told())
+    key = answers[3].generate.request_key
+    answers[3] = answered(key, truth[key][:-1])
+    assert outcome(answers, truth).differing == 1
+
+
+def test_without_drafts_there_is_no_rate(answers: list[Answer], truth: Truth) -> None:
+    """Where nothing was drafted the summary says so, and nothing is divided by zero (case 25)."""
+    for answer in answers:
+        answer.rows = [row._replace(draft_token_count=0) for row in answer.rows]
+    found = outcome(answers, truth)
+    assert found.values["acceptance"] == {"verified": 0, "accepted": 0, "share": None, "by_head": []}
+    assert "no draft was made" in "\n".join(found.told())
+
+
+def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
+    """Without colours each token is followed by its probability, and the first ones have their alternatives."""
+    lines = list(sample(answers[0]))
+    assert "".join(lines).count("%)") == answers[0].tokens
+    table = lines[lines.index("") + 2 :]
+    assert len(table) == 6
+    assert all(re.search(r" +\d+\.\d% +\d+  '", line) for line in table)
+
+
+def test_sample_is_coloured_for_a_terminal(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With colours each token has one that stands for its probability, and a legend says for which."""
+    monkeypatch.setattr(sample_module, "wants_colour", lambda: True)
+    lines = list(sample(answers[0]))
+    text = "\n".join(lines[: lines.index("")])
+    assert text.count("\x1b[38;5;16;48;5;") == answers[0].tokens + 5
+    assert "up to 5%" in lines[0]
+    assert "%)" not in text
+
+
+def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that there is not ends with status 2 and a line, before anything starts."""
+    assert main(["demo", "--fast"]) == 2
+    said = capsys.readouterr()
+    assert "unrecognized arguments: --fast" in said.err.splitlines()[-1]
+    assert said.out == ""

@@ -1,0 +1,150 @@
+"""The parts of a system on this machine: plan, folder, ports, and what is read of a service's log."""
+
+import asyncio
+import json
+import stat
+from contextlib import closing
+from pathlib import Path
+from socket import create_server
+
+import pytest
+
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.local import gateway
+from tokenbus_services.cli.local.child import Child
+from tokenbus_services.cli.local.gateway import free_address, usable
+from tokenbus_services.cli.local.news import News
+from tokenbus_services.cli.local.plan import Service, environment_of, plan_for
+from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.screen import Screen
+from tokenbus_services.cli.local.state import State, state_of
+from tokenbus_services.settings import Settings
+
+
+async def read(data: bytes) -> tuple[Child, list[News]]:
+    """Return a child that wrote some bytes, and what was told of them."""
+    told: list[News] = []
+    child = Child(Service("mixed-0", ("worker",), {}, "connected", 1), told.append)
+    stream = asyncio.StreamReader()
+    stream.feed_data(data)
+    stream.feed_eof()
+    await child._read(stream)
+    return child, told
+
+
+async def test_log_lines_make_state_and_news() -> None:
+    """What a service logs says when it is ready and where its metrics are; warnings are told, the rest is not."""
+    lines = [
+        {"level": "info", "event": "serving metrics", "logger": "metrics", "address": "http://127.0.0.1:1"},
+        {"level": "info", "event": "connected", "logger": "worker", "processor": "p"},
+        {"level": "info", "event": "connected", "logger": "worker", "processor": "p"},
+        {"level": "warning", "event": "frame refused", "logger": "worker", "reason": "why", "times": 3},
+        {"level": "error", "event": "step failed", "exception": "Traceback ...\nValueError: rows: at most 4, got 5"},
+    ]
+    child, told = await read("\n".join(map(json.dumps, lines)).encode())
+    assert (child.is_ready, child.metrics) == (True, "http://127.0.0.1:1")
+    assert [(news.event, news.text, news.is_bad) for news in told] == [
+        ("ready", "ready", False),
+        ("log", "frame refused: reason why, times 3", False),
+        ("log", "step failed: ValueError: rows: at most 4, got 5", True),
+    ]
+    assert child.last_words == "step failed: ValueError: rows: at most 4, got 5"
+
+
+async def test_anything_can_be_read() -> None:
+    """Bytes that are no text, JSON that is no object, and a line without an end harm nobody."""
+    child, told = await read(b"\xff\x00\n[1]\n\n" + b"x" * 3_000_000)
+    assert not told
+    assert len(child.last_words) <= 1_048_576 + 65_536
+    child, _ = await read(b"tokenbus: \x1b[2Jcleared\n\n")
+    assert child.last_words == r"tokenbus: \x1b[2Jcleared"
+
+
+def test_screen_is_silent_after_its_reader_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line that cannot be printed is noted and told once; nothing is tried after it."""
+    tried: list[str] = []
+
+    def refuse(text: str, **_: object) -> None:
+        """Print nothing."""
+        tried.append(text)
+        raise BrokenPipeError
+
+    failures: list[str] = []
+    screen = Screen(as_json=False)
+    screen.on_failure = lambda: failures.append("told")
+    monkeypatch.setattr("builtins.print", refuse)
+    screen.put("one")
+    screen.put("two")
+    assert (tried, failures) == (["one"], ["told"])
+    assert isinstance(screen.failure, BrokenPipeError)
+
+
+async def test_processor_that_does_not_answer_has_no_state() -> None:
+    """Where nothing serves metrics there is nothing to show, and no error."""
+    with closing(create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    assert await state_of(f"http://127.0.0.1:{port}") is None
+    assert await state_of("") is None
+
+
+def test_state_as_a_line() -> None:
+    """The rate is that of the time since the state before."""
+    line = State(2, 1500, 1, {"a": 1000, "b": 500}).line(2.0, State(tokens={"a": 500}))
+    assert line == "2 open requests, 1,500 finished, 1 failed, 1,500 tokens, 500 a second, 0 gaps"
+
+
+def test_without_its_libraries_no_gateway_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the extra is not installed a system comes up without a gateway, unless a port is asked for."""
+    monkeypatch.setattr(gateway, "gateway_lacks", lambda: "uvicorn")
+    assert gateway.gateway_address(Settings(), None) == ""
+    with pytest.raises(CommandError, match="--port: no gateway can run here, uvicorn is not installed") as raised:
+        gateway.gateway_address(Settings(), 8000)
+    assert raised.value.status == 2
+
+
+def test_port_that_was_chosen_stays() -> None:
+    """A default and port 0 become ports that can be told; an address that somebody chose is left to who listens."""
+    assert usable("gateway.address", "127.0.0.1:1") == "127.0.0.1:1"
+    assert not usable("gateway.address", "127.0.0.1:0").endswith(":0")
+
+
+def test_services_get_exactly_the_settings() -> None:
+    """What a service reads from its environment is what was loaded, whatever the surrounding environment says."""
+    overrides: dict[str, object] = {"bus.secret": "a b=c", "worker.checksum": False, "worker.shed_at": 0.5}
+    settings = Settings.load(environment={}, overrides={**overrides, "processor.id": "p", "limits.max_rows": 64})
+    assert Settings.load(environment=environment_of(settings)) == settings
+    changed = environment_of(settings, {"worker.id": "other", "worker.checksum": True})
+    assert Settings.load(environment=changed).worker.id == "other"
+    assert Settings.load(environment=changed).worker.checksum
+
+
+def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
+    """Defaults become sockets in the folder; an address that somebody chose is used as it is."""
+    chosen = {"bus.workers_address": "tcp://0.0.0.0:7000", "metrics.address": "127.0.0.1:7001"}
+    plan = plan_for(
+        Settings.load(environment={}, overrides=chosen), tmp_path, engine="ngram", mixed=1, prefill=1, decode=1
+    )
+    bus = plan.settings.bus
+    assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
+    assert plan.settings.metrics.address == "127.0.0.1:7001"
+    assert [service.name for service in plan.workers] == ["mixed-0", "decode-0", "prefill-0"]
+
+
+def test_taken_port_is_replaced() -> None:
+    """A preferred address whose port is taken becomes one with a port that is free."""
+    with closing(create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        found = free_address(f"127.0.0.1:{port}")
+    assert found.startswith("127.0.0.1:")
+    assert found != f"127.0.0.1:{port}"
+    assert free_address(found) == found
+
+
+def test_runtime_folder_is_private_and_in_use_until_all_have_left(folder: Path) -> None:
+    """Only this user can enter it, and while any process holds its lock nobody else removes it."""
+    with RuntimeFolder(folder) as first:
+        assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
+        with RuntimeFolder(folder):
+            assert len(sorted(path.name for path in folder.iterdir())) == 2
+        assert sorted(path.name for path in folder.iterdir()) == [first.path.name]
+    assert sorted(path.name for path in folder.iterdir()) == []

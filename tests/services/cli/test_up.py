@@ -1,0 +1,278 @@
+"""tokenbus up: a whole system as child processes, and that nothing of it is left behind."""
+
+import asyncio
+import os
+import re
+import select
+import signal
+import time
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
+from socket import create_server
+from typing import Any
+
+import pytest
+
+from tests.services.cli.helpers import COMMAND, MOST, generate
+from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
+from tokenbus_services.cli import main
+from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.client import TokenClient
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.truth import true_tokens
+
+
+def pids(up: dict[str, Any]) -> dict[str, int]:
+    """Return the services' processes by name."""
+    return {service["name"]: service["pid"] for service in up["services"]}
+
+
+def none_runs_soon(processes: dict[str, int]) -> bool:
+    """Return whether all processes end within the time that tests wait."""
+    until = time.monotonic() + MOST
+    while any(map(is_running, processes.values())) and time.monotonic() < until:
+        os.sched_yield()
+    return not any(map(is_running, processes.values()))
+
+
+def left_in(folder: Path) -> list[str]:
+    """Return what runtime folders there are."""
+    return [path.name for path in folder.glob("tokenbus-*")]
+
+
+def status_of(url: str) -> int:
+    """Return the status that a page is answered with."""
+    with urllib.request.urlopen(url, timeout=MOST) as answer:  # noqa: S310 - of a test's own gateway
+        return int(answer.status)
+
+
+async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -> None:
+    """All services come up, requests get their true tokens, and SIGTERM stops all of it with status 0."""
+    with Command(["up", "--engine", "synthetic", "--decode", "2", "--json"], environment(folder)) as command:
+        up = command.event("up")
+        names = ["processor", "mixed-0", "decode-0", "decode-1", "prefill-0"]
+        assert [service["name"] for service in up["services"]][:5] == names
+        assert all(service["state"] == "ready" for service in up["services"])
+        assert await asyncio.to_thread(status_of, f"{up['gateway']}/readyz") == 200
+        settings = Settings.load(environment={}, overrides={"bus.clients_address": up["clients_address"]})
+        async with TokenClient(settings) as client:
+            asked = [client.generate(generate(20, key)) for key in range(1, 9)]
+            ids = [[token.id async for token in tokens] for tokens in asked]
+        assert ids == [true_tokens(key, 0, 20).ids.tolist() for key in range(1, 9)]
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == []
+        assert command.end() == (0, "", "")
+    assert not any(map(is_running, pids(up).values()))
+    assert left_in(folder) == []
+
+
+@pytest.mark.parametrize("number", [SIGINT, SIGHUP])
+def test_other_signals_stop_it_too(number: Signals, folder: Path) -> None:
+    """Ctrl-C stops it cleanly, and so does the end of the terminal."""
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        up = command.event("up")
+        command.signal(number)
+        assert command.end()[0] == 0
+    assert not any(map(is_running, pids(up).values()))
+    assert left_in(folder) == []
+
+
+def test_people_are_told_where_to_look(folder: Path) -> None:
+    """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
+    with Command(["up", *FEW], environment(folder)) as command:
+        command.line("stop    Ctrl-C")
+        command.signal(SIGINT)
+        _, output, complaints = command.end()
+    text = "\n".join(command.lines)
+    assert "Tokenbus is up" in text
+    assert "mixed-0     ready" in text
+    assert re.search(r"look    http://127.0.0.1:\d+/\n", text)
+    assert "tokenbus tap --rows --clients-address ipc://" in text
+    assert output.endswith("everything has stopped\n")
+    assert "\x1b" not in text + output + complaints
+
+
+def test_terminal_sees_the_state_and_takes_all_with_it(folder: Path) -> None:
+    """On a terminal a line says how the system does; when the terminal dies nothing lives on."""
+    ours, theirs = os.openpty()
+    program = python(
+        "import os, sys; os.setsid()\n"
+        "terminal = os.open(sys.argv[1], os.O_RDWR)\n"  # the first that a session opens is its own
+        "[os.dup2(terminal, number) for number in range(3)]\n"
+        "os.execv(sys.argv[2], sys.argv[2:])"
+    )
+    variables = environment(folder) | {"TERM": "xterm", "NO_COLOR": ""}
+    with Command([os.ttyname(theirs), str(COMMAND), "up", *FEW], variables, program) as command:
+        seen = b""
+        while b"open requests" not in seen:
+            assert select.select([ours], [], [], MOST)[0], seen
+            seen += os.read(ours, 65_536)
+        children = {words: pid for pid, words in children_of(command.process.pid)}
+        assert len(children) == 3
+        os.close(theirs)
+        os.close(ours)
+        assert command.process.wait(MOST) in (0, 1)
+    assert b"\x1b[1mTokenbus is up" in seen
+    assert not any(map(is_running, children.values()))
+    assert left_in(folder) == []
+
+
+def test_worker_that_dies_is_told_and_not_started_again(folder: Path) -> None:
+    """A killed worker is told in a line with how it ended; the others go on, and the status is 1 in the end."""
+    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder)) as command:
+        processes = pids(command.event("up"))
+        os.kill(processes["mixed-0"], SIGKILL)
+        ended = command.event("ended")
+        assert (ended["service"], ended["status"], ended["text"]) == ("mixed-0", -SIGKILL, "ended with SIGKILL")
+        assert is_running(processes["mixed-1"])
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == ["mixed-0"]
+        assert command.end()[0] == 1
+    assert not any(map(is_running, processes.values()))
+
+
+def test_system_without_a_processor_ends(folder: Path) -> None:
+    """Where no request can be answered any more, one line says so and the rest is stopped, with status 1."""
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        processes = pids(command.event("up"))
+        os.kill(processes["processor"], SIGKILL)
+        assert command.event("ended")["service"] == "processor"
+        assert "no request can be answered" in command.event("useless")["text"]
+        assert command.event("down")["died"] == ["processor"]
+        assert command.end()[0] == 1
+    assert not any(map(is_running, processes.values()))
+
+
+def test_children_end_with_a_killed_parent(folder: Path) -> None:
+    """No child lives on when the command itself is killed, and the next one removes the folder that it left."""
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        processes = pids(command.event("up"))
+        command.signal(SIGKILL)
+        assert command.end()[0] == -SIGKILL
+    assert none_runs_soon(processes)
+    assert len(left_in(folder)) == 1
+    until = time.monotonic() + MOST
+    while left_in(folder) and time.monotonic() < until:  # a process's last thread lets go of the lock a moment later
+        with RuntimeFolder(folder):
+            pass
+    assert left_in(folder) == []
+
+
+def test_second_signal_kills(folder: Path) -> None:
+    """A service that does not leave is killed at the second signal; the status is 1 and nothing is left."""
+    with Command(["up", *FEW, "--json"], environment(folder, worker__drain_timeout_ms=3_600_000)) as command:
+        processes = pids(command.event("up"))
+        os.kill(processes["mixed-0"], signal.SIGSTOP)  # it can hear nothing
+        command.signal(SIGTERM)
+        command.event("stopping")
+        command.signal(SIGTERM)
+        assert "mixed-0" in command.event("down")["died"]  # beside those that had not left yet
+        assert command.end()[0] == 1
+    assert not any(map(is_running, processes.values()))
+    assert left_in(folder) == []
+
+
+def test_service_that_does_not_stop_is_killed_after_its_time(folder: Path) -> None:
+    """Without a second signal the settings say how long a service may take to leave."""
+    times = {"worker__drain_timeout_ms": 1, "bus__linger_ms": 1}
+    with Command(["up", *FEW, "--json"], environment(folder, **times)) as command:
+        processes = pids(command.event("up"))
+        os.kill(processes["mixed-0"], signal.SIGSTOP)
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == ["mixed-0"]
+        assert command.end()[0] == 1
+    assert not any(map(is_running, processes.values()))
+
+
+def test_reader_that_goes_away_stops_it(folder: Path) -> None:
+    """When nobody can read what it prints any more, everything is stopped, with status 1 and no traceback."""
+    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder)) as command:
+        processes = pids(command.event("up"))
+        assert command.process.stdout is not None
+        command.process.stdout.close()
+        os.kill(processes["mixed-0"], SIGKILL)  # something to tell
+        assert command.process.wait(MOST) == 1
+        assert command.process.stderr is not None
+        assert "Traceback" not in command.process.stderr.read()
+    assert not any(map(is_running, processes.values()))
+    assert left_in(folder) == []
+
+
+def test_service_that_cannot_start_says_why(folder: Path) -> None:
+    """A setting that a service cannot use ends all of it with that service's line and status 2."""
+    wrong = ["--metrics-address", "192.0.2.1:80"]
+    with Command(["up", *FEW, *wrong], environment(folder)) as command:
+        status, _, complaints = command.end()
+    assert status == 2
+    (line,) = complaints.splitlines()
+    assert line.startswith(
+        "tokenbus: processor: ended with status 2 before it was ready: metrics.address: 192.0.2.1:80"
+    )
+    assert left_in(folder) == []
+
+
+def test_port_that_is_taken_is_told(folder: Path) -> None:
+    """A port that was asked for and that somebody else has ends all of it, with the gateway's line."""
+    with closing(create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        with Command(["up", *FEW, "--port", str(port)], environment(folder)) as command:
+            status, _, complaints = command.end()
+    assert status == 2
+    (line,) = complaints.splitlines()
+    assert line.startswith(
+        f"tokenbus: gateway: ended with status 2 before it was ready: gateway.address: 127.0.0.1:{port}"
+    )
+    assert left_in(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--prefill", "1", "--decode", "0"], "some of both or none of either, got --prefill 1 and --decode 0"),
+        (
+            ["--workers", "0", "--prefill", "0", "--decode", "0"],
+            "workers: 1 to 64 in all (processor.max_workers), got 0",
+        ),
+        (["--workers", "63"], "workers: 1 to 64 in all (processor.max_workers), got 65"),
+        (["--workers", "-1"], "argument --workers: a whole number from 0 to 1000000, got '-1'"),
+        (["--workers", "9" * 99], "argument --workers: a whole number from 0 to 1000000"),
+        (["--port", "65536"], "argument --port: a whole number from 1 to 65535, got '65536'"),
+        (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
+        (["--set", "worker.policies=x"], "worker.policies: no such setting"),
+    ],
+)
+def test_wrong_use(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be done is refused with status 2 and a line that says what and why, before anything starts."""
+    assert main(["up", *arguments]) == 2
+    said = capsys.readouterr()
+    assert why in said.err.splitlines()[-1]
+    assert said.out == ""
+
+
+def test_signal_while_it_starts_stops_what_is_there(folder: Path) -> None:
+    """A signal that comes before everything is ready leaves nothing behind, and is no failure."""
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        first = command.event("started")
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == []
+        assert command.end()[0] == 0
+    assert not is_running(first["pid"])
+    assert left_in(folder) == []
+
+
+def test_hangup_that_is_ignored_stays_so(folder: Path) -> None:
+    """Started by nohup, it goes on when its terminal ends."""
+    program = python(
+        "import signal, sys; from tokenbus_services.cli import main\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"
+    )
+    with Command(["up", *FEW, "--workers", "2", "--json"], environment(folder), program) as command:
+        processes = pids(command.event("up"))
+        command.signal(SIGHUP)
+        os.kill(processes["mixed-1"], SIGKILL)
+        assert command.event("ended")["service"] == "mixed-1"
+        assert is_running(processes["mixed-0"])
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == ["mixed-1"]

@@ -1,0 +1,53 @@
+"""Answers made of batches without a bus, and what OpenAI's clients would read in them."""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.services.builders import settings
+from tokenbus_contracts import LogprobBatch
+from tokenbus_services.gateway.answer import StreamedAnswer, WholeAnswer
+from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.envelope import Envelope
+from tokenbus_services.gateway.view import StepView
+from tokenbus_services.gateway.vocabulary import Vocabulary
+
+KEY = 0xA
+Steps = Sequence[tuple[LogprobBatch, LogprobBatch | None]]
+
+
+async def said(asked: Asked, steps: Steps, vocabulary: Vocabulary) -> bytes:
+    """Return what an answer sends of some steps, of which its requests have the first rows."""
+    maker = StreamedAnswer if asked.is_streamed else WholeAnswer
+    answer = maker(asked, Envelope(asked, KEY), settings().gateway)
+    answer.begin(lambda: None)
+    wanting = dict(enumerate(answer.listeners))
+    for target, draft in steps:
+        view = StepView(target, vocabulary, draft)
+        wanting = {place: listener for place, listener in wanting.items() if listener.take(view, place)}
+    assert answer.error is None
+    sending = await answer.outbox.next()
+    assert sending.is_last
+    return sending.data
+
+
+def chunks(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream, which must end as streams do."""
+    *events, done, rest = data.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in events:
+        yield json.loads(event.removeprefix("data: "))
+
+
+def array(text: str, kind: str) -> npt.NDArray[Any]:
+    """Return a column."""
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+def joined(parts: Iterable[Any], name: str) -> list[Any]:
+    """Return a list that came in several parts."""
+    return [each for part in parts if part is not None for each in part[name] or ()]

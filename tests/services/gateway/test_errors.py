@@ -1,0 +1,54 @@
+"""Errors over HTTP: each code of the bus has its status, in OpenAI's shape."""
+
+import pytest
+
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.delivery import RequestFailedError
+from tokenbus_services.gateway.errors import of_request
+
+STATUSES = {
+    "INVALID_REQUEST": 400,
+    "DUPLICATE_REQUEST": 409,
+    "UNKNOWN_REQUEST": 404,
+    "OVERLOADED": 429,
+    "NO_WORKER": 503,
+    "WORKER_LOST": 502,
+    "GAP": 502,
+    "ENGINE": 500,
+    "UNRECOVERABLE": 502,
+    "HANDOFF": 502,
+    "ABORTED": 503,
+    "DEADLINE": 504,
+    "SLOW_CLIENT": 503,
+    "INTERNAL": 500,
+}
+
+
+def test_every_code_has_a_status() -> None:
+    """No code of the contract is without its status."""
+    assert {f"ERROR_CODE_{name}" for name in STATUSES} == set(ErrorCode.keys()) - {"ERROR_CODE_UNSPECIFIED"}
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_error_is_told_in_openais_shape(name: str) -> None:
+    """Status, type, code and message say what the bus said, and how far the request came."""
+    code = f"ERROR_CODE_{name}"
+    failed = RequestFailedError(RequestError(request_key=1, code=code, message="why: so", emitted_tokens=7))
+    error = of_request(failed, 1500)
+    assert error.status == STATUSES[name]
+    told = error.body["error"]
+    assert isinstance(told, dict)
+    assert told["message"] == "why: so (after 7 tokens)"
+    assert told["code"] == name.lower()
+    assert told["param"] == ("why" if error.status == 400 else None)
+    assert told["type"] == {429: "overloaded_error", 503: "overloaded_error"}.get(
+        error.status, "server_error" if error.status >= 500 else "invalid_request_error"
+    )
+    again = {"retry-after": "2", "retry-after-ms": "1500"} if error.status in (429, 503) else {}
+    assert error.headers == again
+
+
+def test_code_of_a_newer_minor_is_a_server_error() -> None:
+    """A code that is not known here is status 500, with its number."""
+    failed = RequestFailedError(RequestError(request_key=1, code=99, message="new"))  # type: ignore[arg-type]
+    assert (of_request(failed, 0).status, of_request(failed, 0).code) == (500, "99")

@@ -1,0 +1,196 @@
+"""What is written of rows: each form says what the columns hold, in a stream as at once."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.services.builders import Wanted, batch
+from tests.services.gateway.rendering import array, chunks, joined, said
+from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
+from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+
+VOCABULARIES = {name: vocabulary_of(name) for name in ("ngram", "bytes", "numbers")}
+KEYS = (3, 4)
+
+
+def _steps(top_k: int = 2, scoring: Scoring = Scoring.FULL) -> list[tuple[LogprobBatch, LogprobBatch | None]]:
+    """Return three steps of two requests, with a neighbour who wants something else, and drafts for the second one."""
+    steps: list[tuple[LogprobBatch, LogprobBatch | None]] = []
+    for step, (position, count, status) in enumerate(
+        [(0, 1, RowStatus.ACTIVE), (1, 3, RowStatus.ACTIVE), (4, 2, RowStatus.FINISHED_LENGTH)], 1
+    ):
+        rows = [Wanted(key, position, count, status, scoring, top_k) for key in KEYS]
+        neighbour = Wanted(9, position, 4, RowStatus.ACTIVE, top_k=5)
+        drafts = [Wanted(4, position, 2, RowStatus.ACTIVE, scoring, top_k)]
+        draft = batch(drafts, step=step, kind=BatchKind.DRAFT, selection=True) if step == 2 else None
+        steps.append((batch([*rows, neighbour], step=step), draft))
+    return steps
+
+
+def _asked(**fields: Any) -> Asked:  # noqa: ANN401 - as they are
+    return Asked(model="tokenbus", prompts=[[1, 2]], n=len(KEYS), **fields)
+
+
+def _truth(steps: list[tuple[LogprobBatch, LogprobBatch | None]], place: int, *, draft: bool = False) -> list[Row]:
+    batches = [step[draft] for step in steps]
+    return [row for each in batches if each is not None for row in each.rows() if row.key == KEYS[place]]
+
+
+def _pairs(rows: list[Row]) -> list[list[tuple[int, float]]]:
+    """Return each token's alternatives."""
+    return [
+        list(zip(ids, logprobs, strict=True))
+        for row in rows
+        for ids, logprobs in zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
+    ]
+
+
+def _name(vocabulary: str, token_id: int) -> str:
+    name: str = json.loads(VOCABULARIES[vocabulary].names[token_id])
+    return name
+
+
+def _choices(data: bytes, place: int) -> list[dict[str, Any]]:
+    return [choice for chunk in chunks(data) for choice in chunk["choices"] if choice["index"] == place]
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("top_k", [0, 2, 20])
+async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int) -> None:
+    """Completions have each token with its logprob and alternatives, itself among them, a stream's parts in order."""
+    steps = _steps(top_k)
+    streamed = await said(_asked(top_logprobs=top_k, is_streamed=True), steps, VOCABULARIES[vocabulary])
+    whole = json.loads(await said(_asked(top_logprobs=top_k), steps, VOCABULARIES[vocabulary]))
+    for place in range(len(KEYS)):
+        rows = _truth(steps, place)
+        ids = [token for row in rows for token in row.token_ids.tolist()]
+        found = [choice["logprobs"] for choice in _choices(streamed, place)]
+        names = [_name(vocabulary, token) for token in ids]
+        logprobs = [value for row in rows for value in row.logprobs.tolist()]
+        assert joined(found, "tokens") == names
+        assert np.array(joined(found, "token_logprobs"), np.float32).tolist() == logprobs
+        tops = joined(found, "top_logprobs")
+        for top, pairs, name, logprob in zip(tops, _pairs(rows), names, logprobs, strict=False):
+            wanted = {_name(vocabulary, token): value for token, value in pairs} | {name: logprob}
+            assert {key: float(np.float32(value)) for key, value in top.items()} == wanted
+        at_once = whole["choices"][place]["logprobs"]
+        assert {name: joined(found, name) or None for name in at_once} == at_once | {
+            "top_logprobs": at_once["top_logprobs"] or None
+        }
+        text = "".join(choice["text"] for choice in _choices(streamed, place))
+        assert text == whole["choices"][place]["text"]
+        pieces = b"".join(VOCABULARIES[vocabulary].pieces[token] for token in ids)
+        assert text == pieces.decode(errors="replace")
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+async def test_entries_say_what_the_columns_hold(top_k: int) -> None:
+    """Chats have an object for each token, with its bytes, and with its alternatives in their order."""
+    steps = _steps(top_k)
+    streamed = await said(_asked(top_logprobs=top_k, is_chat=True, is_streamed=True), steps, VOCABULARIES["ngram"])
+    whole = json.loads(await said(_asked(top_logprobs=top_k, is_chat=True), steps, VOCABULARIES["ngram"]))
+    for place in range(len(KEYS)):
+        rows = _truth(steps, place)
+        first, *others = _choices(streamed, place)
+        assert first["delta"] == {"role": "assistant", "content": ""}
+        entries = joined([choice["logprobs"] for choice in others], "content")
+        ids = [token for row in rows for token in row.token_ids.tolist()]
+        assert [entry["token"] for entry in entries] == [_name("ngram", token) for token in ids]
+        assert [bytes(entry["bytes"]) for entry in entries] == [VOCABULARIES["ngram"].pieces[token] for token in ids]
+        for entry, pairs in zip(entries, _pairs(rows), strict=False):
+            wanted = [(_name("ngram", token), np.float32(value)) for token, value in pairs]
+            assert [(each["token"], np.float32(each["logprob"])) for each in entry["top_logprobs"]] == wanted
+        assert whole["choices"][place]["logprobs"]["content"] == entries
+        content = "".join(choice["delta"]["content"] for choice in others)
+        assert whole["choices"][place]["message"]["content"] == content
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_columns_hold_the_same_bits(is_streamed: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """The columnar answer has the very arrays: ids, logprobs, ranks and alternatives, and drafts beside them."""
+    steps = _steps(2)
+    asked = _asked(top_logprobs=2, wants_columns=True, wants_drafts=True, is_streamed=is_streamed)
+    data = await said(asked, steps, VOCABULARIES["ngram"])
+    for place in range(len(KEYS)):
+        choices = _choices(data, place) if is_streamed else [json.loads(data)["choices"][place]]
+        for name, is_draft in (("columns", False), ("draft_columns", True)):
+            rows, given = _truth(steps, place, draft=is_draft), [choice[name] for choice in choices if choice[name]]
+            assert sum(each["tokens"] for each in given) == sum(row.token_ids.size for row in rows)
+            for column, kind, true in (
+                ("token_ids", "<u4", [row.token_ids for row in rows]),
+                ("logprobs", "<f4", [row.logprobs for row in rows]),
+                ("ranks", "<u4", [row.ranks for row in rows]),
+                ("top_token_ids", "<u4", [row.alternative_token_ids.ravel() for row in rows]),
+                ("top_logprobs", "<f4", [row.alternative_logprobs.ravel() for row in rows]),
+            ):
+                found = np.concatenate([array("", kind), *(array(each[column], kind) for each in given)])
+                assert found.tobytes() == b"".join(each.tobytes() for each in true)
+            assert set(b"".join(array(each["top_ks"], "u1").tobytes() for each in given)) <= {2}
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_drafts_stand_beside_logprobs(is_chat: bool) -> None:  # noqa: FBT001
+    """`draft_logprobs` has what was proposed in the same step, in the form of logprobs, or null."""
+    steps = _steps(1)
+    asked = _asked(top_logprobs=1, wants_drafts=True, is_streamed=True, is_chat=is_chat)
+    data = await said(asked, steps, VOCABULARIES["ngram"])
+    names = [_name("ngram", token) for row in _truth(steps, 1, draft=True) for token in row.token_ids.tolist()]
+    given: list[Any] = [choice.get("draft_logprobs") for choice in _choices(data, 1)[is_chat:]]
+    assert [each is None for each in given] == [True, False, True]
+    tokens = [entry["token"] for entry in given[1]["content"]] if is_chat else given[1]["tokens"]
+    assert tokens == names
+    assert all(choice.get("draft_logprobs") is None for choice in _choices(data, 0))
+
+
+async def test_token_ids_come_on_request() -> None:
+    """`return_token_ids` gives the ids of the prompt and of every token, token 0 like any other (case 10)."""
+    steps = _steps()
+    whole = json.loads(await said(_asked(wants_ids=True), steps, VOCABULARIES["ngram"]))
+    streamed = await said(_asked(wants_ids=True, is_streamed=True), steps, VOCABULARIES["ngram"])
+    for place in range(len(KEYS)):
+        ids = [token for row in _truth(steps, place) for token in row.token_ids.tolist()]
+        first, *others = _choices(streamed, place)
+        assert whole["choices"][place]["token_ids"] == joined(others, "token_ids") == ids
+        assert whole["choices"][place]["prompt_token_ids"] == first["prompt_token_ids"] == [1, 2]
+
+
+@pytest.mark.parametrize("scoring", [Scoring.SHED, Scoring.NONE])
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_rows_without_alternatives_or_scores_say_so(scoring: Scoring, is_chat: bool) -> None:  # noqa: FBT001
+    """Where alternatives were dropped they are absent, and logprobs stay; where there are none they are null."""
+    steps = _steps(0, scoring)
+    whole = json.loads(await said(_asked(top_logprobs=2, is_chat=is_chat), steps, VOCABULARIES["ngram"]))
+    logprobs = whole["choices"][0]["logprobs"]
+    values = [each["logprob"] for each in logprobs["content"]] if is_chat else logprobs["token_logprobs"]
+    assert len(values) == 6
+    assert all((value is None) == (scoring is Scoring.NONE) for value in values)
+    tops = [each["top_logprobs"] for each in logprobs["content"]] if is_chat else logprobs["top_logprobs"]
+    assert all(not top for top in tops)
+
+
+async def test_usage_counts_prompts_and_all_choices() -> None:
+    """Usage has the prompt once and every choice's tokens, in the last chunk or at the end of the answer."""
+    steps = _steps()
+    usage = {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+    assert json.loads(await said(_asked(), steps, VOCABULARIES["ngram"]))["usage"] == usage
+    data = await said(_asked(is_streamed=True, wants_usage=True), steps, VOCABULARIES["ngram"])
+    *others, last = chunks(data)
+    assert (last["choices"], last["usage"]) == ([], usage)
+    assert all(chunk["usage"] is None for chunk in others)
+
+
+async def test_stop_cuts_everything_together() -> None:
+    """A stop inside a block of tokens ends text, ids and logprobs at the token that completes it (case 13)."""
+    steps = _steps()
+    ids = [token for row in _truth(steps, 0) for token in row.token_ids.tolist()]
+    vocabulary = VOCABULARIES["numbers"]
+    stop = str(ids[2])
+    asked = Asked(model="tokenbus", prompts=[[1]], stop=(stop,), top_logprobs=2, wants_ids=True)
+    choice = json.loads(await said(asked, steps, vocabulary))["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"] == ids[:3]
+    assert choice["text"] == f" {ids[0]} {ids[1]} "
+    assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["top_logprobs"]) == 3

@@ -1,0 +1,78 @@
+"""Text that runs: characters that are split over tokens, and stops that are."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus_services.gateway.text import RunningText
+
+
+def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    """Return bytes in pieces."""
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[begin:end] for begin, end in pairwise(places)]
+
+
+def _all(pieces: list[bytes], stops: tuple[str, ...] = ()) -> str:
+    """Return the text of pieces that come one after the other."""
+    text = RunningText(stops)
+    return "".join([*map(text.add, pieces), text.end()])
+
+
+@given(st.text(), st.lists(st.integers(0, 1000)))
+def test_text_does_not_depend_on_where_it_is_cut(text: str, cuts: list[int]) -> None:
+    """Whichever bytes a token has, the text is the same: characters wait for their last byte."""
+    assert _all(_cut(text.encode(), cuts)) == text
+
+
+@given(st.binary(), st.lists(st.integers(0, 1000)))
+def test_bytes_that_are_no_text_become_replacement_characters(data: bytes, cuts: list[int]) -> None:
+    """Any bytes give what they give at once: nothing is lost, and nothing raises."""
+    assert _all(_cut(data, cuts)) == data.decode(errors="replace")
+
+
+@given(
+    st.text("ab\u00e4", max_size=30),
+    st.lists(st.text("ab\u00e4", min_size=1, max_size=3), max_size=3),
+    st.lists(st.integers(0, 99)),
+)
+def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: list[int]) -> None:
+    """The text up to the first stop that is complete comes, in whichever pieces the bytes came."""
+    ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+    found = _all(_cut(text.encode(), cuts), tuple(stops))
+    if not ends:
+        assert found == text
+    else:
+        begins = {text.find(stop) for stop in stops} - {-1}
+        assert found in {text[:begin] for begin in begins}
+        assert not any(stop in found for stop in stops)
+
+
+def test_a_beginning_of_a_stop_is_held_back() -> None:
+    """What may be a stop is not told until it is none: a client cannot take text back."""
+    text = RunningText(("\nUser:",))
+    assert text.add(b"yes\nUs") == "yes"
+    assert text.add(b"ed") == "\nUsed"
+    assert text.add(b"\nUser") == ""
+    assert not text.is_stopped
+    assert text.add(b": no") == ""
+    assert text.is_stopped
+    assert (text.add(b"more"), text.end()) == ("", "")
+
+
+def test_tokens_after_a_stop_are_not_taken() -> None:
+    """Of a block of tokens those up to the one that completes the stop are taken, and none behind it (case 13)."""
+    text = RunningText(("stop",))
+    assert text.add_until_stop([b"go st", b"op now", b"never"]) == ("go ", 2)
+    assert RunningText(("stop",)).add_until_stop([b"go ", b"on"]) == ("go on", 2)
+
+
+def test_held_text_comes_at_the_end() -> None:
+    """What was held back for a stop or a character that never came is the text's end."""
+    text = RunningText(("ab",))
+    assert text.add(b"xa") == "x"
+    assert text.end() == "a"
+    split = RunningText()
+    assert split.add("ä".encode()[:1]) == ""
+    assert split.end() == "\ufffd"

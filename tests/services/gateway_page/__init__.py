@@ -1,0 +1,1 @@
+"""The inspector page, tried in a real browser as a person would."""
