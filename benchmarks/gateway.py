@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
     modes = {name: MODES[name] for name in list(MODES)[: 2 if options.quick else None]}
     figures = [each for pace in paces for each in measure(pace, modes, rounds, seconds)]
-    machine = ", ".join(f"{name}: {value}" for name, value in description(Placement.here(), vllm=False).items())
+    described = description(Placement.here(), vllm=False)
+    machine = ", ".join(f"{name}: {value}" for name, value in described.items() if name != "pinned")
     about = _ABOUT.format(streams=CONNECTIONS)
     text = f"{about}\n{rounds} rounds of {seconds:g} s each, medians. Machine: {machine}.\n\n{render(figures)}"
     sys.stdout.write(text)
@@ -195,7 +196,7 @@ class Load:
     def close(self) -> None:
         """End them."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # which closes its pipes, too
 
 
 @contextmanager
