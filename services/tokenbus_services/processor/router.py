@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Step
-from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.delivery.leaving import LEAVES
 from tokenbus_services.processor.requests import (
     NO_STREAM,
     EarlyRow,
@@ -26,8 +26,6 @@ NOBODY = -1
 """The route of requests that only `steps()` shows."""
 
 Rows = npt.NDArray[np.intp]
-_ENDS = np.isin(np.arange(256), [int(status) for status in FINISHED])
-_LEAVES = _ENDS | (np.arange(256) == RowStatus.HANDED_OFF)
 
 
 class Consumer(Protocol):
@@ -94,7 +92,7 @@ class Router:
         self.counts.delivered += slots.size
         self.counts.tokens += target.token_ids.size
         self._hand_out(step, slots)
-        leaving = np.flatnonzero(_LEAVES[target.statuses])
+        leaving = np.flatnonzero(LEAVES[target.statuses])
         for row in leaving.tolist():
             # Its consumer may have ended it, for what was handed out here was more than may wait.
             if (request := table.get(int(target.request_keys[row]))) is not None:

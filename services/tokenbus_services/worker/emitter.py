@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_services.delivery.leaving import LEAVES
 from tokenbus_services.logs import logger
 from tokenbus_services.worker.arrays import keys_of
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.handoff.sender import HandoffSender
 from tokenbus_services.worker.isolation import emptied, isolated
-from tokenbus_services.worker.leaving import LEAVES
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.step import StepArrays
 

@@ -3,26 +3,15 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, decode, encode
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode, encode
 from tokenbus_contracts.codec import parse
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_services.delivery.leaving import LEAVES
 from tokenbus_services.recording import Entry, RecordingError
 
 _LIMITS = Limits.schema()
-_LEAVING = np.array(
-    [
-        RowStatus.FINISHED_STOP,
-        RowStatus.FINISHED_LENGTH,
-        RowStatus.ABORTED,
-        RowStatus.UNRECOVERABLE,
-        RowStatus.HANDED_OFF,
-    ],
-    np.uint8,
-)
 
 
 class Contents(NamedTuple):
@@ -74,7 +63,7 @@ def _contents_of_batch(batch: LogprobBatch) -> Contents:
     if not batch.has_consistent_lengths():
         return _NOTHING
     keys = batch.request_keys
-    return Contents(batch.header.produced_at_ns, keys.tolist(), keys[np.isin(batch.statuses, _LEAVING)].tolist())
+    return Contents(batch.header.produced_at_ns, keys.tolist(), keys[LEAVES[batch.statuses]].tolist())
 
 
 def _contents_of_event(event: RequestEvent) -> Contents:
