@@ -118,6 +118,18 @@ async def test_stop_ends_the_text_before_it(text: Served) -> None:
     assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "stop"
 
 
+async def test_answer_goes_on_past_the_models_end(text: Served) -> None:
+    """`ignore_eos` makes an answer as long as it may be, where the model would have ended it before."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5}
+    async with plainly(text.url) as client:
+        ended = (await client.post("/v1/completions", json=body)).json()
+        went_on = (await client.post("/v1/completions", json=body | {"ignore_eos": True})).json()
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["usage"]["completion_tokens"] < 400
+    assert went_on["choices"][0]["finish_reason"] == "length"
+    assert went_on["usage"]["completion_tokens"] == 400
+
+
 async def test_drafts_stand_beside_the_tokens(text: Served) -> None:
     """`include_draft_logprobs` brings what the draft model proposed, and accepted drafts are tokens of the answer."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "logprobs": 1, "seed": 1}

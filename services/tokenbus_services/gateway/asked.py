@@ -29,6 +29,7 @@ class Asked:
     top_p: float | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    ignores_end: bool = False
     top_logprobs: int | None = None
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
@@ -56,6 +57,7 @@ class Asked:
             top_p=self.top_p,
             seed=None if self.seed is None else (self.seed + index) % _SEEDS,
             stop=self.stop,
+            ignore_end_token=self.ignores_end,
         )
         return Generate(
             model="" if self.model == DEFAULT_MODEL else self.model,
@@ -136,6 +138,7 @@ class Reader:
         return {
             "model": model,
             "n": values["n"],
+            "ignores_end": values["ignore_eos"],
             "wants_drafts": values["include_draft_logprobs"],
             "wants_ids": values["return_token_ids"],
             "wants_columns": values["return_columns"],

@@ -13,19 +13,23 @@ _MOST_DISCARDED = 16 * 2**20
 """So much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
 
 
-async def json_body(request: Request, settings: GatewaySettings) -> Any:  # noqa: ANN401 - JSON
-    """Return the body, or raise an ApiError."""
+async def body_of(request: Request, settings: GatewaySettings) -> bytes:
+    """Return the body of a request that says it is JSON, or raise an ApiError."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type: application/json, got {kind[:100]!r}", code="unsupported_media_type")
     try:
         async with asyncio.timeout(settings.request_timeout_ms / 1000):
-            data = await _read(request, settings.max_body_bytes)
+            return await _read(request, settings.max_body_bytes)
     except TimeoutError:
         message = f"body: within {settings.request_timeout_ms} ms"
         raise ApiError(408, message, code="request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "body: all of it, got a part", code="incomplete_body") from None
+
+
+def json_of(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Return what a body says, or raise an ApiError."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

@@ -26,6 +26,8 @@ class Envelope:
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
         self._openings = [self._opening % index for index in range(asked.choices)]
         self._usage_later = b',"usage":null' if asked.wants_usage else b""
+        self._said = b'"delta":{"content":%b},' if asked.is_chat else b'"text":%b,'
+        self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
 
     def parts(self) -> tuple[Part, ...]:
         """Return what a choice has beside its text."""
@@ -57,10 +59,11 @@ class Envelope:
 
     def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], reason: str | None) -> bytes:
         """Return what a row brought."""
-        said = (b'"delta":{"content":%b},' if self._asked.is_chat else b'"text":%b,') % orjson.dumps(text)
         beside = b",".join([part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)])
-        ending = b',"finish_reason":%b}]%b}\n\n' % (_reason(reason), self._usage_later)
-        return self._openings[index] + said + beside + ending
+        ending = self._going_on
+        if reason is not None:
+            ending = b',"finish_reason":%b}]%b}\n\n' % (_reason(reason), self._usage_later)
+        return b"".join((self._openings[index], self._said % orjson.dumps(text), beside, ending))
 
     def last(self, tokens: int) -> bytes:
         """Return what comes after all rows."""

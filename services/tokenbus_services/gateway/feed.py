@@ -1,6 +1,7 @@
 """Feed: hands each row that the client gets to the answer it belongs to, and says how requests end."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,7 +18,9 @@ from tokenbus_services.settings import GatewaySettings
 _log = logger("gateway")
 _ENDS = frozenset(map(int, FINISHED))
 _ROWS_AT_ONCE = 32
-"""After so many rows what was made of them is sent: else the first would wait until the last is written."""
+"""How often it is looked whether others must have their turn."""
+_LONGEST_TURN_SECONDS = 0.01
+"""After so long they have it. A step's rows are best written without a break: whoever gets in between delays them."""
 _LAST_ROWS_SECONDS = 1.0
 """How long an error waits for rows that it counts and that have not come."""
 
@@ -80,12 +83,14 @@ class Feed:
             view = StepView(target, self._vocabulary, draft)
             self.tokens += view.begins[-1]
             opened = self._opened
+            began = time.monotonic()
             for place, key in enumerate(target.request_keys.tolist()):
                 one = opened.get(key)
                 if one is not None:
                     self._hand(one, view, place)
-                if place % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
+                if place % _ROWS_AT_ONCE == 0 and time.monotonic() - began > _LONGEST_TURN_SECONDS:
                     await asyncio.sleep(0)
+                    began = time.monotonic()
 
     def open(self, generates: Sequence[Generate], listeners: Sequence[Listener]) -> list[int]:
         """Ask the bus for requests, all or none, and return their keys."""

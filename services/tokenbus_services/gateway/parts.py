@@ -133,8 +133,8 @@ class Lists:
         top_k = view.top_ks[place]
         if not top_k:  # they were dropped on the way, or it is not scored
             return [b"null"] * len(ids)
-        at, scored = view.alternative_begins[place], view.scored_begins[place]
-        pairs, ranks, keys = view.pairs, view.ranks, view.vocabulary.keys
+        at, scored = 0, view.scored_begins[place]
+        pairs, ranks, keys = view.pairs(place), view.ranks, view.vocabulary.keys
         tops = []
         for number, token_id in enumerate(ids):
             members = b",".join(pairs[at : at + top_k])
@@ -165,7 +165,7 @@ class Entries:
             return b",".join([
                 head + value + b',"top_logprobs":[]}' for head, value in zip(heads, logprobs, strict=True)
             ])  # fmt: skip
-        entries, at = view.entries, view.alternative_begins[place]
+        entries, at = view.entries(place), 0
         written = []
         for head, value in zip(heads, logprobs, strict=True):
             written.append(head + value + b',"top_logprobs":[' + b"},".join(entries[at : at + top_k]) + b"}]}")

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.asked import Asked
-from tokenbus_services.gateway.body import json_body
+from tokenbus_services.gateway.body import body_of, json_of
 from tokenbus_services.gateway.counts import Counts
 from tokenbus_services.gateway.envelope import Envelope
 from tokenbus_services.gateway.errors import ApiError
@@ -25,12 +26,15 @@ from tokenbus_services.gateway.page import Page
 from tokenbus_services.gateway.processor_metrics import UnknownBusError
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.gateway.turns import Turns
 from tokenbus_services.logs import Episodes, logger
 
 _log = logger("gateway")
 _NO_STORE = {"cache-control": "no-store"}
 _OTHER = "other"
 _KEYS = 2**64
+_BEGIN_AT_ONCE = 4
+"""Requests; what it takes to begin one is about what it takes to write 30 rows."""
 
 
 class Routes:
@@ -43,6 +47,7 @@ class Routes:
         self._document = orjson.dumps(document(gateway.tables))
         self._began = int(time.time())
         self._episodes = Episodes()
+        self._turns = Turns(_BEGIN_AT_ONCE)
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -68,19 +73,23 @@ class Routes:
     # Tokens.
 
     async def _completions(self, request: Request) -> Response:
-        body = await json_body(request, self._gateway.settings.gateway)
+        body = await self._body(request)
         return self._answer(self._gateway.reader.completion(body, self._gateway.tables.completion))
 
     async def _chat(self, request: Request) -> Response:
-        body = await json_body(request, self._gateway.settings.gateway)
+        body = await self._body(request)
         return self._answer(self._gateway.reader.chat(body, self._gateway.tables.chat))
 
     async def _inspect(self, request: Request) -> Response:
-        settings = self._gateway.settings.gateway
-        body = await json_body(request, settings)
+        body = await self._body(request)
         asked = self._gateway.reader.inspection(body, self._gateway.tables.inspection)
         key = _drawn()
-        return self._begun(asked, InspectedAnswer(asked, key, settings), [key])
+        return self._begun(asked, InspectedAnswer(asked, key, self._gateway.settings.gateway), [key])
+
+    async def _body(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        data = await body_of(request, self._gateway.settings.gateway)
+        await self._turns.next()
+        return json_of(data)
 
     def _answer(self, asked: Asked) -> Response:
         settings = self._gateway.settings.gateway

@@ -60,6 +60,7 @@ def tables_of(settings: Settings) -> Tables:
         Field("include_draft_logprobs", Truth(), "Whether choices have draft_logprobs beside logprobs.", default=False),
         Field("return_token_ids", Truth(), "Whether choices have token_ids and prompt_token_ids.", default=False),
         Field("return_columns", Truth(), "Whether logprobs come as base64 columns instead.", default=False),
+        Field("ignore_eos", Truth(), "Whether the model's own end of an answer is passed over.", default=False),
         Field("user", Text(0, _LONGEST_NAME), "Taken, and not used."),
         Field("frequency_penalty", Only((0,)), "Not offered: only 0 is taken."),
         Field("presence_penalty", Only((0,)), "Not offered: only 0 is taken."),

@@ -10,6 +10,7 @@ import orjson
 from tokenbus_contracts import LogprobBatch, Scoring
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
+_BLOCK_ROWS = 16
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -64,23 +65,49 @@ class StepView:
         return _written(self.batch.logprobs)
 
     @cached_property
-    def pairs(self) -> list[bytes]:
-        """All alternatives, as members of objects: the token's name and its logprob."""
-        return self._alternatives(self.vocabulary.keys)
+    def _pairs(self) -> "_Written":
+        return _Written(self, self.vocabulary.keys)
 
     @cached_property
-    def entries(self) -> list[bytes]:
-        """All alternatives, as objects of chats that lack their last brace."""
-        return self._alternatives(self.vocabulary.entries)
+    def _entries(self) -> "_Written":
+        return _Written(self, self.vocabulary.entries)
 
-    def _alternatives(self, table: dict[int, bytes]) -> list[bytes]:
-        ids = self.batch.alternative_token_ids.tolist()
-        return list(map(bytes.__add__, map(table.__getitem__, ids), _written(self.batch.alternative_logprobs)))
+    def pairs(self, place: int) -> list[bytes]:
+        """Return a row's alternatives, as members of objects: the token's name and its logprob."""
+        return self._pairs.of(place)
+
+    def entries(self, place: int) -> list[bytes]:
+        """Return a row's alternatives, as objects of chats that lack their last brace."""
+        return self._entries.of(place)
 
     def data(self, place: int) -> bytes:
         """Return the bytes of a row's text."""
         begin = self.begins[place]
         return b"".join(map(self.vocabulary.pieces.__getitem__, self.ids[begin : begin + self.counts[place]]))
+
+
+class _Written:
+    """Alternatives as JSON, some rows' at once: of all rows' the first would wait for the last."""
+
+    def __init__(self, view: StepView, table: dict[int, bytes]) -> None:
+        self._view = view
+        self._table = table
+        self._blocks: dict[int, list[bytes]] = {}
+
+    def of(self, place: int) -> list[bytes]:
+        begins = self._view.alternative_begins
+        block = place // _BLOCK_ROWS
+        written = self._blocks.get(block)
+        if written is None:
+            written = self._blocks[block] = self._write(block)
+        before = begins[block * _BLOCK_ROWS]
+        return written[begins[place] - before : begins[place + 1] - before]
+
+    def _write(self, block: int) -> list[bytes]:
+        begins, batch = self._view.alternative_begins, self._view.batch
+        begin, end = begins[block * _BLOCK_ROWS], begins[min((block + 1) * _BLOCK_ROWS, len(begins) - 1)]
+        names = map(self._table.__getitem__, batch.alternative_token_ids[begin:end].tolist())
+        return list(map(bytes.__add__, names, _written(batch.alternative_logprobs[begin:end])))
 
 
 def _begins(counts: list[int]) -> list[int]:

@@ -1,0 +1,44 @@
+"""Turns: a burst of new requests begins a few at a time, and what else runs has its turn between."""
+
+import asyncio
+import contextlib
+import itertools
+
+from tokenbus_services.gateway.turns import Turns
+
+
+async def _begin(turns: Turns, number: int, begun: list[int]) -> None:
+    await turns.next()
+    begun.append(number)
+
+
+async def test_alone_nobody_waits() -> None:
+    """Who comes alone begins without giving the event loop back."""
+    turns, begun = Turns(2), list[int]()
+    one = _begin(turns, 1, begun)
+    with contextlib.suppress(StopIteration):
+        one.send(None)
+    assert begun == [1]
+
+
+async def test_burst_begins_a_few_at_a_time() -> None:
+    """Of twenty that come at once never more than four begin in one round of the loop; in their order, and all do."""
+    turns, begun = Turns(4), list[int]()
+    tasks = [asyncio.create_task(_begin(turns, number, begun)) for number in range(20)]
+    seen = [0]
+    while len(begun) < len(tasks):
+        await asyncio.sleep(0)
+        seen.append(len(begun))
+    assert begun == list(range(20))
+    assert max(after - before for before, after in itertools.pairwise(seen)) == 4
+    await asyncio.gather(*tasks)
+
+
+async def test_who_leaves_takes_no_turn() -> None:
+    """A request that is given up while it waits is passed over, and the next one begins in its place."""
+    turns, begun = Turns(1), list[int]()
+    tasks = [asyncio.create_task(_begin(turns, number, begun)) for number in range(4)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun == [0, 2, 3]
