@@ -22,6 +22,8 @@ class Step:
     """When its first part arrived, by the processor's clock."""
     is_whole: bool = True
     """Whether every row of the step is known; the requests of others ended with an error."""
+    is_explained: bool = True
+    """Whether all rows that are missing are of items that are known to be lost, whose requests have ended."""
     _target: LogprobBatch | None = field(default=None, repr=False)
     _draft: LogprobBatch | None = field(default=None, repr=False)
 

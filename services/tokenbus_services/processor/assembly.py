@@ -26,6 +26,10 @@ class _Parts:
     def is_whole(self) -> bool:
         return bool(self.count) and len(self.parts) == self.count
 
+    @property
+    def missing_rows(self) -> int:
+        return next(iter(self.parts.values())).header.step_rows - self.rows if self.parts else 0
+
     def joined(self) -> LogprobBatch | None:
         if not self.parts:
             return None
@@ -62,6 +66,8 @@ class Assembler:
         self._open: dict[int, _Open] = {}
         self._released: OrderedDict[int, _Open] = OrderedDict()
         self._renewed_at = -inf
+        self._lost_rows = 0
+        self._lost_after = 0
         self.last_released = 0
         self.incomplete = 0
         self.drafts_missing = 0
@@ -118,6 +124,20 @@ class Assembler:
             del self._open[step.number]
             yield self._finished(step)
 
+    def lose(self, rows: int) -> None:
+        """Know that so many rows are lost just here in the stream, whose requests have ended for it."""
+        newest = max(self._open, default=self.last_released)
+        if newest > self._lost_after + 1:  # what was lost before is of steps that have passed
+            self._lost_rows, self._lost_after = 0, newest
+        self._lost_rows += rows
+
+    def _is_explained(self, step: _Open) -> bool:
+        """Tell whether what is missing of a step was lost, and ended its requests: then no others need to."""
+        if step.target.is_whole:
+            return True
+        is_near = self._lost_after <= step.number <= self._lost_after + 1
+        return bool(step.target.parts) and is_near and step.target.missing_rows <= self._lost_rows
+
     def _is_over(self, step: _Open, now: float) -> bool:
         """Tell whether a step that is not whole is to wait no longer."""
         newest = max(self._open)
@@ -169,6 +189,7 @@ class Assembler:
             step.hold,
             step.opened_at,
             step.target.is_whole,
+            self._is_explained(step),
         )
 
 

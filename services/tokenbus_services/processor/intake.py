@@ -93,6 +93,7 @@ class Intake:
             self._letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
             if batch.header.step > worker.assembler.last_released:  # else its rows have had their tokens without it
                 reason = f"item {entry.sequence} was refused: {error}"
+                worker.assembler.lose(batch.row_count)
                 self._fail(worker, _keys(batch), reason)
             hold = Hold()
             hold.release()
@@ -148,7 +149,7 @@ class Intake:
             reason = "the processor could not hand its tokens out"
             self._fail(worker, _keys(whole), reason, ErrorCode.ERROR_CODE_INTERNAL)
         worker.count(step)
-        if not step.is_whole and not is_last:
+        if not step.is_explained and not is_last:
             self._fail_others(worker, _keys(whole), f"step {step.number} never came whole")
         if self.feed is not None:
             self.feed.put(step)
@@ -160,6 +161,7 @@ class Intake:
         which = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
         reason = f"{which} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"
         if lost.keys:
+            worker.assembler.lose(len(lost.keys))
             self._fail(worker, lost.keys, reason)
         else:
             self._fail_others(worker, frozenset(), reason)

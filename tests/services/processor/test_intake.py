@@ -104,6 +104,36 @@ def test_step_that_never_came_whole_ends_those_that_may_have_had_rows_in_it() ->
     assert [each.frame.error.request_key for each in heard if each.body == "error"] == [2]
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_part_that_is_known_to_be_lost_ends_its_own_requests_alone(lost: int) -> None:
+    """Where a gap names the rows of a step's missing part, nobody else ends, neither in the step nor beside it."""
+    bench, worker, client = asked(1, 2, 3, 4, step_timeout_ms=1000)
+    for part in range(3):
+        if part == lost:
+            worker.sequence += 1
+            gap(worker, worker.sequence, worker.sequence, part + 1)
+        else:
+            worker.publish(rows([part + 1]), part=(part, 3), step_rows=3, indices=[part], step=1)
+    worker.publish(rows([4]), step=2)
+    bench.pass_time(1.0, worker, client)
+    heard = client.heard()
+    outputs = [each.batches[0].request_keys.tolist() for each in heard if each.body == "outputs"]
+    assert sorted(key for keys in outputs for key in keys) == sorted({1, 2, 3, 4} - {lost + 1})
+    assert [each.frame.error.request_key for each in heard if each.body == "error"] == [lost + 1]
+
+
+def test_gap_of_earlier_steps_explains_no_later_one() -> None:
+    """What was lost long before says nothing of a part that is missing now: its rows are unknown."""
+    bench, worker, client = asked(1, 2, 3, step_timeout_ms=1000)
+    worker.sequence = 1
+    gap(worker, 1, 1, 3)
+    for step in (1, 2, 3):
+        worker.publish(rows([1], position=step - 1), step=step)
+    worker.publish(rows([1], position=3), part=(0, 2), step_rows=2, step=4)
+    bench.pass_time(1.0, worker, client)
+    assert client.errors() == {2: GAP, 3: GAP}
+
+
 def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
     """A part that disagrees with the others is refused with its requests, and kept for people (case 28)."""
     bench, worker, client = asked(1, 2, 3)
