@@ -88,15 +88,11 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000)
 	@echo "==> soak: the processor killed $(KILLS) times"
 	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
 
-bench: setup ## Measure codec, bus, worker and engine, beside their peers
-	@echo "==> bench: codec"
-	@$(BIN)/python -m benchmarks.codec
-	@echo "==> bench: bus"
-	@$(BIN)/python -m benchmarks.bus
-	@echo "==> bench: worker"
-	@$(BIN)/python -m benchmarks.worker
-	@echo "==> bench: ngram"
-	@$(BIN)/python -m benchmarks.ngram
+bench: setup ## Run every benchmark, beside its peers where it has some
+	@for each in codec bus worker ngram gateway gpu_ops; do \
+		echo "==> bench: $$each"; \
+		$(BIN)/python -m benchmarks.$$each || exit; \
+	done
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"

@@ -1,1 +1,1 @@
-"""Measurements of Tokenbus, each beside its peers in the same run."""
+"""Benchmarks beside their peers: each folder is one, and `python -m` runs it; the modules beside them are shared."""

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -53,7 +53,7 @@ def on_cores(cores: AbstractSet[int]) -> Iterator[None]:
 def description(placement: Placement, *, vllm: bool) -> dict[str, str]:
     """Return what a reader needs to know to judge the figures; vLLM is named only where it took part."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": str(os.cpu_count()),
         "pinned": "no: not possible here" if placement.core is None else f"core {placement.core}",
         "system": f"{platform.system()} {platform.release()}",
@@ -63,13 +63,19 @@ def description(placement: Placement, *, vllm: bool) -> dict[str, str]:
     }
 
 
+def in_words(described: Mapping[str, str]) -> str:
+    """Return a description as a line of a page."""
+    return ", ".join(f"{name}: {value}" for name, value in described.items())
+
+
 def _versions(*, vllm: bool) -> Iterator[tuple[str, str]]:
     for name in LIBRARIES:
         if vllm or name not in _OF_VLLM:
             yield name, version(name)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return what the processor calls itself, with the numbers that tell its kind."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,23 +1,19 @@
 """Measure the bus beside its peers: `python -m benchmarks.bus`."""
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from benchmarks.bus.document import write_documents, write_json
-from benchmarks.bus.memory import ROWS
+from benchmarks.bus.document import page
 from benchmarks.bus.plan import Plan, quick
 from benchmarks.bus.plot import plot
 from benchmarks.bus.record import run
 from benchmarks.bus.tables import render
-from benchmarks.paint import Paint
+from benchmarks.outputs import declare_outputs, paint, progress, write_outputs
 
 _COMMAND = "python -m benchmarks.bus"
-_DOCS = Path("docs/benchmarks")
 _LEAST_MEMORY_STEPS = 100
 _EXAMPLES = """\
 examples:
@@ -35,7 +31,7 @@ many requests open, and memory over a million steps. Ratios to the peers hold on
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables, and write what was asked for."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bus",
+        prog=_COMMAND,
         description=__doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -51,28 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *("--memory-steps",), type=int, metavar="N", help=f"steps of the memory run (default {full.memory_steps})"
     )
     parser.add_argument("--seed", type=int, default=full.seed, help=f"of the random steps (default {full.seed})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write bus.png and bus.svg")
-    parser.add_argument(
-        *("--write-docs",),
-        type=Path,
-        metavar="FOLDER",
-        nargs="?",
-        const=_DOCS,
-        help=f"write the figures, the plot and a page (default {_DOCS})",
-    )
+    declare_outputs(parser, "bus", has_plot=True)
     options = parser.parse_args(arguments)
     plan = _plan(parser, options)
-    record = run(plan, _progress)
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print(render(record, Paint(colour=colour)))
-    if options.json:
-        write_json(record, options.json)
-    if options.plot:
-        plot(record, options.plot)
-    if options.write_docs:
-        given = sys.argv[1:] if arguments is None else arguments
-        write_documents(record, options.write_docs, shlex.join([*_COMMAND.split(), *given]), ROWS)
+    record = run(plan, progress)
+    print(render(record, paint()))
+    command = shlex.join([*_COMMAND.split(), *(sys.argv[1:] if arguments is None else arguments)])
+    write_outputs(options, "bus", record, lambda: page(record, command), plot)
 
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:
@@ -84,11 +65,6 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:
                 parser.error(f"--{name.replace('_', '-')}: at least {least}, not {value}")
             base = replace(base, **{name: value})
     return replace(base, seed=options.seed)
-
-
-def _progress(text: str) -> None:
-    """Say on a terminal what is being measured."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

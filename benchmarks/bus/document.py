@@ -1,11 +1,8 @@
 """A record as a page for docs/: exactly what was printed, and what it means."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-from benchmarks.bus.plot import plot
+from benchmarks.bus.memory import ROWS
 from benchmarks.bus.tables import render
+from benchmarks.outputs import Record
 from benchmarks.paint import Paint
 
 _PAGE = """\
@@ -47,16 +44,7 @@ Measured on: {cpu}.
 """
 
 
-def write_documents(record: dict[str, Any], folder: Path, command: str, requests: int) -> None:
-    """Write bus.json, bus.png, bus.svg and bus.md into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(record, folder / "bus.json")
-    plot(record, folder)
+def page(record: Record, command: str) -> str:
+    """Return the page, with the command that writes it."""
     report = render(record, Paint(colour=False))
-    page = _PAGE.format(command=command, cpu=record["machine"]["cpu"], report=report, requests=requests)
-    (folder / "bus.md").write_text(page)
-
-
-def write_json(record: dict[str, Any], path: Path) -> None:
-    """Write the record."""
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    return _PAGE.format(command=command, cpu=record["machine"]["cpu"], report=report, requests=ROWS)

@@ -1,11 +1,9 @@
 """What was to be reached, and whether it was."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.bus.lanes import OURS
-
-Record = dict[str, Any]
+from benchmarks.outputs import Record
 
 P50_US, P99_US = 1000.0, 3000.0
 STEPS_S = 3000.0

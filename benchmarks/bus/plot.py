@@ -1,7 +1,7 @@
 """A record as one figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.bus.figures import QUANTILES
 from benchmarks.bus.goals import P50_US, P99_US, STEPS_S
+from benchmarks.outputs import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Record = dict[str, Any]
 
 _SIZE = (12.0, 9.0)
 _DPI = 110

@@ -19,10 +19,10 @@ from benchmarks.bus.tokenbus import RETENTION_ITEMS
 from benchmarks.codec.fastdeploy_struct import STRUCT_BYTES
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.machine import Placement, description
+from benchmarks.outputs import Record
 from benchmarks.sysv import queue_for
 from benchmarks.workload import Case, truth
 
-Record = dict[str, Any]
 Progress = Callable[[str], None]
 _Turns = dict[tuple[str, str, int], list[tuple[Sent, Received]]]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from benchmarks.bus.lanes import OURS
 from benchmarks.machine import LIBRARIES
+from benchmarks.outputs import Record
 from benchmarks.paint import Paint
-
-Record = dict[str, Any]
 
 _WIDTH = 112
 _LABEL, _CELL, _GOAL = 28, 11, 52

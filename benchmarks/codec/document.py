@@ -1,11 +1,7 @@
 """A record as a page for docs/: exactly what was printed, and what it means."""
 
-import json
-from pathlib import Path
-
-from benchmarks.codec.plot import plot
-from benchmarks.codec.record import Record
 from benchmarks.codec.tables import render
+from benchmarks.outputs import Record
 from benchmarks.paint import Paint
 
 _PAGE = """\
@@ -55,16 +51,7 @@ Measured on: {cpu}.
 """
 
 
-def write_documents(record: Record, folder: Path, command: str) -> None:
-    """Write codec.json, codec.png, codec.svg and codec.md into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(record, folder / "codec.json")
-    plot(record, folder)
+def page(record: Record, command: str) -> str:
+    """Return the page, with the command that writes it."""
     report = render(record, Paint(colour=False))
-    page = _PAGE.format(command=command, cpu=record["machine"]["cpu"], report=report)
-    (folder / "codec.md").write_text(page)
-
-
-def write_json(record: Record, path: Path) -> None:
-    """Write the record."""
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    return _PAGE.format(command=command, cpu=record["machine"]["cpu"], report=report)

@@ -7,7 +7,8 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.codec.record import OURS, Record, headline
+from benchmarks.codec.record import OURS, headline
+from benchmarks.outputs import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

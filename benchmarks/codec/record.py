@@ -1,14 +1,12 @@
 """A run as one record: what the JSON file holds, and what the tables, the figure and the page are made of."""
 
 from collections.abc import Callable
-from typing import Any
 
 from benchmarks.codec.lineup import PEERS, lineup
 from benchmarks.codec.measure import STEADY, STEPS, Timing, measure, measure_stages
 from benchmarks.machine import Placement, description, on_cores
+from benchmarks.outputs import Record
 from benchmarks.workload import MIXED, Case, cases
-
-Record = dict[str, Any]
 
 OURS = "ours"
 _OURS_LISTS = "ours_lists"

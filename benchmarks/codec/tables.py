@@ -3,8 +3,9 @@
 import textwrap
 from collections.abc import Callable, Iterator
 
-from benchmarks.codec.record import OURS, Record, headline
+from benchmarks.codec.record import OURS, headline
 from benchmarks.machine import LIBRARIES
+from benchmarks.outputs import Record
 from benchmarks.paint import Paint
 
 _WIDTH = 112

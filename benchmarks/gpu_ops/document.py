@@ -1,14 +1,8 @@
 """A record as a page for docs/: exactly what was printed, and what it means."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-from benchmarks.gpu_ops.plot import plot
 from benchmarks.gpu_ops.tables import render
+from benchmarks.outputs import Record
 from benchmarks.paint import Paint
-
-Record = dict[str, Any]
 
 _PAGE = """\
 <!-- Written by `{command}`. Do not edit: the next run writes it anew. -->
@@ -41,15 +35,6 @@ the message. [gpu-ops.json](gpu-ops.json) has every figure; [../gpu-ops.md](../g
 """
 
 
-def write_documents(record: Record, folder: Path, command: str) -> None:
-    """Write gpu-ops.json, gpu-ops.png, gpu-ops.svg and gpu-ops.md into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(record, folder / "gpu-ops.json")
-    plot(record, folder)
-    report = render(record, Paint(colour=False))
-    (folder / "gpu-ops.md").write_text(_PAGE.format(command=command, report=report))
-
-
-def write_json(record: Record, path: Path) -> None:
-    """Write the record."""
-    path.write_text(json.dumps(record, indent=1) + "\n")
+def page(record: Record, command: str) -> str:
+    """Return the page, with the command that writes it."""
+    return _PAGE.format(command=command, report=render(record, Paint(colour=False)))

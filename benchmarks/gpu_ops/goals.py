@@ -1,9 +1,8 @@
 """The figures that were to be reached, and what was."""
 
 from collections.abc import Iterator
-from typing import Any
 
-Record = dict[str, Any]
+from benchmarks.outputs import Record
 
 _MANY_ROWS = 256
 _TIMES_OF_FLOOR = {0: 1.3, 20: 1.6}

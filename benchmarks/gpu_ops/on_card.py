@@ -9,9 +9,8 @@ from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.gpu_ops.card import Call, Kernel, alone, copy_bandwidth, host_microseconds, microseconds
 from benchmarks.gpu_ops.cases import DTYPES, KINDS, Case, logits_on_card, sampled_ids
 from benchmarks.gpu_ops.peers import PEERS, Peer, Run
+from benchmarks.outputs import Record
 from tokenbus_gpu_ops import token_logprobs
-
-Record = dict[str, Any]
 
 _CACHE_TIMES = 4
 _GOAL_ROWS = (256, 1536)

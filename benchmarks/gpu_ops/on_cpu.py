@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,9 @@ import numpy.typing as npt
 from benchmarks.gpu_ops.cases import VOCABULARY
 from benchmarks.gpu_ops.peers import through_torch
 from benchmarks.machine import on_cores
+from benchmarks.outputs import Record
 from tokenbus_gpu_ops import token_logprobs
 
-Record = dict[str, Any]
 Floats = npt.NDArray[np.float32]
 
 ROWS = (1, 16, 64)

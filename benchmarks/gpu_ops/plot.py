@@ -1,16 +1,16 @@
 """A record as one figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.outputs import Record
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Record = dict[str, Any]
 
 _SIZE = (12.0, 5.0)
 _DPI = 110

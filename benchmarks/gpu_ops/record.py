@@ -3,15 +3,13 @@
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 from benchmarks.errors import NotRunError
 from benchmarks.gpu_ops import on_card, on_cpu
 from benchmarks.gpu_ops.cases import QUICK_ROWS, QUICK_TOP_KS, ROWS, TOP_KS
 from benchmarks.gpu_ops.goals import goals_of
-
-Record = dict[str, Any]
+from benchmarks.machine import cpu_name
+from benchmarks.outputs import Record
 
 
 def run(*, quick: bool, progress: Callable[[str], None]) -> Record:
@@ -20,7 +18,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Record:
     record: Record = {
         "benchmark": "gpu-ops",
         "quick": quick,
-        "cpu_name": _cpu_name(),
+        "cpu_name": cpu_name(),
         "python": platform.python_version(),
         "numpy": version("numpy"),
         "cpu": on_cpu.measure(on_cpu.ROWS[:1] if quick else on_cpu.ROWS),
@@ -30,12 +28,3 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Record:
     except NotRunError as error:
         return record | {"card": str(error), "results": [], "peers": [], "host": {}, "goals": []}
     return record | measured | {"goals": goals_of(measured)}
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

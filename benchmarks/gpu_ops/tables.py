@@ -2,12 +2,10 @@
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.gpu_ops.cases import VOCABULARY
+from benchmarks.outputs import Record
 from benchmarks.paint import Paint
-
-Record = dict[str, Any]
 
 _WIDTH = 112
 _CELL = 16

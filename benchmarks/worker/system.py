@@ -3,22 +3,19 @@
 import asyncio
 import contextlib
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+from benchmarks.programs import COMMAND, PROMPT
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_services.client import TokenClient
 from tokenbus_services.settings import Settings
 
 REQUESTS = 256
-_PROMPT = "In the evening the old man said"
 _TOKENS_A_REQUEST = 1500
 _WARM_SECONDS = 1.0
-_TOKENBUS = str(Path(sys.executable).with_name("tokenbus"))
 
 
 def measure(top_logprobs: int | None, seconds: float) -> float:
@@ -53,7 +50,7 @@ async def _ask_on(client: TokenClient, number: int, top_logprobs: int | None, st
     """Ask for one request after the other, and end the last one before its time."""
     while not stop.is_set():
         sampling = SamplingParameters(seed=number, max_tokens=_TOKENS_A_REQUEST, ignore_end_token=True)
-        request = Generate(text=TextPrompt(text=_PROMPT), sampling=sampling, top_logprobs=top_logprobs)
+        request = Generate(text=TextPrompt(text=PROMPT), sampling=sampling, top_logprobs=top_logprobs)
         async for _ in client.generate(request).rows():
             if stop.is_set():
                 return
@@ -72,7 +69,7 @@ def _services(folder: str) -> Iterator[Settings]:
         "client.drain_timeout_ms": 0,
     }
     given = [argument for key, value in overrides.items() for argument in ("--set", f"{key}={value}")]
-    commands = [[_TOKENBUS, "processor"], [_TOKENBUS, "worker", "--engine", "ngram"]]
+    commands = [[COMMAND, "processor"], [COMMAND, "worker", "--engine", "ngram"]]
     programs = [subprocess.Popen([*command, *given]) for command in commands]
     try:
         yield Settings.load(environment={}, overrides=overrides)

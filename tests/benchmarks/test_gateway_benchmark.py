@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.gateway import Figures, main, quantile, render
+from benchmarks.gateway.__main__ import main
+from benchmarks.gateway.measure import Figures, quantile
+from benchmarks.gateway.tables import render
 
 
 def test_quantile_lies_within_its_bucket() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.ngram import QUICK, Case, main, measure, render
+from benchmarks.ngram.__main__ import main
+from benchmarks.ngram.measure import QUICK, Case, measure
+from benchmarks.ngram.tables import render
 
 
 def test_quick_run_prints_every_case(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,17 @@
 """The clients of the gateway's benchmark: streams that follow each other, read and hardly looked at.
 
-`python -m benchmarks.gateway_load HOST PORT`: a JSON body on each line of its input is asked for by all connections
+`python -m benchmarks.gateway.clients HOST PORT`: a JSON body on each line of its input is asked for by all connections
 until the next line comes; then a line says what came.
 """
 
 import asyncio
 import json
+import math
 import re
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 CONNECTIONS = 256
 _LAST = re.compile(rb'"completion_tokens":(\d+)')
@@ -24,7 +26,8 @@ class Reader(asyncio.Protocol):
     def __init__(self, number: int) -> None:
         """Take its number, from which its seeds follow."""
         self._transport: asyncio.Transport | None = None
-        self._request: dict[str, object] | None = None
+        self._request: dict[str, Any] | None = None
+        self._number = number
         self._seed = number << 32
         self._tail = b""
         self.is_idle = True
@@ -38,11 +41,12 @@ class Reader(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - TCP's always is
         self._transport = transport
 
-    def ask_for(self, request: dict[str, object] | None) -> None:
+    def ask_for(self, request: dict[str, Any] | None) -> None:
         """Ask for this from now on; None: for nothing more."""
         self._request = request
-        if self.is_idle:
-            self._ask()
+        if self.is_idle and request is not None:
+            # The first answers are of all lengths, so that later ones begin and end at all times, as with real clients.
+            self._ask(share=(self._number + 1) / CONNECTIONS)
 
     def data_received(self, data: bytes) -> None:
         """Count, and look whether that was the end."""
@@ -58,12 +62,13 @@ class Reader(asyncio.Protocol):
             self._tail = b""
             self._ask()
 
-    def _ask(self) -> None:
+    def _ask(self, share: float = 1) -> None:
         self.is_idle = self._request is None
         if self._request is None or self._transport is None:
             return
         self._seed += 1
-        body = json.dumps({**self._request, "seed": self._seed}).encode()
+        tokens = math.ceil(int(self._request["max_tokens"]) * share)
+        body = json.dumps({**self._request, "max_tokens": tokens, "seed": self._seed}).encode()
         head = f"POST /v1/{self._request_path()} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
         self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
