@@ -31,13 +31,13 @@ _SMALL_BYTES = 4096
 def write(batch: LogprobBatch, limits: Limits) -> bytes:
     """Return a batch's bytes, unchecked, or a ContractError if they would be more than the limit."""
     header = to_wire(batch.header)
-    pieces: list[Any] = [_prefix(HEADER_KEY, len(header)), header]
+    pieces: list[Any] = [prefix_of(HEADER_KEY, len(header)), header]
     size = len(pieces[0]) + len(header)
     for name, key in _TO_WRITE:
         values = getattr(batch, name)
         length = values.nbytes
         if length:
-            prefix = _prefix(key, length)
+            prefix = prefix_of(key, length)
             size += len(prefix) + length
             # Nothing is copied from the column on that would not fit; the sizes of the others still count.
             if size <= limits.max_message_bytes:
@@ -89,7 +89,7 @@ def read(data: bytes) -> LogprobBatch | None:
 
 
 @lru_cache(_PREFIXES_KEPT)
-def _prefix(key: int, length: int) -> bytes:
+def prefix_of(key: int, length: int) -> bytes:
     """Return what stands before a field's contents: its key and its length, as varints."""
     prefix = bytearray()
     for value in (key, length):

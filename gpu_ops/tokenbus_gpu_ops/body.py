@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts.schema import COLUMN, ONE_BYTE_VARINT_END, Column
+from tokenbus_contracts.schema import COLUMN, Column
+from tokenbus_contracts.wire import prefix_of
 
 COLUMNS: tuple[Column, ...] = tuple(
     COLUMN[name] for name in ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
@@ -49,7 +50,10 @@ class Body(NamedTuple):
 def body(tokens: int, scored: int, alternatives: int) -> Body:
     """Return the layout for so many elements; a column without any is left out, as protobuf leaves it out."""
     items = (tokens, scored, scored, alternatives, alternatives)
-    prefixes = [_prefix(column.key, count * _ITEM_BYTES) for column, count in zip(COLUMNS, items, strict=True)]
+    prefixes = [
+        prefix_of(column.key, count * _ITEM_BYTES) if count else b""
+        for column, count in zip(COLUMNS, items, strict=True)
+    ]
     # The first column is aligned, and so are all where prefixes are of four bytes: from 4,096 tokens up.
     first = -(-(scored + len(prefixes[0])) // 16) * 16
     at = first - len(prefixes[0])
@@ -59,16 +63,3 @@ def body(tokens: int, scored: int, alternatives: int) -> Body:
         places.append(Place(at, count, prefix))
         at += count * _ITEM_BYTES
     return Body(scored, begin, at, tuple(places))
-
-
-def _prefix(key: int, length: int) -> bytes:
-    if not length:
-        return b""
-    prefix = bytearray()
-    for value in (key, length):
-        rest = value
-        while rest >= ONE_BYTE_VARINT_END:
-            prefix.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        prefix.append(rest)
-    return bytes(prefix)

@@ -287,3 +287,16 @@ def test_a_step_that_waits_for_its_draft_is_given_up_in_time() -> None:
     world.workers[0].turn()  # the event, the target, and no room for the draft
     world.settle()
     assert world.unsettled() == []
+
+
+def test_a_request_that_found_no_room_at_its_worker_is_handed_out_again() -> None:
+    """Requests that come and go while the engine computes fill what waits for it: the next one is not forgotten."""
+    world = world_of(worker__max_requests=1)
+    world.ask(_WISH)
+    world.flush()
+    world.close_client(0)
+    world.flush()
+    world.ask(_WISH)
+    world.flush()
+    assert [node.refused_frames for node in world.workers] == [1]
+    assert_all_well(world)

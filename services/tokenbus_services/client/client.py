@@ -64,6 +64,11 @@ class TokenClient:
         """What is known of the connection and the open requests."""
         return self._session
 
+    @property
+    def is_running(self) -> bool:
+        """Whether what carries its messages runs."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet."""
         transport = self._transport or transport_for(self.settings.bus)

@@ -19,12 +19,12 @@ from tokenbus_contracts.generated.client_pb2 import (
     Watch,
 )
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.delivery import Hold, RequestTokens, Step
 from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.greeting import Greeter
 from tokenbus_services.link import SessionState
 
-_NS = 1_000_000_000
 _MOST_STRAYS = 1024
 
 
@@ -44,30 +44,21 @@ class OpenRequest:
     is_aborted: bool = False
 
 
-class ClientSession:
+class ClientSession(Greeter):
     """One life of a client, with whichever processor that is just now."""
 
     def __init__(self, hello: ClientHello, limits: Limits, max_rows: int, *, interval: float, timeout: float) -> None:
         """Take what the client says of itself, what it takes, and how often peers are to be heard, in seconds."""
-        self._hello = hello
+        super().__init__(interval, timeout)
+        self._introduction = hello
         self._limits = limits
         self._max_rows = max_rows
-        self._interval = interval
-        self._timeout = timeout
-        self._next_greeting = 0.0
-        self._last_sent = 0.0
-        self._last_heard = 0.0
-        self._echo_ns = 0
         self._outgoing: deque[bytes] = deque()
         self._number = 0
         self._confirmed = 0
         self._watched_worker: str | None = None
         self._strays: set[int] = set()
         self.requests: dict[int, OpenRequest] = {}
-        self.state = SessionState.GREETING
-        self.processor_id = ""
-        self.refusal: Refusal | None = None
-        self.handshakes = 0
         self.repeated = 0
         self.is_paused = False
         """Whether nothing is confirmed for now, because what came was not taken."""
@@ -107,6 +98,9 @@ class ClientSession:
         request = self.requests.get(key)
         if request is not None and not request.is_aborted:
             request.is_aborted = True
+            if request.generate is not None and not request.asked_of:
+                self._never_began(request)
+                return
             self._say(ClientFrame(abort=Abort(request_key=key)))
 
     def watch(self, worker_id: str) -> None:
@@ -241,6 +235,9 @@ class ClientSession:
         if request is None:
             return
         if error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
+            if request.is_aborted:
+                self._never_began(request)
+                return
             request.asked_of = self.processor_id
             self._say(ClientFrame(generate=request.generate))
             return
@@ -259,6 +256,11 @@ class ClientSession:
             )
         )
 
+    def _never_began(self, request: OpenRequest) -> None:
+        """End a request that was aborted before anybody had it, as any other that is aborted."""
+        del self.requests[request.tokens.key]
+        request.tokens.finish(RowStatus.ABORTED)
+
     def give_up(self, message: str) -> None:
         """End every request: there has been no processor for too long."""
         self._end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
@@ -269,15 +271,10 @@ class ClientSession:
             self._end(request, code, message)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
-        self.state = SessionState.OPEN
-        self.refusal = None
         self.lost_since = None
         # Several hellos may be answered at once, after an outage: only the first answer is news.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
-        self.processor_id = welcome.processor_id
-        self.handshakes += 1
-        self._interval = welcome.heartbeat_interval_ms / 1000
-        self._timeout = welcome.heartbeat_timeout_ms / 1000
+        self._welcomed(welcome)
         self._number = self._confirmed = 0
         if not resumed:
             self._outgoing.clear()
@@ -295,51 +292,16 @@ class ClientSession:
         if self._watched_worker is not None:
             self._say(ClientFrame(watch=Watch(worker_id=self._watched_worker)))
 
-    def _refused(self, refusal: Refusal, now: float) -> None:
-        if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
-            if self.state is SessionState.OPEN:
-                self._greet_again(now)
-            return
-        self.state = SessionState.REFUSED
-        self.refusal = refusal
-        self._next_greeting = now + self._timeout
-
-    def _greet_again(self, at: float) -> None:
-        self.state = SessionState.GREETING
-        self._next_greeting = at
-
     # What goes out.
 
-    def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send, or None: there is nothing to say just now."""
-        if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
-            self._greet_again(now)
-        if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            return self._greeting(now)
-        if self.state is SessionState.LEFT:
-            return None
-        data = self._next_frame(now)
-        if data is None:
-            return None
-        self._last_sent = now
-        return [data]
-
-    def _next_frame(self, now: float) -> bytes | None:
+    def _next(self, now: float) -> list[bytes] | None:
         if self._outgoing:
-            return self._outgoing.popleft()
+            return [self._outgoing.popleft()]
         if self._number > self._confirmed and not self.is_paused:
             self._confirmed = self._number
-            return write_frame(ClientFrame(confirm=Confirm(through_number=self._number)))
-        if now - self._last_sent >= self._interval:
-            beat = Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns)
-            return write_frame(ClientFrame(heartbeat=beat))
-        return None
-
-    def seconds_to_wait(self, now: float) -> float:
-        """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
-        if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            return max(0.0, min(self._next_greeting - now, self._interval))
-        return max(0.0, min(self._last_sent + self._interval - now, self._interval))
+            return [write_frame(ClientFrame(confirm=Confirm(through_number=self._number)))]
+        beat = self._heartbeat(now)
+        return None if beat is None else [write_frame(ClientFrame(heartbeat=beat))]
 
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
         """Leave: return the last message to send."""
@@ -351,11 +313,10 @@ class ClientSession:
             self.lost_since = None
         elif self.lost_since is None:
             self.lost_since = now
-        if now < self._next_greeting:
-            return None
-        self.state = SessionState.GREETING
-        self._next_greeting = now + self._interval
-        return [write_frame(ClientFrame(hello=self._hello))]
+        return super()._greeting(now)
+
+    def _hello(self) -> list[bytes]:
+        return [write_frame(ClientFrame(hello=self._introduction))]
 
 
 def _read(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[LogprobBatch, LogprobBatch | None]:

@@ -1,16 +1,16 @@
 """Emitter: what an engine's steps and its word of requests become in the stream, and what is ended for want of that."""
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery.leaving import LEAVES
 from tokenbus_services.logs import logger
 from tokenbus_services.worker.arrays import keys_of
 from tokenbus_services.worker.assembler import StepAssembler
+from tokenbus_services.worker.begun import BegunRequests
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.handoff.sender import HandoffSender
 from tokenbus_services.worker.isolation import emptied, isolated
@@ -32,31 +32,8 @@ class Emitter:
         self._limits = publisher.settings.limits
         self._assembler = StepAssembler(self._limits, vocabulary_size)
         self._handoffs = handoffs
-        self._given: dict[int, Generate] = {}
-        self._lock = threading.Lock()
-        self._open: set[int] = set()
+        self.begun = BegunRequests(hands_off=handoffs is not None)
         self._aborts: deque[int] = deque()
-
-    def begin(self, generate: Generate) -> None:
-        """Know a request that the engine took, from now on; for any thread."""
-        with self._lock:
-            self._open.add(generate.request_key)
-            if self._handoffs is not None:
-                self._given[generate.request_key] = generate
-
-    def end_all(self) -> list[int]:
-        """Return the requests that the engine has, as far as was emitted, and know them no more; for any thread."""
-        with self._lock:
-            ended = sorted(self._open)
-            self._open.clear()
-            for key in ended:
-                self._given.pop(key, None)
-        return ended
-
-    def leave(self, keys: Iterable[int]) -> None:
-        """Know that the engine has handed requests off, before that is published; for any thread."""
-        with self._lock:
-            self._open.difference_update(keys)
 
     def take_aborts(self) -> list[int]:
         """Return the requests that the engine is to end, since the last call; for any thread."""
@@ -74,7 +51,7 @@ class Emitter:
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
         """Tell that a request ended with an error."""
-        self._forget([key])
+        self.begun.end([key])
         try:
             self.publisher.failed_request(key, code, message)
         except RetentionFullError as full:
@@ -128,20 +105,17 @@ class Emitter:
     def _settle(self, batch: LogprobBatch) -> set[int]:
         if batch.header.kind is not BatchKind.TARGET:
             return set()
-        leaving = LEAVES[batch.statuses]
+        leaving, is_handed_off = LEAVES[batch.statuses], batch.statuses == RowStatus.HANDED_OFF
+        handed_off: list[int] = batch.request_keys[is_handed_off].tolist()
         if leaving.any():
-            with self._lock:
-                self._open.difference_update(batch.request_keys[leaving].tolist())
-                ended = leaving & (batch.statuses != RowStatus.HANDED_OFF)
-                for key in batch.request_keys[ended].tolist() if self._given else ():
-                    self._given.pop(key, None)
-        return set(batch.request_keys[batch.statuses == RowStatus.HANDED_OFF].tolist())
+            self.begun.leave(handed_off)
+            self.begun.end(batch.request_keys[leaving & ~is_handed_off].tolist())
+        return set(handed_off)
 
     def _hand_off(self, states: Mapping[int, bytes], handed_off: set[int]) -> None:
         """Send on what this step handed off, after its rows were published; others of it have ended."""
         for key, state in states.items():
-            with self._lock:
-                generate = self._given.pop(key, None)
+            generate = self.begun.take_asked(key)
             if key not in handed_off:
                 continue
             if generate is None or self._handoffs is None:
@@ -161,14 +135,8 @@ class Emitter:
     def _no_room(self, full: RetentionFullError) -> None:
         """End what the gap names that was left in the stream: the processor learns of it there."""
         _log.error("requests ended: no room", requests_ended=len(full.request_keys))
-        self._forget(full.request_keys)
+        self.begun.end(full.request_keys)
         self._aborts.extend(full.request_keys)
-
-    def _forget(self, keys: Iterable[int]) -> None:
-        with self._lock:
-            self._open.difference_update(keys)
-            for key in keys if self._given else ():
-                self._given.pop(key, None)
 
 
 def _keys_of(arrays: StepArrays) -> list[int]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenbus_contracts import BatchHeader, BatchKind, ContractError, LogprobBatch, Rule, Scoring, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
@@ -25,6 +25,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
+from tokenbus_services.worker.hello import hello_of
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 from tokenbus_services.worker.taken import TakenOver
@@ -65,7 +66,7 @@ class Publisher:
         self._taken_over: deque[TakenOver] = deque()
         self._arrived = threading.Condition()
         self._session = WorkerSession(
-            _hello(self.settings, vocabulary_size, handoff_address),
+            hello_of(self.settings, vocabulary_size, handoff_address),
             self.epoch,
             self._retention,
             interval=self.settings.bus.heartbeat_interval_ms / 1000,
@@ -356,37 +357,6 @@ class Publisher:
                 raise ContractError("generate", limit, len(self._requests) + 1)
             self._requests.append(request)
             self._arrived.notify_all()
-
-
-def _hello(settings: Settings, vocabulary_size: int, handoff_address: str) -> Hello:
-    worker, limits = settings.worker, settings.limits
-    return Hello(
-        schema_major=MAJOR,
-        schema_minor=MINOR,
-        worker_id=worker.id,
-        role=_ROLES[worker.role],
-        limits=StreamLimits(
-            max_message_bytes=limits.max_message_bytes,
-            max_rows=limits.max_rows,
-            max_tokens_per_row=limits.max_tokens_per_row,
-            max_draft_tokens_per_row=limits.max_draft_tokens_per_row,
-            max_top_k=limits.max_top_k,
-        ),
-        model=worker.model,
-        vocabulary_size=vocabulary_size,
-        tp_rank=worker.tp_rank,
-        dp_rank=worker.dp_rank,
-        max_requests=worker.max_requests,
-        secret=settings.bus.secret.encode(),
-        handoff_address=handoff_address,
-    )
-
-
-_ROLES = {
-    "mixed": WorkerRole.WORKER_ROLE_MIXED,
-    "prefill": WorkerRole.WORKER_ROLE_PREFILL,
-    "decode": WorkerRole.WORKER_ROLE_DECODE,
-}
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:

@@ -78,7 +78,7 @@ class EngineLoop:
             step = self._engine.step()
             for arrays in step:
                 if arrays.states:
-                    self._emitter.leave(arrays.states)
+                    self._emitter.begun.leave(arrays.states)
                 self._outlet.emit(arrays)
         except NotRunningError:
             raise
@@ -108,7 +108,7 @@ class EngineLoop:
         except ValueError as error:
             self._outlet.failed(generate.request_key, ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error))
             return
-        self._emitter.begin(generate)
+        self._emitter.begun.begin(generate)
         self._outlet.admitted(generate.request_key, prompt_tokens)
 
     def _take_over(self, taken: TakenOver) -> None:
@@ -119,7 +119,7 @@ class EngineLoop:
             self._publisher.forget(key)
             taken.answer(str(error) or "the engine does not take it")
             return
-        self._emitter.begin(taken.generate)
+        self._emitter.begun.begin(taken.generate)
         self._outlet.admitted(key, prompt_tokens)
         taken.answer("")
 
@@ -148,6 +148,6 @@ class EngineLoop:
             raise EngineBrokenError(f"{self._failed_in_a_row} steps failed one after the other, the last with: {error}")
 
     def _end_all(self, message: str) -> None:
-        for key in self._emitter.end_all():
+        for key in self._emitter.begun.end_all():
             self._outlet.failed(key, ErrorCode.ERROR_CODE_ENGINE, message)
             self._engine.abort(key)

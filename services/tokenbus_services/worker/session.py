@@ -15,49 +15,37 @@ from tokenbus_contracts.generated.stream_pb2 import (
     GapReason,
     Goodbye,
     GoodbyeReason,
-    Heartbeat,
     Hello,
     Item,
     ProcessorFrame,
-    Refusal,
-    RefusalReason,
     Welcome,
     WorkerFrame,
 )
+from tokenbus_services.greeting import Greeter
 from tokenbus_services.link import SessionState
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
-_NS = 1_000_000_000
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 
 
-class WorkerSession:
+class WorkerSession(Greeter):
     """One worker's connection to a processor, whichever processor that is just now."""
 
     def __init__(self, hello: Hello, epoch: int, retention: Retention, *, interval: float, timeout: float) -> None:
         """Take what the worker says of itself, what it retains, and how often peers are to be heard, in seconds."""
-        self._hello = hello
+        super().__init__(interval, timeout)
+        self._introduction = hello
         self._epoch = epoch
         self._retention = retention
-        self._interval = interval
-        self._timeout = timeout
-        self._next_greeting = 0.0
-        self._last_sent = 0.0
-        self._last_heard = 0.0
-        self._echo_ns = 0
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
         self._granted_sequence = 0
         self._granted_bytes = 0
-        self.state = SessionState.GREETING
-        self.processor_id = ""
-        self.refusal: Refusal | None = None
         self.requests: set[int] = set()
         """The keys of the requests that the worker has, whether the engine took them yet or not."""
         self.acknowledged = 0
-        self.handshakes = 0
         self.replayed = 0
         self.on_request: Callable[[Generate | Abort], None] = _ignore
         self.on_room: Callable[[], None] = _nothing
@@ -106,10 +94,17 @@ class WorkerSession:
             case "generate":
                 # One that is known is being asked for again, because nobody could tell whether it came.
                 if frame.generate.request_key not in self.requests:
-                    self.on_request(frame.generate)
-                    self.requests.add(frame.generate.request_key)
+                    self._take(frame.generate, now)
             case "abort":
                 self.on_request(frame.abort)
+
+    def _take(self, generate: Generate, now: float) -> None:
+        try:
+            self.on_request(generate)
+        except ContractError:
+            self._greet_again(now + self._interval)  # a hello without it has it handed out again: nobody else would
+            raise
+        self.requests.add(generate.request_key)
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.resume_from > self._retention.next_sequence:
@@ -118,12 +113,7 @@ class WorkerSession:
         if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
             limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
-        self.state = SessionState.OPEN
-        self.refusal = None
-        self.processor_id = welcome.processor_id
-        self.handshakes += 1
-        self._interval = welcome.heartbeat_interval_ms / 1000
-        self._timeout = welcome.heartbeat_timeout_ms / 1000
+        self._welcomed(welcome)
         self._replays.clear()
         self._next_sequence = welcome.resume_from
         self._sent_bytes = 0
@@ -146,41 +136,14 @@ class WorkerSession:
         if len(self._replays) < _MOST_REPLAYS:  # beyond that it will be asked for again
             self._replays.append((first, last))
 
-    def _refused(self, refusal: Refusal, now: float) -> None:
-        if refusal.reason == RefusalReason.REFUSAL_REASON_HELLO_FIRST:
-            if self.state is SessionState.OPEN:
-                self._greet_again(now)
-            return
-        self.state = SessionState.REFUSED
-        self.refusal = refusal
-        self._next_greeting = now + self._timeout
-
-    def _greet_again(self, at: float) -> None:
-        self.state = SessionState.GREETING
-        self._next_greeting = at
-
     # What goes out.
 
-    def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send, or None: there is nothing, or no credit for it."""
-        if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
-            self._greet_again(now)
-        if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            return self._greeting(now)
-        if self.state is SessionState.LEFT:
-            return None
+    def _next(self, now: float) -> list[bytes] | None:
         message = self._next_replay() or self._next_item()
-        if message is None and now - self._last_sent >= self._interval:
-            message = self._heartbeat(now)
-        if message is not None:
-            self._last_sent = now
+        if message is None and (beat := self._heartbeat(now)) is not None:
+            beat.last_sequence = self._next_sequence - 1
+            message = [write_frame(WorkerFrame(epoch=self._epoch, heartbeat=beat))]
         return message
-
-    def seconds_to_wait(self, now: float) -> float:
-        """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
-        if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            return max(0.0, min(self._next_greeting - now, self._interval))
-        return max(0.0, min(self._last_sent + self._interval - now, self._interval))
 
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
         """Leave: return the last message to send."""
@@ -188,13 +151,9 @@ class WorkerSession:
         body = Goodbye(reason=reason, message=message, last_sequence=self._next_sequence - 1)
         return [write_frame(WorkerFrame(epoch=self._epoch, goodbye=body))]
 
-    def _greeting(self, now: float) -> list[bytes] | None:
-        if now < self._next_greeting:
-            return None
-        self.state = SessionState.GREETING
-        self._next_greeting = now + self._interval
+    def _hello(self) -> list[bytes]:
         hello = Hello()
-        hello.CopyFrom(self._hello)
+        hello.CopyFrom(self._introduction)
         hello.first_sequence = self._retention.first_sequence
         hello.next_sequence = self._retention.next_sequence
         hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
@@ -249,12 +208,6 @@ class WorkerSession:
             request_keys=sorted(keys),
         )
         return write_frame(WorkerFrame(epoch=self._epoch, gap=gap))
-
-    def _heartbeat(self, now: float) -> list[bytes]:
-        beat = Heartbeat(
-            sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns, last_sequence=self._next_sequence - 1
-        )
-        return [write_frame(WorkerFrame(epoch=self._epoch, heartbeat=beat))]
 
 
 def _ignore(_request: Generate | Abort) -> None:

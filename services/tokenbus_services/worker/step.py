@@ -59,7 +59,10 @@ class StepArrays:
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
     """What the numbers are, where there are any."""
     step: int = 0
-    """The engine's own number of the step; 0: the one after the last target's, and for a draft, that of the last."""
+    """The engine's own number of the step; 0: the one after the last target's, and for a draft, that of the last.
+
+    An engine that launches a step while the one before is computed has it from `Launches`.
+    """
     draft_follows: bool = False
     """Whether the draft of this step comes after it; it may come some steps later."""
     weight_version: int = 0

@@ -36,14 +36,18 @@ class Bus:
         """Make the transport."""
         self.kind = kind
         self.settings = settings
-        self.transport: Transport = MemoryTransport(settings) if kind == "memory" else ZeroMQTransport(settings)
+        self.transport = self.make(settings)
         self._folder = folder
         self._cleanup = AsyncExitStack()
         self._addresses = 0
 
+    def make(self, settings: BusSettings) -> Transport:
+        """Return a transport; who has one that is not in `KINDS` returns that."""
+        return MemoryTransport(settings) if self.kind == "memory" else ZeroMQTransport(settings)
+
     def with_settings(self, settings: BusSettings) -> "Bus":
         """Return another transport of the same kind."""
-        other = Bus(self.kind, self._folder, settings)
+        other = type(self)(self.kind, self._folder, settings)
         self._cleanup.push_async_callback(other.close)
         return other
 

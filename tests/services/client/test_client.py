@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.services.breaking import BreakingTransport
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
 from tests.services.bus.harness import soon
 from tests.services.loop_clock import LoopClock, turns
@@ -195,22 +196,6 @@ async def test_leaving_has_an_end_and_so_has_every_request() -> None:
         await soon(leaving)
         with pytest.raises(RequestFailedError, match="the client was closed"):
             await soon(taken(tokens))
-
-
-class Breaking(MemoryConnection):
-    """A connection that fails when something is sent."""
-
-    def send(self, parts: object) -> bool:
-        """Fail."""
-        raise RuntimeError(parts)
-
-
-class BreakingTransport(MemoryTransport):
-    """A transport whose connections fail."""
-
-    async def connect(self, address: str) -> MemoryConnection:
-        """Connect."""
-        return Breaking(self._meeting(address), self._settings)
 
 
 async def test_requests_end_when_the_connection_fails_for_good() -> None:

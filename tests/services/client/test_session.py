@@ -318,6 +318,34 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
     assert (third.abort.request_key, fourth.watch.worker_id) == (6, "w")
 
 
+def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
+    """What was aborted, and never came anywhere, ends: nobody waits for it, and nobody would abort it again."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    list(peer.says_all())
+    peer.session.abort(5)
+    peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
+    peer.says()
+    peer.welcome(processor_id="other")
+    list(peer.says_all())
+    peer.hear(error=RequestError(request_key=5, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it"))
+    assert "generate" not in peer.bodies()
+    assert tokens.status is ABORTED
+    assert peer.session.outstanding == 0
+
+
+def test_aborted_request_that_nobody_was_asked_for_ends_at_once() -> None:
+    """While there is no processor, requests that were given up do not pile up, and no processor hears of them."""
+    peer = Peer()
+    tokens = peer.session.open(generate_of(5))
+    peer.session.abort(5)
+    assert tokens.status is ABORTED
+    assert peer.session.outstanding == 0
+    peer.says()
+    peer.welcome()
+    assert peer.bodies() == ["heartbeat"]
+
+
 def test_request_that_nobody_has_is_asked_for_anew() -> None:
     """What was asked for and never came anywhere is asked for once more; what had come somewhere ends (case 21)."""
     peer = opened()

@@ -21,19 +21,20 @@ from tokenbus_services.worker.service import EngineLoop
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 MOST = 30.0  # seconds, after which a test that waits has failed
-_ADDRESSES = {
+_USUAL = {
     "bus.workers_address": "memory://workers",
     "bus.clients_address": "memory://clients",
     "metrics.address": "127.0.0.1:0",
     "worker.metrics_address": "127.0.0.1:0",
     "processor.drain_timeout_ms": 0,
+    "dead_letters.max_bytes": 1,  # none is written
 }
 
 
 def settings(**changed: object) -> Settings:
     """Return settings in memory, with some changed: `worker__id` is worker.id."""
     overrides = {key.replace("__", "."): value for key, value in changed.items()}
-    return Settings.load(environment={}, overrides=_ADDRESSES | overrides)
+    return Settings.load(environment={}, overrides=_USUAL | overrides)
 
 
 class Bus:

@@ -2,39 +2,17 @@
 
 import pytest
 
-from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.bench import Bench, BenchClient
 from tests.services.builders import Wanted, generate_of, rows
+from tests.services.processor.serving import places, serving
 from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, Resume, ServerFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.bus import Outcome
 
-FINISHED = RowStatus.FINISHED_LENGTH
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
-SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
-SERVED = {"clients.detached_timeout_ms": 10_000}
-
-
-def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient]:
-    """Return a worker with some requests, and the client that asked for them."""
-    bench = Bench(SERVED | {name.replace("__", "."): value for name, value in overrides.items()})
-    worker, client = bench.worker(), bench.client()
-    for key in keys:
-        client.ask(generate_of(key))
-    return bench, worker, client
-
-
-def places(client: BenchClient) -> list[tuple[int, int, int]]:
-    """Return key, position and length of the rows that a client got since the last time."""
-    found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
-    return [(row.key, row.position, row.token_ids.size) for row in found]
-
-
-def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False) -> None:
-    """Take up a request."""
-    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, include_draft_logprobs=drafts)))
 
 
 def test_hello_is_answered() -> None:

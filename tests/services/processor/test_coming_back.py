@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.bench import Bench
 from tests.services.builders import Wanted, client_hello, generate_of, rows
+from tests.services.processor.serving import places, resume, serving
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume, ServerFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason
 from tokenbus_services.bus import Outcome
@@ -14,27 +15,6 @@ from tokenbus_services.bus import Outcome
 FINISHED = RowStatus.FINISHED_LENGTH
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
-SERVED = {"clients.detached_timeout_ms": 10_000}
-
-
-def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient]:
-    """Return a worker with some requests, and the client that asked for them."""
-    bench = Bench(SERVED | {name.replace("__", "."): value for name, value in overrides.items()})
-    worker, client = bench.worker(), bench.client()
-    for key in keys:
-        client.ask(generate_of(key))
-    return bench, worker, client
-
-
-def places(client: BenchClient) -> list[tuple[int, int, int]]:
-    """Return key, position and length of the rows that a client got since the last time."""
-    found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
-    return [(row.key, row.position, row.token_ids.size) for row in found]
-
-
-def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False) -> None:
-    """Take up a request."""
-    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, include_draft_logprobs=drafts)))
 
 
 def test_client_that_comes_back_gets_what_it_did_not_confirm() -> None:

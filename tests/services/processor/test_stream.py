@@ -1,4 +1,4 @@
-"""Stream: items put in order, holes found and healed or named, and credit that cannot leak."""
+"""Stream: items put in order, and holes found and healed or named."""
 
 from typing import Any
 from zlib import crc32
@@ -7,47 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.builders import BATCH, EPOCH, EVENT, Wanted, encoded, hello_of, item_of, rows, settings
+from tests.services.builders import BATCH, EVENT, Wanted, encoded, item_of, rows
+from tests.services.processor.streams import come, order, payload, stream, take
 from tokenbus_contracts import ContractError, LogprobBatch
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
-from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
+from tokenbus_services.processor.stream import Arrived, Fate, Lost
 
 GONE, REFUSED = GapReason.GAP_REASON_RETENTION, GapReason.GAP_REASON_REFUSED
 NOBODY: frozenset[int] = frozenset()
-
-
-def stream(first: int = 1, **processor: object) -> Stream:
-    """Return a stream whose worker was just welcomed."""
-    chosen = settings({f"processor.{name}": value for name, value in processor.items()})
-    made = Stream(hello_of(first_sequence=first, next_sequence=first), EPOCH, chosen.limits, chosen.processor)
-    made.open_connection()
-    return made
-
-
-def payload(sequence: int, size: int = 1) -> bytes:
-    """Return a batch that belongs at a sequence."""
-    return encoded(rows(range(1, size + 1), position=sequence), sequence)
-
-
-def take(to: Stream, *sequences: int, checksum: bool = True) -> list[Fate]:
-    """Let items come, and return what became of each."""
-    made = {sequence: payload(sequence) for sequence in sequences}
-    items = [item_of(made[n], n, checksum=crc32(made[n]) if checksum else None) for n in sequences]
-    return [to.take(item, made[item.sequence]) for item in items]
-
-
-def come(to: Stream) -> list[int | tuple[int, int]]:
-    """Return what is in order: sequences, and runs that were lost."""
-    return [
-        entry.sequence if isinstance(entry, Arrived) else (entry.sequence, entry.last_sequence) for entry in order(to)
-    ]
-
-
-def order(to: Stream) -> list[Arrived | Lost]:
-    """Return what is in order as it is."""
-    return list(to.in_order())
 
 
 def test_items_come_out_in_order_whatever_order_they_came_in() -> None:
@@ -149,83 +118,6 @@ def test_length_that_is_not_the_payloads_is_an_error(size: int) -> None:
     item.payload_bytes += size
     with pytest.raises(ContractError, match=f"{len(data)}, as it has"):
         made.take(item, data)
-
-
-def test_credit_ends_where_it_was_granted() -> None:
-    """The last item that credit allows is taken, and the one after it is a flood (case 20)."""
-    made = stream(credit_items=4)
-    assert take(made, 4, 5) == [Fate.TAKEN, Fate.FLOOD]
-    take(made, 1)
-    come(made)
-    assert made.grant()
-    assert take(made, 5, 6) == [Fate.TAKEN, Fate.FLOOD]
-
-
-def test_credit_in_bytes_ends_where_it_was_granted() -> None:
-    """What waits for its turn takes no more bytes than credit allows, however few items it is (case 20)."""
-    data = payload(2)
-    chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
-    most = 2000 // len(data)
-    made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
-    made.open_connection()
-    fates = take(made, *range(2, most + 4))
-    assert fates == [Fate.TAKEN] * most + [Fate.FLOOD] * 2
-    assert take(made, 2) == [Fate.DUPLICATE]
-    made.declare_lost(1, 1, GapReason.GAP_REASON_RETENTION, frozenset())
-    come(made)
-    assert take(made, most + 2) == [Fate.TAKEN]
-
-
-def test_grants_are_made_when_they_are_worth_a_message() -> None:
-    """A grant is news after a quarter of the credit was used, in items or in bytes, and not before."""
-    made = stream(credit_items=8)
-    assert (made.granted_sequence, made.granted_bytes) == (8, settings().processor.credit_bytes)
-    take(made, 1)
-    come(made)
-    assert not made.grant()
-    assert made.granted_sequence == 8
-    take(made, 2)
-    come(made)
-    assert made.grant()
-    assert made.granted_sequence == 10
-    assert not made.grant()
-
-
-@pytest.mark.parametrize("items", [1, 2, 3])
-def test_small_credit_is_not_granted_again_and_again(items: int) -> None:
-    """However small the credit, a grant that says nothing new is not worth a message."""
-    made = stream(credit_items=items)
-    assert not made.grant()
-    take(made, 1)
-    come(made)
-    assert made.grant()
-
-
-def test_bytes_that_were_taken_are_granted_again() -> None:
-    """Bytes come back as items come out, whether they were taken or refused: a total cannot leak."""
-    chosen = settings({"limits.max_message_bytes": 2000, "processor.credit_bytes": 2000})
-    made = Stream(hello_of(), EPOCH, chosen.limits, chosen.processor)
-    made.open_connection()
-    taken, refused = payload(1, size=20), b"not a batch" * 60
-    made.take(item_of(taken, 1), taken)
-    made.take(item_of(refused, 2, checksum=crc32(refused)), refused)
-    come(made)
-    assert made.grant()
-    assert made.granted_bytes == 2000 + len(taken) + len(refused)
-
-
-def test_new_connection_counts_anew() -> None:
-    """After a handshake the stream goes on from what is expected; what lay ahead comes again (case 17)."""
-    made = stream(credit_items=8)
-    take(made, 1, 3)
-    come(made)
-    made.missing(0.0)
-    made.open_connection()
-    assert (made.expected, made.known_last, made.granted_sequence) == (2, 1, 9)
-    assert made.granted_bytes == settings().processor.credit_bytes
-    assert made.missing(0.0) is None
-    assert take(made, 2, 3) == [Fate.TAKEN] * 2
-    assert come(made) == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -385,17 +277,6 @@ def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> No
     made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
     made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
     assert [entry.keys for entry in order(made) if isinstance(entry, Lost)] == [NOBODY] * 2
-
-
-def test_what_is_known_of_credit_and_lag() -> None:
-    """How much credit is left and how many items are awaited follow from what was granted and taken."""
-    made = stream(credit_items=4)
-    take(made, 1)
-    come(made)
-    take(made, 3)
-    made.heard_of(3)
-    assert made.lag == 2
-    assert made.credit_left == (1, settings().processor.credit_bytes - len(payload(1)))
 
 
 def test_kind_that_is_not_known_is_none() -> None:

@@ -19,12 +19,9 @@ from tokenbus_contracts.generated.stream_pb2 import (
 )
 from tokenbus_services.bus import Outcome
 
-LIMITS = RefusalReason.REFUSAL_REASON_LIMITS
 PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
 HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
-TAKEN = RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN
 STOPPED, RESTARTING = GoodbyeReason.GOODBYE_REASON_STOPPED, GoodbyeReason.GOODBYE_REASON_RESTARTING
-OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
 
 
 def test_item_beyond_the_credit_ends_the_connection() -> None:

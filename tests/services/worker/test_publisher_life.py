@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.services.breaking import BreakingTransport
 from tests.services.builders import EPOCH, batch, generate_of, rows, settings
 from tests.services.bus.harness import soon
 from tests.services.loop_clock import LoopClock, turns
@@ -274,22 +275,6 @@ def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
     publisher.publish(batch(rows([1], status=RowStatus.FINISHED_STOP), draft_follows=True))
     publisher.publish(batch(rows([1]), kind=BatchKind.DRAFT))
     assert publisher.session.requests == set()
-
-
-class Breaking(MemoryConnection):
-    """A connection that fails when something is sent."""
-
-    def send(self, parts: object) -> bool:
-        """Fail."""
-        raise RuntimeError(parts)
-
-
-class BreakingTransport(MemoryTransport):
-    """A transport whose connections fail."""
-
-    async def connect(self, address: str) -> MemoryConnection:
-        """Connect."""
-        return Breaking(self._meeting(address), self._settings)
 
 
 async def test_nothing_is_taken_once_the_connection_has_failed() -> None:

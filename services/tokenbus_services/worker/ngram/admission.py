@@ -1,14 +1,13 @@
 """Admission: a request as the engine runs it, or a ValueError with the field, the limit and the value."""
 
-import math
-import secrets
 from dataclasses import dataclass
 
 import numpy as np
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_services.worker.asked import max_tokens_of, seed_of, temperature_of, top_p_of
 from tokenbus_services.worker.ngram.counting import NOBODY
-from tokenbus_services.worker.ngram.handoff import Handoff, read
+from tokenbus_services.worker.ngram.handoff import RequestState, read
 from tokenbus_services.worker.ngram.model import WIDTH, Model
 from tokenbus_services.worker.ngram.options import NgramOptions
 from tokenbus_services.worker.ngram.stopping import Stopping
@@ -51,8 +50,8 @@ def checked(
         raise ValueError("request_key: at least 1, got 0")
     sampling = generate.sampling
     coldness, top_k = _temperature(sampling, model.vocabulary_size)
-    top_p = _top_p(sampling)
-    max_tokens = _max_tokens(sampling)
+    top_p = top_p_of(sampling)
+    max_tokens = max_tokens_of(sampling)
     top_logprobs = generate.top_logprobs
     if top_logprobs > options.max_top_logprobs:
         raise ValueError(f"top_logprobs: at most {options.max_top_logprobs}, got {top_logprobs}")
@@ -67,7 +66,7 @@ def checked(
         context = _gone_on(handoff, model, prompt, end, stopping)
         seed = handoff.seed
     else:
-        seed = sampling.seed if sampling.HasField("seed") else secrets.randbits(64)
+        seed = seed_of(sampling)
     return Asked(
         key=generate.request_key,
         prompt_tokens=len(prompt),
@@ -89,27 +88,10 @@ def checked(
 
 def _temperature(sampling: SamplingParameters, vocabulary_size: int) -> tuple[float, int]:
     """Return what logprobs are multiplied by, and how many tokens are kept: at temperature 0 the first one."""
-    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"sampling.temperature: a finite number of at least 0, got {temperature}")
+    temperature = temperature_of(sampling)
     if temperature == 0:
         return 1.0, 1
     return min(1 / temperature, _COLDEST), min(sampling.top_k or vocabulary_size, vocabulary_size)
-
-
-def _top_p(sampling: SamplingParameters) -> float:
-    top_p: float = sampling.top_p if sampling.HasField("top_p") else 1.0
-    if not 0 < top_p <= 1:
-        raise ValueError(f"sampling.top_p: above 0 and at most 1, got {top_p}")
-    return top_p
-
-
-def _max_tokens(sampling: SamplingParameters) -> int | None:
-    if not sampling.HasField("max_tokens"):
-        return None
-    if not sampling.max_tokens:
-        raise ValueError("sampling.max_tokens: at least 1, got 0")
-    return int(sampling.max_tokens)
 
 
 def _stopping(sampling: SamplingParameters, vocabulary_size: int, tokenizer: Tokenizer) -> Stopping | None:
@@ -146,7 +128,7 @@ def _prompt(generate: Generate, tokenizer: Tokenizer, options: NgramOptions) -> 
     return prompt
 
 
-def _handed_over(state: bytes | None, options: NgramOptions) -> Handoff | None:
+def _handed_over(state: bytes | None, options: NgramOptions) -> RequestState | None:
     if state is None:
         if options.role == "decode":
             raise ValueError("state: a decode engine goes on from a prefill engine's, got none")
@@ -156,7 +138,7 @@ def _handed_over(state: bytes | None, options: NgramOptions) -> Handoff | None:
     return read(state)
 
 
-def _gone_on(handoff: Handoff, model: Model, prompt: list[int], end: int, stopping: Stopping | None) -> int:
+def _gone_on(handoff: RequestState, model: Model, prompt: list[int], end: int, stopping: Stopping | None) -> int:
     """Return the context that a request is in which another engine began, if that can be."""
     handoff.check(model, len(prompt))
     if len(handoff.tokens) >= end:

@@ -9,7 +9,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.worker.ngram.admission import checked
 from tokenbus_services.worker.ngram.block import Block, Outcome, computed, outcome
 from tokenbus_services.worker.ngram.emission import Proposed, draft_arrays, target_arrays
-from tokenbus_services.worker.ngram.handoff import Handoff
+from tokenbus_services.worker.ngram.handoff import RequestState
 from tokenbus_services.worker.ngram.model import taught_model
 from tokenbus_services.worker.ngram.options import NgramOptions
 from tokenbus_services.worker.ngram.rows import Rows
@@ -96,7 +96,7 @@ class NgramEngine:
         for place, slot, ids in zip(places.tolist(), slots.tolist(), proposals.tolist(), strict=True):
             tokens = block.emitted.tokens[place, : result.kept[place]].tolist()
             prompt, seed = int(rows.prompts[slot]), int(rows.seeds[slot])
-            states[int(rows.keys[slot])] = Handoff(model.fingerprint, prompt, tokens, seed, ids).written()
+            states[int(rows.keys[slot])] = RequestState(model.fingerprint, prompt, tokens, seed, ids).written()
         counts = np.zeros(block.slots.size, np.int64)
         counts[places] = speculate
         return Proposed(counts, proposals.ravel(), states)

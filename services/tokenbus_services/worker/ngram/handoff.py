@@ -1,4 +1,4 @@
-"""Handoff: what a decode engine needs to go on with a request after its first token, as JSON."""
+"""RequestState: what a decode engine needs to go on with a request after its first token, as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ _WORD = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Handoff:
+class RequestState:
     """Where a request is. Everything else that a decode engine needs is in the request itself, and in the model."""
 
     model: str
@@ -41,7 +41,7 @@ class Handoff:
                     raise ValueError(f"state.{name}[{place}]: below {model.vocabulary_size}, got {token_id}")
 
 
-def read(data: bytes) -> Handoff:
+def read(data: bytes) -> RequestState:
     """Return what was written. It came over the network: a ValueError says what is wrong with it."""
     if len(data) > _MOST_BYTES:
         raise ValueError(f"state: at most {_MOST_BYTES} bytes, got {len(data)}")
@@ -51,7 +51,7 @@ def read(data: bytes) -> Handoff:
         raise ValueError(f"state: JSON, got {bytes(data[:32])!r}") from None
     if type(found) is not dict:
         raise ValueError(f"state: an object, got {type(found).__name__}")
-    known = {"version", *Handoff.__slots__}
+    known = {"version", *RequestState.__slots__}
     if found.keys() != known:
         wrong = sorted(known ^ found.keys())
         raise ValueError(f"state: the fields {', '.join(sorted(known))} and no other, got a difference in {wrong[:4]}")
@@ -59,7 +59,7 @@ def read(data: bytes) -> Handoff:
         raise ValueError(f"state.version: {_VERSION}, got {str(found['version'])[:32]}")
     if type(found["model"]) is not str:
         raise ValueError(f"state.model: a string, got {type(found['model']).__name__}")
-    return Handoff(
+    return RequestState(
         found["model"],
         _number("prompt_tokens", found["prompt_tokens"], _WORD),
         _numbers("tokens", found["tokens"], 1),

@@ -51,13 +51,6 @@ class NgramOptions:
             # One request must always fit, or nothing would ever run.
             _hold("kv_tokens", self.kv_tokens, self.max_context + self.speculate, 1 << 40)
 
-    @property
-    def most_tokens(self) -> int:
-        """How many tokens the running requests may have together, with those that are being drafted."""
-        if self.kv_tokens is not None:
-            return self.kv_tokens
-        return self.max_running * (self.max_context + self.speculate + 1)
-
 
 def _hold(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:

@@ -25,6 +25,11 @@ class Tokenizer:
         if missing:
             raise ValueError(f"pieces: all {_BYTES} bytes, got none for {missing[0]}")
         self._longest = max(map(len, pieces))
+        sizes: list[set[int]] = [set() for _ in range(_BYTES)]
+        for piece in pieces:
+            sizes[piece[0]].add(len(piece))
+        self._sizes = [sorted(each, reverse=True) for each in sizes]
+        """How long the pieces are that begin with each byte, the longest first."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -66,11 +71,12 @@ class Tokenizer:
         """Add the tokens of a chunk that is none: always the longest that fits."""
         begin = 0
         while begin < len(data):
-            end = min(len(data), begin + self._longest)
-            while (token_id := self._ids.get(data[begin:end])) is None:
-                end -= 1
-            ids.append(token_id)
-            begin = end
+            for size in self._sizes[data[begin]]:
+                piece = data[begin : begin + size]
+                if piece in self._ids:
+                    break
+            ids.append(self._ids[piece])
+            begin += len(piece)
 
 
 def learned(texts: Iterable[str]) -> Tokenizer:

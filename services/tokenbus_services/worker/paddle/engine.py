@@ -7,7 +7,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.logs import logger
 from tokenbus_services.worker.paddle.decoder import Decoder
 from tokenbus_services.worker.paddle.emission import Outcome, StepInfo, step_arrays
-from tokenbus_services.worker.paddle.handoff import Handoff
+from tokenbus_services.worker.paddle.handoff import RequestStates
 from tokenbus_services.worker.paddle.options import PaddleOptions
 from tokenbus_services.worker.paddle.requests import Request, refused, request_of
 from tokenbus_services.worker.paddle.runner import Runner
@@ -31,7 +31,7 @@ class PaddleEngine:
         heads = self._runner.shape.draft_heads
         if options.speculate > heads:
             raise refused("speculate", f"at most {heads}, as many as the weights have heads", options.speculate)
-        self._handoff = Handoff(self._runner.shape, self._runner.fingerprint, options.context)
+        self._states = RequestStates(self._runner.shape, self._runner.fingerprint, options.context)
         self._decoder = Decoder(self._runner, options.speculate)
         self._scheduler = Scheduler(options.max_running, options.prefill_chunk, options.slice_steps)
 
@@ -55,7 +55,7 @@ class PaddleEngine:
             raise ValueError("state: none, since this worker only computes prompts, got one")
         request = request_of(generate, self._options)
         if state is not None:
-            self._handoff.unpack(state, request)
+            self._states.unpack(state, request)
         self._scheduler.add(request)
         return len(request.prompt)
 
@@ -103,7 +103,7 @@ class PaddleEngine:
     def _state(self, request: Request) -> bytes:
         if request.slot is None:
             raise RuntimeError(f"request {request.key:016x} has no slot to hand off")
-        return self._handoff.packed(request, *self._runner.cache.read(request.slot, request.computed))
+        return self._states.packed(request, *self._runner.cache.read(request.slot, request.computed))
 
     def _let_go(self, outcome: Outcome) -> None:
         request = outcome.request

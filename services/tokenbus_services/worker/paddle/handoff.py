@@ -1,4 +1,4 @@
-"""Hand-off: what a prefill engine gives a decode engine of a request. It travels, so every number of it is checked."""
+"""RequestStates: what a prefill engine gives a decode engine. It travels, so every number of it is checked."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ _LARGEST = 65_504.0
 _HEADER_BYTES = 65_536
 
 
-class Handoff:
+class RequestStates:
     """Packs states of requests, and unpacks those that were packed by an engine like this one."""
 
     def __init__(self, shape: Shape, fingerprint: bytes, context: int) -> None:

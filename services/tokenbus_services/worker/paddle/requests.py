@@ -1,7 +1,5 @@
 """Request: one that the engine works on, and what its message must be for that."""
 
-import math
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_services.worker.asked import max_tokens_of, seed_of, temperature_of, top_p_of
 from tokenbus_services.worker.paddle.options import PaddleOptions
 from tokenbus_services.worker.paddle.shape import END, VOCABULARY_SIZE
 from tokenbus_services.worker.paddle.tokenizer import ByteTokenizer
@@ -109,11 +108,11 @@ def request_of(generate: Generate, options: PaddleOptions) -> Request:
     return Request(
         key=generate.request_key,
         prompt=prompt,
-        most=min(_most_tokens(sampling), room),
-        temperature=_temperature(sampling),
-        top_p=_top_p(sampling),
+        most=min(max_tokens_of(sampling) or room, room),
+        temperature=temperature_of(sampling),
+        top_p=top_p_of(sampling),
         top_k=sampling.top_k,
-        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(64),
+        seed=seed_of(sampling),
         is_seeded=sampling.HasField("seed"),
         stop_ids=stop_ids if sampling.ignore_end_token else stop_ids | {END},
         stop_texts=_stop_texts(sampling),
@@ -143,28 +142,6 @@ def _prompt(generate: Generate, context: int) -> list[int]:
     if len(tokens) >= context:
         raise refused(name, f"at most {context - 1} tokens, so that one more fits", len(tokens))
     return tokens
-
-
-def _most_tokens(sampling: SamplingParameters) -> int:
-    if not sampling.HasField("max_tokens"):
-        return 2**31 - 1
-    if not sampling.max_tokens:
-        raise refused("sampling.max_tokens", "at least 1", 0)
-    return sampling.max_tokens
-
-
-def _temperature(sampling: SamplingParameters) -> float:
-    value = sampling.temperature if sampling.HasField("temperature") else 1.0
-    if not (math.isfinite(value) and value >= 0):
-        raise refused("sampling.temperature", "a finite number, at least 0", value)
-    return value
-
-
-def _top_p(sampling: SamplingParameters) -> float:
-    value = sampling.top_p if sampling.HasField("top_p") else 1.0
-    if not 0 < value <= 1:
-        raise refused("sampling.top_p", "above 0, at most 1", value)
-    return value
 
 
 def _stop_texts(sampling: SamplingParameters) -> tuple[bytes, ...]:

@@ -27,6 +27,12 @@ def test_the_taught_text_is_words() -> None:
     assert 1_500 < tokenizer.vocabulary_size < 4_096
 
 
+def test_words_that_are_no_tokens_are_spelled_by_the_longest_that_fit() -> None:
+    """Of several ways to spell a word the one is taken whose every token is the longest there is."""
+    tokenizer = Tokenizer([*(bytes([byte]) for byte in range(256)), b"ab", b"abcd", b"bc"])
+    assert tokenizer.encode("abcdabcabbca") == [257, 256, ord("c"), 256, 258, ord("a")]
+
+
 def test_token_zero_is_a_frequent_token() -> None:
     """The lowest ids belong to what is most frequent, so that id 0 comes up in every text (case 10)."""
     assert taught().token_bytes(0) == b"."

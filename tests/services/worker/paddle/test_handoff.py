@@ -14,7 +14,7 @@ from tests.services.worker.paddle.needs import NEEDS_PADDLE
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.worker.paddle import PaddleEngine, PaddleOptions
-from tokenbus_services.worker.paddle.handoff import Handoff
+from tokenbus_services.worker.paddle.handoff import RequestStates
 from tokenbus_services.worker.paddle.requests import request_of
 from tokenbus_services.worker.paddle.shape import Shape
 
@@ -23,7 +23,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 FINGERPRINT = bytes(range(16))
 SHAPE = Shape(layers=2, width=8, attention_heads=2)
 OPTIONS = PaddleOptions(context=32)
-HANDOFF = Handoff(SHAPE, FINGERPRINT, OPTIONS.context)
+STATES = RequestStates(SHAPE, FINGERPRINT, OPTIONS.context)
 ASKED = text_request(9, "abc", 8)
 STORY = "The wind was strong. That evening Leo was at the school again. "
 REQUESTS = [
@@ -65,7 +65,7 @@ def state_of(arrays: Arrays) -> bytes:
 def refusal(state: bytes, generate: Generate = ASKED) -> str:
     """Return what is said of a state that is wrong."""
     with pytest.raises(ValueError, match=r"^state") as error:
-        HANDOFF.unpack(state, request_of(generate, OPTIONS))
+        STATES.unpack(state, request_of(generate, OPTIONS))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -146,7 +146,7 @@ class TestEngines:
     def test_state_of_other_weights_is_refused(self, prefilled: Run) -> None:
         """What other weights computed is no use here, and said to be so."""
         decoding = engine("decode")
-        decoding._handoff._fingerprint = FINGERPRINT
+        decoding._states._fingerprint = FINGERPRINT
         with pytest.raises(
             ValueError, match=r"^state.fingerprint: 000102030405060708090a0b0c0d0e0f, that of the weights"
         ):
@@ -161,20 +161,20 @@ class TestStates:
     def test_sound_state_is_taken_over(self) -> None:
         """A request goes on from what its state says; its own seed, if it has one, stays."""
         request = request_of(ASKED, OPTIONS)
-        HANDOFF.unpack(state_of(sound()), request)
+        STATES.unpack(state_of(sound()), request)
         assert (request.output, list(request.drafts), request.seed) == ([0], [1, 0, 257], 2**64 - 1)
         assert request.handed is not None
         np.testing.assert_array_equal(request.handed.keys, sound()["keys"])
-        packed = HANDOFF.packed(request, *request.handed)
+        packed = STATES.packed(request, *request.handed)
         assert packed == state_of(sound())
         seeded = request_of(text_request(9, "abc", 8, seed=5), OPTIONS)
-        HANDOFF.unpack(packed, seeded)
+        STATES.unpack(packed, seeded)
         assert seeded.seed == 5
 
     def test_drafts_that_do_not_fit_any_more_are_left_out(self) -> None:
         """No more drafts are verified than tokens are left, less the last, which needs none."""
         request = request_of(text_request(9, "abc", 3), OPTIONS)
-        HANDOFF.unpack(state_of(sound()), request)
+        STATES.unpack(state_of(sound()), request)
         assert list(request.drafts) == [1]
         assert request.draft_logits is not None
         assert request.draft_logits.shape == (1, 258)
@@ -218,7 +218,7 @@ class TestStates:
         for place, byte in changes:
             state[place % len(state)] = byte
         request = request_of(ASKED, OPTIONS)
-        said = _said(lambda: HANDOFF.unpack(bytes(state[: cut % (2 * len(state))]), request))
+        said = _said(lambda: STATES.unpack(bytes(state[: cut % (2 * len(state))]), request))
         assert said.startswith("state")
         assert "\n" not in said
         if request.handed is not None:

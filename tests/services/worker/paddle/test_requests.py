@@ -28,12 +28,12 @@ def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as th
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"temperature": -0.5}, "sampling.temperature: a finite number, at least 0, got -0.5"),
-        ({"temperature": float("nan")}, "sampling.temperature: a finite number, at least 0, got nan"),
-        ({"temperature": float("inf")}, "sampling.temperature: a finite number, at least 0, got inf"),
-        ({"top_p": 0.0}, "sampling.top_p: above 0, at most 1, got 0.0"),
-        ({"top_p": 1.5}, "sampling.top_p: above 0, at most 1, got 1.5"),
-        ({"top_p": float("nan")}, "sampling.top_p: above 0, at most 1, got nan"),
+        ({"temperature": -0.5}, "sampling.temperature: a finite number of at least 0, got -0.5"),
+        ({"temperature": float("nan")}, "sampling.temperature: a finite number of at least 0, got nan"),
+        ({"temperature": float("inf")}, "sampling.temperature: a finite number of at least 0, got inf"),
+        ({"top_p": 0.0}, "sampling.top_p: above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "sampling.top_p: above 0 and at most 1, got 1.5"),
+        ({"top_p": float("nan")}, "sampling.top_p: above 0 and at most 1, got nan"),
         ({"max_tokens": 0}, "sampling.max_tokens: at least 1, got 0"),
         ({"stop": ["x", ""]}, "sampling.stop[1]: 1 to 256 bytes, got 0"),
         ({"stop": ["x" * 257]}, "sampling.stop[0]: 1 to 256 bytes, got 257"),

@@ -1,0 +1,38 @@
+"""What the tests of ZeroMQ share: transports of each kind, closed after the test."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.services.bus.harness import SETTINGS, Bus
+from tokenbus_services.settings import BusSettings
+
+Make = Callable[..., Bus]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Return what makes transports, of a kind and with settings."""
+    made: list[Bus] = []
+
+    def bus(kind: str, settings: BusSettings = SETTINGS) -> Bus:
+        """Make one."""
+        made.append(Bus(kind, tmp_path, settings))
+        return made[-1]
+
+    yield bus
+    for each in made:
+        await each.close()
+
+
+@pytest.fixture
+def ipc(make: Make) -> Bus:
+    """Return a transport whose addresses are paths."""
+    return make("zeromq-ipc")
+
+
+@pytest.fixture
+def tcp(make: Make) -> Bus:
+    """Return a transport whose addresses are ports."""
+    return make("zeromq-tcp")

@@ -1,0 +1,24 @@
+"""Peers that do not speak ZeroMQ."""
+
+import socket
+from collections.abc import Callable
+
+from tokenbus_services.bus import Listener
+
+
+def call(listener: Listener) -> socket.socket:
+    """Return a plain socket that is connected to a listener."""
+    host, port = listener.address.removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)))
+
+
+def sending(data: bytes) -> Callable[[Listener], socket.socket]:
+    """Return what connects and sends some bytes."""
+
+    def connect(listener: Listener) -> socket.socket:
+        """Connect and send."""
+        stranger = call(listener)
+        stranger.sendall(data)
+        return stranger
+
+    return connect

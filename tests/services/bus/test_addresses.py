@@ -1,0 +1,126 @@
+"""ZeroMQ: which addresses may be had, and what becomes of the files that sockets leave."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.services.bus.harness import Bus, introduce, soon
+from tokenbus_services.bus import AddressError
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of what is in a folder."""
+    return [path.name for path in folder.iterdir()]
+
+
+def path_of(address: str) -> Path:
+    """Return where an address's socket is."""
+    return Path(address.removeprefix("ipc://"))
+
+
+async def test_stale_socket_file(ipc: Bus) -> None:
+    """A socket file that nobody listens at any more is no obstacle."""
+    address = ipc.address()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(path_of(address)))
+        dead.listen()
+    assert path_of(address).is_socket()
+    listener = await ipc.listen(address)
+    await introduce(await ipc.connect(address), listener)
+
+
+async def test_socket_of_a_stranger(ipc: Bus) -> None:
+    """A path at which something else listens is not taken away from it."""
+    address = ipc.address()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path_of(address)))
+        other.listen()
+        with pytest.raises(AddressError, match="taken: something listens there already"):
+            await ipc.transport.listen(address)
+        assert path_of(address).is_socket()
+
+
+async def test_file_that_is_no_socket(ipc: Bus) -> None:
+    """A file or folder at the path is left alone, and told."""
+    for make in (Path.touch, Path.mkdir):
+        address = ipc.address()
+        make(path_of(address))
+        with pytest.raises(AddressError, match="something else than a socket"):
+            await ipc.transport.listen(address)
+        assert path_of(address).exists()
+
+
+async def test_files_of_a_closed_listener(ipc: Bus, tmp_path: Path) -> None:
+    """A closed listener leaves no file, and neither does one that was refused."""
+    listener = await ipc.listen()
+    with pytest.raises(AddressError):
+        await ipc.transport.listen(listener.address)
+    await soon(listener.close())
+    with pytest.raises(AddressError):
+        await ipc.transport.listen(f"ipc://{tmp_path}/missing/x")
+    assert not files_in(tmp_path)
+
+
+async def test_files_that_are_another_s_by_now(ipc: Bus) -> None:
+    """A listener whose files were removed by hand does not remove its successor's when it closes."""
+    address = ipc.address()
+    first = await ipc.listen(address)
+    path_of(address).unlink()
+    path_of(f"{address}.lock").unlink()
+    second = await ipc.listen(address)
+    await soon(first.close())
+    connection = await ipc.connect(address)
+    await introduce(connection, second)
+    with pytest.raises(AddressError, match="taken"):
+        await ipc.transport.listen(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:65536", "a port of at most 65535, got 65536"),
+        ("tcp://:5570", "expected tcp://HOST:PORT"),
+        ("tcp://a b:5570", "expected tcp://HOST:PORT"),
+        ("tcp://lo;127.0.0.1:5570", "expected tcp://HOST:PORT"),
+        ("ipc://", "expected ipc://PATH"),
+        ("ipc://*", "expected ipc://PATH"),
+        ("ipc://@abstract", "expected ipc://PATH"),
+        ("ipc:///tmp/\0", "expected ipc://PATH"),
+        ("ipc:///tmp/" + "x" * 103, "a path of at most 107 bytes, got 108"),
+    ],
+)
+async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None:
+    """What cannot be an address is told as that, to who listens and to who connects."""
+    for use in (tcp.transport.listen, tcp.transport.connect):
+        with pytest.raises(AddressError) as refused:
+            await use(address)
+        assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("tcp://192.0.2.1:0", "no address of this machine"),  # a network that is kept for examples
+        ("tcp://host.invalid:0", "no such host here: "),
+        ("ipc:///nonexistent/x", "no such directory"),
+        ("ipc:///dev/null/x", "no such directory"),
+    ],
+)
+async def test_address_that_is_elsewhere(tcp: Bus, address: str, reason: str) -> None:
+    """An address that this machine does not have is told as that to who listens."""
+    with pytest.raises(AddressError) as refused:
+        await soon(tcp.transport.listen(address))
+    assert refused.value.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://localhost:0", "tcp://*:0"])
+async def test_port_that_is_left_open(tcp: Bus, address: str) -> None:
+    """A listener says which port it was given, and hosts may be names; nobody can connect to an open port."""
+    listener = await tcp.listen(address)
+    port = int(listener.address.rpartition(":")[2])
+    assert port > 0
+    await introduce(await tcp.connect(f"tcp://localhost:{port}"), listener)
+    with pytest.raises(AddressError):
+        await tcp.transport.connect(address if "*:" in address else "tcp://127.0.0.1:0")

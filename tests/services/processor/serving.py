@@ -1,0 +1,27 @@
+"""What the tests of the client desk share: a worker with requests, their client, and what that got."""
+
+from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.builders import generate_of
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
+
+SERVED = {"clients.detached_timeout_ms": 10_000}
+
+
+def serving(*keys: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient]:
+    """Return a worker with some requests, and the client that asked for them."""
+    bench = Bench(SERVED | {name.replace("__", "."): value for name, value in overrides.items()})
+    worker, client = bench.worker(), bench.client()
+    for key in keys:
+        client.ask(generate_of(key))
+    return bench, worker, client
+
+
+def places(client: BenchClient) -> list[tuple[int, int, int]]:
+    """Return key, position and length of the rows that a client got since the last time."""
+    found = [row for heard in client.outputs() for row in heard.batches[0].rows()]
+    return [(row.key, row.position, row.token_ids.size) for row in found]
+
+
+def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False) -> None:
+    """Take up a request."""
+    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, include_draft_logprobs=drafts)))
