@@ -54,6 +54,7 @@ async def test_completion_streams_what_it_answers_at_once(text: Served) -> None:
         chunks = [chunk async for chunk in stream]
     *parts, last = chunks
     choice = whole.choices[0]
+    assert whole.id == f"cmpl-{whole._request_id}"
     assert choice.text
     assert choice.logprobs is not None
     assert (again.choices[0].text, again.choices[0].logprobs) == (choice.text, choice.logprobs)
@@ -286,6 +287,10 @@ async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
             told = json.loads(last.partition("\ndata: ")[2])
             got_there = sum(len(json.loads(row.partition("\ndata: ")[2])["tokens"]) for row in rows[1:])
             assert (told["code"], told["tokens"]) == ("worker_lost", got_there)
+            assert system.gateway.lines('"event":"request failed"')[0].count('"code":"worker_lost"') == 1
+            assert len(refused.value.response.headers["x-request-id"]) == 16
+            page = (await plain.get("/metrics")).text
+            assert 'tokenbus_gateway_broken_answers_total{code="worker_lost"} 2.0' in page
 
 
 async def test_without_a_worker_it_is_not_ready() -> None:
@@ -321,6 +326,8 @@ async def test_over_capacity_is_429(numbers: Served) -> None:
             await client.completions.create(**given)
         assert raised.value.response.headers["retry-after"] == "1"
         assert raised.value.code == "overloaded"
+        with pytest.raises(openai.BadRequestError):  # however long it waits, there is never room for three
+            await client.completions.create(**given, n=3)
         await stream.close()
 
         async def is_served() -> bool:
@@ -387,6 +394,10 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
         ("completions", BODY | {"stream": True, "stream_options": {"x": True}}, 400, "stream_options.x"),
         ("completions", BODY | {"include_draft_logprobs": True}, 400, "include_draft_logprobs"),
         ("completions", BODY | {"frequency_penalty": 1}, 400, "frequency_penalty"),
+        ("completions", BODY | {"logit_bias": {"1": 5}}, 400, "logit_bias"),
+        ("completions", BODY | {"suffix": "end"}, 400, "suffix"),
+        ("chat/completions", CHAT | {"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("chat/completions", CHAT | {"tools": [{}]}, 400, "tools"),
         ("completions", BODY | {"model": "another"}, 404, "model"),
         ("completions", {"model": MODEL}, 400, "prompt"),
         ("completions", [1], 400, None),
@@ -403,6 +414,26 @@ async def test_wrong_field_is_named(numbers: Served, path: str, body: Any, statu
     error = error_of(answer.text)
     assert error["param"] == param
     assert (error["param"] or "") in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "completions",
+            BODY | {"logit_bias": {}, "suffix": None, "echo": False, "best_of": 1, "presence_penalty": 0.0},
+        ),
+        (
+            "chat/completions",
+            CHAT | {"response_format": {"type": "text"}, "tools": [], "store": False, "max_tokens": 1},
+        ),
+    ],
+)
+async def test_field_that_asks_for_nothing_is_taken(numbers: Served, path: str, body: Any) -> None:  # noqa: ANN401
+    """What is not offered may be sent with the value that changes nothing, as some clients always do."""
+    async with plainly(numbers.url) as client:
+        answer = await client.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b"\xff", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"a": NaN}'])

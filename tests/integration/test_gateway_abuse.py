@@ -1,64 +1,26 @@
 """Clients of the gateway that misbehave: each is answered or cut off, and nobody else notices."""
 
 import asyncio
-import json
+import re
 import resource
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.integration.deployment import Deployment
-from tests.integration.inprocess import TCP, working
+from tests.integration.bytewise import LONG, alone, asked, not_reading, sent, serving
+from tests.integration.deployment import COMMAND, Deployment
+from tests.integration.inprocess import TCP
+from tests.integration.programs import MOST
 from tests.integration.serving import asking, error_of, is_true, plainly
 from tests.integration.waiting import soon, until
-from tokenbus_services.gateway.server import Serving, serve_gateway
+from tokenbus_services.gateway import server
+from tokenbus_services.gateway.server import Serving
 from tokenbus_services.processor import TokenProcessor
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 pytestmark = pytest.mark.xdist_group("gateway")
-GATEWAY = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 0}
-LONG = 1_000_000
-
-
-@asynccontextmanager
-async def serving(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
-    """Run a processor, a worker and a gateway in this process."""
-    settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
-    async with TokenProcessor(settings) as processor:
-        addresses: dict[str, object] = {
-            "bus__workers_address": processor.workers_address,
-            "bus__clients_address": processor.clients_address,
-        }
-        async with (
-            working(deployment, SyntheticEngine(), **addresses, **overrides),
-            serve_gateway(
-                deployment.settings(**addresses, **GATEWAY, client__drain_timeout_ms=0, **overrides)
-            ) as served,
-        ):
-            await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
-            yield served
-
-
-@asynccontextmanager
-async def alone(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
-    """Run a gateway in this process, whose processor is not there."""
-    async with serve_gateway(deployment.settings(**GATEWAY, client__drain_timeout_ms=0, **overrides)) as served:
-        yield served
-
-
-async def sent(served: Serving, *pieces: bytes) -> bytes:
-    """Return what comes for some bytes until the gateway closes the connection."""
-    host, _, port = served.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-        return await soon(reader.read())
-    finally:
-        writer.close()
 
 
 @asynccontextmanager
@@ -67,51 +29,6 @@ async def still_serves(served: Serving) -> AsyncIterator[None]:
     yield
     async with asking(served.url) as client:
         assert is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
-
-
-async def test_header_that_is_too_long_is_431(deployment: Deployment) -> None:
-    """A request line or headers beyond their bound are refused as they come, whole, in pieces or never ending."""
-    async with alone(deployment, gateway__max_header_bytes=2048) as served:
-        for pieces in (
-            [b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n"],
-            [b"GET / HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n"],
-            [b"GET / HTTP/1.1\r\nX: ", *[b"a" * 500] * 5],
-            [b"GET / HTTP/1.1\r\n", *[b"X-%d: 1\r\n" % number for number in range(102)], b"\r\n"],
-            [b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 102],
-        ):
-            head, _, body = (await sent(served, *pieces)).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 431 ")
-            assert error_of(body.decode())["code"] == "request_header_fields_too_large"
-        assert served.gateway.counts.requests["other", "431"] == 5
-
-
-async def test_header_of_many_bytes_within_the_bound_is_taken(deployment: Deployment) -> None:
-    """What is within the bound is no attack, and a body that comes with it is not counted to the header."""
-    async with alone(deployment, gateway__max_header_bytes=2048) as served, plainly(served.url) as client:
-        assert (await client.get("/healthz", headers={"x": "a" * 1500})).status_code == 200
-        answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a" * 60_000, "x": 1})
-        assert error_of(answer.text)["param"] == "x"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX y: 1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX: \x00\r\n\r\n",
-        b"POST /inspect HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"POST /inspect HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"POST /inspect HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n",
-        b"POST /inspect HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
-    ],
-)
-async def test_what_is_no_http_is_400(deployment: Deployment, data: bytes) -> None:
-    """Bytes that are no HTTP, or say two things at once, are refused and the connection is closed."""
-    async with alone(deployment) as served:
-        head, _, body = (await sent(served, data)).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 400 ")
-        assert error_of(body.decode())
 
 
 async def test_slow_header_and_silent_connection_are_closed(deployment: Deployment) -> None:
@@ -149,6 +66,34 @@ async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) 
                 idle.close()
 
 
+@pytest.mark.parametrize(("limit", "most"), [("-Sn", 300), ("-n", 128)])
+async def test_few_open_files_refuse_connections_and_nothing_else(
+    deployment: Deployment, limit: str, most: int
+) -> None:
+    """A process that may open few files raises that limit if it may, else refuses connections, and goes on serving."""
+    command = ["sh", "-c", f'ulimit {limit} 256 && exec "$0" gateway', COMMAND]
+    program = deployment.start("gateway", command, gateway__address="127.0.0.1:0", gateway__max_connections=300)
+    address = await asyncio.to_thread(program.wait_for, '"listening"')
+    (url,) = re.findall(r"http://[^\"]+", address)
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    idle = []
+    try:
+        async with plainly(url) as client:
+            assert (await client.get("/healthz")).status_code == 200
+            idle.extend([await asyncio.open_connection(host, int(port)) for _ in range(most - 1)])
+            assert (await client.get("/healthz")).status_code == 200
+            for _ in range(200):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                assert (await soon(reader.read())).startswith(b"HTTP/1.1 503 ")
+                writer.close()
+            assert (await client.get("/healthz")).status_code == 200
+    finally:
+        for _, writer in idle:
+            writer.close()
+    assert bool(program.lines('"room":128')) == (most == 128)
+    assert not program.lines("Too many open files")
+
+
 async def test_connection_too_many_is_503(deployment: Deployment) -> None:
     """Beyond the bound a connection is told 503 and closed; those that are there are served."""
     async with alone(deployment, gateway__max_connections=2) as served, plainly(served.url) as client:
@@ -162,23 +107,11 @@ async def test_connection_too_many_is_503(deployment: Deployment) -> None:
         first.close()
 
 
-def _stalled(served: Serving, room: int = 4096) -> socket.socket:
-    """Return a client's socket that has asked for a stream, has room for little, and does not read."""
-    host, _, port = served.address.rpartition(":")
-    stalled = socket.socket()
-    stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
-    stalled.connect((host, int(port)))
-    body = json.dumps({"model": "tokenbus", "prompt": "a", "max_tokens": LONG, "logprobs": 20, "stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    stalled.sendall(head % len(body) + body)
-    return stalled
-
-
 async def test_client_that_does_not_read_loses_its_request_alone(deployment: Deployment) -> None:
     """A client that takes nothing has its request ended at its bound, and is cut off; others get every token."""
     async with serving(deployment, gateway__stream_buffer_bytes=200_000, gateway__write_timeout_ms=300) as served:
         gateway = served.gateway
-        stalled = _stalled(served)
+        stalled = not_reading(served)
         try:
             async with still_serves(served):
                 await until(lambda: gateway.feed.aborted == 1)
@@ -189,10 +122,25 @@ async def test_client_that_does_not_read_loses_its_request_alone(deployment: Dep
             stalled.close()
 
 
+async def test_stopping_gateway_cuts_off_who_does_not_read(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that takes nothing, or has sent half a body, is cut off when the gateway stops, and is no defect."""
+    monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
+    async with serving(deployment) as served:
+        gateway = served.gateway
+        stalled = [not_reading(served), not_reading(served, wanted=asked(max_tokens=1)[:-3])]
+        await until(lambda: gateway.feed.aborted == 1)
+    for each in stalled:
+        each.close()
+    assert gateway.counts.cut_clients == 2
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
     """A client that reads too slowly, and then goes on, finds an error at its stream's end."""
     async with serving(deployment, gateway__stream_buffer_bytes=200_000) as served:
-        stalled = _stalled(served, room=100_000)
+        stalled = not_reading(served, room=100_000)
         try:
             await until(lambda: served.gateway.feed.aborted == 1)
             stalled.setblocking(False)  # noqa: FBT003 - the library's own
@@ -210,16 +158,90 @@ async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
             stalled.close()
 
 
-async def test_several_requests_of_one_connection_are_answered_in_turn(deployment: Deployment) -> None:
-    """Requests that a client sends without waiting for answers are answered in their order, each in full."""
-    body = json.dumps({"model": "tokenbus", "prompt": "a", "max_tokens": 9, "stream": True}).encode()
-    post = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    last = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    async with serving(deployment) as served:
-        data = await sent(served, (post % len(body) + body) * 2 + last)
-    assert data.count(b"HTTP/1.1 200 OK") == 3
-    assert data.count(b"data: [DONE]") == 2
-    assert data.index(b'"object":"list"') > data.rindex(b"data: [DONE]")
+async def test_long_text_holds_up_nobody(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While tokens are made of a long text, others are served."""
+    async with serving(deployment) as served, plainly(served.url) as client:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def encode(_text: str) -> list[int]:
+            """Take as long as it takes until others were served."""
+            begun.set()
+            return [1] if go_on.wait(MOST) else []
+
+        monkeypatch.setattr(served.gateway.reader._vocabulary, "encode", encode)
+        body = {"model": "tokenbus", "prompt": "a" * 50_000, "max_tokens": 3}
+        long = asyncio.create_task(client.post("/v1/completions", json=body))
+        try:
+            assert await asyncio.to_thread(begun.wait, MOST)
+            other = await soon(client.post("/v1/completions", json=body | {"prompt": [1, 2]}))
+            assert other.status_code == 200
+        finally:
+            go_on.set()
+        assert (await soon(long)).status_code == 200
+
+
+async def test_prompts_are_bounded_together(deployment: Deployment) -> None:
+    """All prompts of an answer, each counted with all of its choices, have a bound: each is sent to the bus anew."""
+    async with serving(deployment, gateway__max_prompt_tokens=100) as served, plainly(served.url) as client:
+        body = {"model": "tokenbus", "max_tokens": 1}
+        for prompt, n, status in (([1] * 100, 4, 200), ([1] * 100, 5, 400), (["a" * 81] * 5, 1, 400)):
+            answer = await client.post("/v1/completions", json=body | {"prompt": prompt, "n": n})
+            assert answer.status_code == status
+        assert "at most 400 tokens together" in error_of(answer.text)["message"]
+
+
+async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deployment) -> None:
+    """Where what hands out tokens has ended, requests would wait for ever, and /healthz says so."""
+    async with alone(deployment) as served, plainly(served.url) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert served.gateway.feeding is not None
+        served.gateway.feeding.cancel()
+        await asyncio.wait([served.gateway.feeding])
+        answer = await client.get("/healthz")
+        assert answer.status_code == 503
+        assert "can only be started again" in answer.text
+
+
+async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
+    """A gateway whose processor refuses it answers with the reason, and lets nobody wait for another processor."""
+    first, second = "one", "another"
+    async with TokenProcessor(deployment.settings(**TCP, bus__secret=first)) as processor:
+        others = {"bus__clients_address": processor.clients_address, "bus__secret": second}
+        async with (
+            alone(deployment, **others) as served,
+            plainly(served.url) as client,
+        ):
+            await until(lambda: served.gateway.client.session.refusal is not None)
+            answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a"})
+            assert (answer.status_code, error_of(answer.text)["code"]) == (503, "no_processor")
+
+
+async def test_answer_of_many_short_rows_is_bounded_too(deployment: Deployment) -> None:
+    """What is collected for an answer counts as what it takes in memory, of which a short text is the least."""
+    async with serving(deployment, gateway__answer_bytes=20_000) as served, plainly(served.url) as client:
+        body = {"model": "tokenbus", "prompt": "a", "max_tokens": 900}
+        answer = await client.post("/v1/completions", json=body)
+        assert (answer.status_code, error_of(answer.text)["code"]) == (400, "answer_too_large")
+
+
+async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -> None:
+    """A whole answer whose client never reads it is not kept: its connection is cut off after the time to write."""
+    bounds = {
+        "gateway__stream_buffer_bytes": 20_000,
+        "gateway__write_timeout_ms": 100,
+        "gateway__idle_timeout_ms": 1000,
+    }
+    async with serving(deployment, **bounds) as served:
+        for ending in (b"Connection: close\r\n", b""):
+            stalled = not_reading(served, wanted=asked(max_tokens=600, logprobs=20, n=4), ending=ending)
+            try:
+                await until(lambda: served.gateway.counts.requests["/v1/completions", "200"] >= 1)
+                await until(lambda: served.gateway.counts.cut_clients == 1)
+                await until(lambda: not served.gateway.connected)
+            finally:
+                stalled.close()
+            served.gateway.counts.cut_clients = 0
+            served.gateway.counts.requests.clear()
 
 
 async def test_answer_that_is_too_large_is_refused(deployment: Deployment) -> None:

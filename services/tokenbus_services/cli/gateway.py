@@ -1,11 +1,11 @@
 """tokenbus gateway: OpenAI's API over HTTP, and the inspector, until it is told to stop."""
 
 import argparse
-import asyncio
+from contextlib import AbstractAsyncContextManager
 
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.cli.serving import serve
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
@@ -45,17 +45,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a gateway until a signal."""
-    settings = load_settings(options)
-    with faults_told():
-        asyncio.run(_run(settings))
-    return 0
+    return serve(options, _gateway)
 
 
-async def _run(settings: Settings) -> None:
+def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
     try:
         from tokenbus_services.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
     except ModuleNotFoundError as error:
         raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
-    with stop_on_signals() as stop:
-        async with serve_gateway(settings):
-            await stop.wait()
+    return serve_gateway(settings)

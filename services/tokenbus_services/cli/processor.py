@@ -1,10 +1,11 @@
 """tokenbus processor: takes workers and clients until it is told to stop."""
 
 import argparse
-import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.cli.configuration import declare_settings
+from tokenbus_services.cli.serving import serve
 from tokenbus_services.metrics import serve_processor
 from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.settings import Settings
@@ -43,15 +44,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a processor until a signal."""
-    settings = load_settings(options)
-    with faults_told():
-        asyncio.run(_run(settings))
-    return 0
+    return serve(options, _processor)
 
 
-async def _run(settings: Settings) -> None:
+@asynccontextmanager
+async def _processor(settings: Settings) -> AsyncIterator[None]:
     processor = TokenProcessor(settings)
-    with stop_on_signals() as stop:
-        # Served from before it listens until it has drained, so that both can be watched.
-        async with serve_processor(processor), processor:
-            await stop.wait()
+    # Its metrics are served from before it listens until it has drained, so that both can be watched.
+    async with serve_processor(processor), processor:
+        yield

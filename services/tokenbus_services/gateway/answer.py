@@ -16,6 +16,8 @@ from tokenbus_services.settings import GatewaySettings
 
 EVENTS = "text/event-stream; charset=utf-8"
 JSON = "application/json"
+_ROW_BYTES = 150
+"""What the objects take that hold a row's text and pieces: of short ones far more than these themselves."""
 
 
 class Answer(Protocol):
@@ -23,7 +25,9 @@ class Answer(Protocol):
 
     outbox: Outbox
     error: ApiError | None
-    """What went wrong before anything was to be sent."""
+    """What went wrong; an answer that has begun ends with it, another one is it."""
+    has_begun: bool
+    """Whether something is to be sent, or was, as the beginning of an answer."""
     content_type: str
 
     @property
@@ -46,7 +50,7 @@ class StreamedAnswer:
         self._envelope = envelope
         self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
         self._open = len(self._choices)
-        self._has_begun = False
+        self.has_begun = False
         self._close: Callable[[], None] = _nothing
         self._most = settings.stream_buffer_bytes
 
@@ -61,8 +65,8 @@ class StreamedAnswer:
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Take what a row brought."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self.outbox.put(self._envelope.beginnings())
         chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.reason)
         if choice.reason is None:
@@ -79,10 +83,9 @@ class StreamedAnswer:
         """End with an error: as the answer's status while nothing was sent, else as an event."""
         if self.outbox.is_closed:
             return
-        if self._has_begun:
+        self.error = error
+        if self.has_begun:
             self.outbox.put(event("error", error.body))
-        else:
-            self.error = error
         self.outbox.close()
         self._close()
 
@@ -95,6 +98,8 @@ class WholeAnswer:
     """One JSON object, when all choices have ended."""
 
     content_type = JSON
+    has_begun = False
+    """It is sent when nothing can go wrong any more."""
 
     def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings) -> None:
         """Take what is asked, the form, and the bounds."""
@@ -123,7 +128,7 @@ class WholeAnswer:
         """Keep what a row brought."""
         self._texts[choice.index].append(text)
         self._pieces[choice.index].append(pieces)
-        self._size += len(text) + sum(map(_size, pieces))
+        self._size += _ROW_BYTES + len(text) + sum(map(_size, pieces))
         if self._size > self._most:
             limit = f"an answer of at most {self._most} bytes (gateway.answer_bytes); a streamed one may be larger"
             self.fail(choice, ApiError(400, limit, param="stream", code="answer_too_large"))

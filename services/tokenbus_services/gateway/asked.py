@@ -15,6 +15,8 @@ DEFAULT_MODEL = "tokenbus"
 """What the one model is called where the settings name none."""
 _SEEDS = 2**64
 _REQUEST = 400
+_TOGETHER = 4
+"""So many times the longest prompt the prompts of an answer may be together: each goes to the bus with each choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Reader:
         values = _read(table, body)
         given = values["prompt"]
         many = isinstance(given, list) and not isinstance(given[0], int)
-        prompts = [self._prompt(each, "prompt") for each in (given if many else [given])]
+        prompts = self._prompts(given if many else [given], values["n"], "prompt")
         drafts = values["include_draft_logprobs"]
         if drafts and values["logprobs"] is None:
             raise _refused("include_draft_logprobs", "only with logprobs, got true without")
@@ -105,7 +107,7 @@ class Reader:
             raise _refused("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
         prompt = prompt_of(values["messages"], self._settings.chat_template)
         asked = Asked(
-            prompts=[self._prompt(prompt, "messages")],
+            prompts=self._prompts([prompt], values["n"], "messages"),
             top_logprobs=(top or 0) if values["logprobs"] else None,
             max_tokens=older if newer is None else newer,
             is_chat=True,
@@ -152,6 +154,15 @@ class Reader:
         if asked.choices > most:
             raise _refused("n", f"at most {most} choices, got {asked.choices}: {len(asked.prompts)} prompts times n")
         return asked
+
+    def _prompts(self, given: Sequence[str | list[int]], n: int, name: str) -> list[list[int]]:
+        most, tokens, prompts = _TOGETHER * self._settings.max_prompt_tokens, 0, []
+        for each in given:
+            prompts.append(self._prompt(each, name))
+            tokens += n * len(prompts[-1])
+            if tokens > most:
+                raise _refused(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
+        return prompts
 
     def _prompt(self, given: str | list[int], name: str) -> list[int]:
         most = self._settings.max_prompt_tokens

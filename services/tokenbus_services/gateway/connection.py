@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any
 
-from starlette.types import Scope
+import httptools
+from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from tokenbus_services.gateway.counts import Counts
@@ -21,6 +22,8 @@ _REASONS = {
     503: "Service Unavailable",
 }
 _MOST_HEADERS = 100
+_MOST_WAITING = 16
+"""As many requests may wait on one connection for the answers before theirs."""
 _NS = 1_000_000_000
 
 
@@ -37,13 +40,21 @@ class Connection(HttpToolsProtocol):
         """Take what uvicorn gives; what is ours comes by `bounded`."""
         super().__init__(config, server_state, app_state, _loop)
         self._header_bytes = 0
+        """What came that is no body: of headers, or between chunks and behind them."""
         self._is_in_headers = True
         self._timer: asyncio.TimerHandle | None = None
+        self._answered: RequestResponseCycle | None = None
+        """The request that is being answered, or was last."""
 
     settings: GatewaySettings
     counts: Counts
 
     # What others ask for.
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is there whose answer has not ended."""
+        return self._answered is not None and not self._answered.response_complete
 
     @property
     def is_full(self) -> bool:
@@ -102,18 +113,23 @@ class Connection(HttpToolsProtocol):
         """End."""
         self._stop_waiting()
         super().connection_lost(exc)
+        # uvicorn tells the last of several requests that came at once; the one that is being answered has to know.
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Take what came, if it is not too much of a header."""
         if self.transport.is_closing():
             return
-        if self._is_in_headers:
-            if not self._header_bytes:  # from its first byte on a request must hurry
-                self._wait(self.settings.request_timeout_ms)
-            self._header_bytes += len(data)
-        super().data_received(data)
-        # A body may have come with the header: only what is still a header is too long.
-        if self._is_in_headers and self._header_bytes > self.settings.max_header_bytes:
+        # From its first byte on a request must hurry; behind one that is not answered yet it has time.
+        if self._is_in_headers and not self.is_answering and (self._timer is None or not self._header_bytes):
+            self._wait(self.settings.request_timeout_ms)
+        self._header_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        # A body may have come with the header: only what is still none is too long.
+        if self._header_bytes > self.settings.max_header_bytes:
             self._too_long()
 
     def on_url(self, url: bytes) -> None:
@@ -123,7 +139,9 @@ class Connection(HttpToolsProtocol):
             self._too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Take a header; one behind a body says nothing that is needed."""
+        if not self._is_in_headers:
+            return
         super().on_header(name, value)
         size = sum(len(key) + len(content) + 4 for key, content in self.headers)
         if len(self.headers) > _MOST_HEADERS or size > self.settings.max_header_bytes:
@@ -132,6 +150,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request, which says where its connection can be had."""
         super().on_message_begin()
+        self._is_in_headers = True
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is no dictionary
 
     def on_headers_complete(self) -> None:
@@ -139,30 +158,77 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._is_in_headers = False
+        self._header_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()
+        if len(self.pipeline) > _MOST_WAITING:
+            self._refuse(400, f"requests on one connection before their answers: at most {_MOST_WAITING}")
+        elif self.pipeline:  # who does not read does not notice that the client leaves
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
+        self._header_bytes = 0
         if not self.transport.is_closing():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a request."""
-        if not self.transport.is_closing():
-            self._is_in_headers = True
-            self._header_bytes = 0
-            super().on_message_complete()
+        if self.transport.is_closing():
+            return
+        self._is_in_headers = True
+        self._header_bytes = 0
+        super().on_message_complete()
+        if not self.is_answering:  # it was answered before all of it was here: only now the connection is idle
+            self._wait(self.settings.idle_timeout_ms)
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
-        if not self.transport.is_closing():
-            self._refuse(400, msg)
+    def on_response_complete(self) -> None:
+        """Go on with the next request, if one waits; what is left of this one's body must hurry."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._see_it_taken()
+        elif not self.is_answering and not self._is_in_headers:
+            self._wait(self.settings.request_timeout_ms)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close what was idle for too long."""
+        self._close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # the same, as uvicorn spells it
+
+    def _should_upgrade(self) -> bool:
+        """Tell whether a request is to be read again, without what asks for another protocol."""
+        return self._get_upgrade() is not None
+
+    # What it does with that.
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, "what came is no HTTP request")
+
+    def _stay(self, rest: bytes) -> None:
+        """Take a request as it is that asks for another protocol: none is offered, and the parser left its body out.
+
+        As Java's client asks for HTTP/2 with each request.
+        """
+        if not self._should_upgrade():  # then it was CONNECT
+            self._refuse(400, "what came is no request for this server")
+            return
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
     def _too_long(self) -> None:
-        if not self.transport.is_closing():
-            most = self.settings.max_header_bytes
-            self._refuse(431, f"request line and headers: at most {most} bytes and {_MOST_HEADERS} headers")
+        most = self.settings.max_header_bytes
+        self._refuse(431, f"request line and headers: at most {most} bytes and {_MOST_HEADERS} headers")
 
     def _wait(self, milliseconds: int) -> None:
         self._stop_waiting()
@@ -176,13 +242,37 @@ class Connection(HttpToolsProtocol):
     def _late(self) -> None:
         if self.transport.is_closing():
             return
-        if self._header_bytes:
+        if self._is_in_headers and self._header_bytes:
             self.counts.late_requests += 1
             self._refuse(408, f"request line and headers: within {self.settings.request_timeout_ms} ms")
         else:
+            self._close()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
             self.transport.close()
+            self._see_it_taken()
+
+    def _see_it_taken(self, before: int = 0) -> None:
+        """Look now and then whether the client takes what is left of a connection that is closed; else cut it off."""
+        self._stop_waiting()
+        left = self.transport.get_write_buffer_size()
+        if before and left >= before:
+            self.counts.cut_clients += 1
+            self.transport.abort()
+        elif left:
+            seconds = self.settings.write_timeout_ms / 1000
+            self._timer = self.loop.call_later(seconds, self._see_it_taken, left)
 
     def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        answered = self._answered
+        is_behind = self._is_in_headers or self.cycle is not answered
+        if answered is not None and not answered.response_complete and (is_behind or answered.response_started):
+            # Another request's answer is due, or under way: what stood in it now would be taken for a part of it.
+            self._close()
+            return
         self._stop_waiting()
         self.counts.requests["other", str(status)] += 1
         code = _REASONS[status].lower().replace(" ", "_")
@@ -195,7 +285,7 @@ class Connection(HttpToolsProtocol):
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self._close()
 
 
 def bounded(settings: GatewaySettings, counts: Counts) -> type[Connection]:

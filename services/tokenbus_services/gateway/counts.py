@@ -17,6 +17,8 @@ class Counts:
         """How many clients went away before their answer had ended."""
         self.cut_clients = 0
         """How many clients took nothing for too long."""
+        self.broken_answers: Counter[str] = Counter()
+        """By the code of the error that they ended with, after they had begun with status 200."""
         self.refused_connections = 0
         self.late_requests = 0
         """How many requests took too long to arrive."""

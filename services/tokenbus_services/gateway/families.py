@@ -27,6 +27,11 @@ def _requests(view: GatewayView) -> Samples:
     return view.counts.requests.copy().items()  # type: ignore[no-any-return]
 
 
+def _broken(view: GatewayView) -> Samples:
+    for code, count in view.counts.broken_answers.copy().items():
+        yield (code,), count
+
+
 def _lost(view: GatewayView) -> Samples:
     counts = view.counts
     yield ("left",), counts.left_clients
@@ -63,6 +68,14 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         "429 or 503 moves: the gateway or the workers are full; 5xx moves: the log and the error's code say why.",
         _requests,
         ("route", "status"),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_gateway_broken_answers_total",
+        "Answers that had begun, with status 200, and ended with an error event, by its code.",
+        "slow_client: clients that read too slowly; worker_lost, gap: look at the workers; the rest: at the log.",
+        _broken,
+        ("code",),
     ),
     Family(
         Kind.GAUGE,

@@ -17,6 +17,8 @@ from tokenbus_services.settings import GatewaySettings
 
 _log = logger("gateway")
 _ENDS = frozenset(map(int, FINISHED))
+_SERVERS = range(500, 600)
+"""Statuses of what is nobody's fault outside."""
 _ROWS_AT_ONCE = 32
 """How often it is looked whether others must have their turn."""
 _LONGEST_TURN_SECONDS = 0.01
@@ -97,6 +99,12 @@ class Feed:
         most = self._settings.max_requests
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
+        refusal = self._client.session.refusal
+        if refusal is not None:  # else they would wait for a processor that answers, and how
+            raise self._refusal(503, f"the processor refuses this gateway: {refusal.message}", "no_processor")
+        if len(generates) > most:  # to wait would not help
+            message = f"n: at most {most} choices (gateway.max_requests), got {len(generates)}"
+            raise ApiError(400, message, param="n", code="invalid_value")
         if len(self) + len(generates) > most:
             message = f"open requests: at most {most}, got {len(self)} and {len(generates)} more"
             raise self._refusal(429, message, "overloaded")
@@ -175,7 +183,17 @@ class Feed:
     def _fail(self, one: Opened) -> None:
         if one.error is not None and self._opened.pop(one.key, None) is not None:
             self._forget(one)
-            one.listener.fail(of_request(one.error, self._settings.retry_after_ms))
+            # Rows that came too late to be handed out were not emitted to anybody: who goes on must not leave them out.
+            one.error.emitted_tokens = min(one.error.emitted_tokens, one.listener.tokens)
+            told = of_request(one.error, self._settings.retry_after_ms)
+            if told.status in _SERVERS:
+                values = {"request": one.key, "code": told.code, "reason": told.message}
+                self._episodes.begin(("failed", told.code), _log.warning, "request failed", **values)
+            one.listener.fail(told)
+
+    def look(self) -> None:
+        """Sum up in the log what has been quiet for long enough; it is to be called now and then."""
+        self._episodes.expire()
 
     @staticmethod
     def _forget(one: Opened) -> None:

@@ -4,6 +4,8 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import orjson
+
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.answer import EVENTS, event
 from tokenbus_services.gateway.asked import Asked
@@ -23,6 +25,7 @@ class InspectedAnswer:
 
     content_type = EVENTS
     error: ApiError | None = None
+    has_begun = True
 
     def __init__(self, asked: Asked, key: int, settings: GatewaySettings) -> None:
         """Take what is asked, the request's key, and the bounds."""
@@ -70,6 +73,7 @@ class InspectedAnswer:
     def fail(self, error: ApiError) -> None:
         """End with an error."""
         if not self.outbox.is_closed:
+            self.error = error
             told = {"code": error.code or "error", "message": error.message, "tokens": self.tokens}
             self.outbox.put(event("error", told))
             self.outbox.close()
@@ -94,13 +98,17 @@ class InspectedAnswer:
         logprobs, ranks = row.logprobs.tolist(), row.ranks.tolist()
         others = zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
         for number, (token_id, (other_ids, other_logprobs)) in enumerate(zip(ids, others, strict=False)):
+            text, name = self._decoder.decode(pieces[token_id]), _name(view, token_id)
+            # A part of a character brings no text, or all of it; a token that ends a text has none.
+            named = {} if name == text else {"name": name}
             yield {
                 "id": token_id,
-                "text": self._decoder.decode(pieces[token_id]),
+                "text": text,
+                **named,
                 "logprob": logprobs[number] if logprobs else None,
                 "rank": ranks[number] if ranks else None,
                 "alternatives": [
-                    [other, _shown(view, other), logprob]
+                    [other, _name(view, other), logprob]
                     for other, logprob in zip(other_ids, other_logprobs, strict=True)
                 ],
             }
@@ -119,11 +127,12 @@ def _draft(view: StepView, place: int, ids: Sequence[int]) -> Iterator[dict[str,
     logprobs = row.logprobs.tolist() or [None] * row.token_ids.size
     for number, (token_id, logprob) in enumerate(zip(row.token_ids.tolist(), logprobs, strict=True)):
         accepted = number < len(ids) and ids[number] == token_id
-        yield {"id": token_id, "text": _shown(view, token_id), "logprob": logprob, "accepted": accepted}
+        yield {"id": token_id, "text": _name(view, token_id), "logprob": logprob, "accepted": accepted}
 
 
-def _shown(view: StepView, token_id: int) -> str:
-    return view.vocabulary.pieces[token_id].decode(errors="replace")
+def _name(view: StepView, token_id: int) -> str:
+    """Return what no other token is called: two parts of characters would look the same as text."""
+    return str(orjson.loads(view.vocabulary.names[token_id]))
 
 
 def _nothing() -> None:

@@ -1,6 +1,7 @@
 """What the processor tells of itself at its metrics address: who its workers are, and how they do."""
 
 import asyncio
+import http.client
 import math
 import time
 import urllib.error
@@ -17,6 +18,8 @@ _FRESH_SECONDS = 0.5
 """For so long an answer is given again: however many look, the processor is asked no more often."""
 _MOST_BYTES = 16 * 2**20
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - nothing is bound here
+_DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Whatever proxy the environment names for others: it could not reach a processor of this host."""
 _Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -58,12 +61,12 @@ class ProcessorMetrics:
             # In a thread: a page of many workers takes milliseconds to read, in which no token would be sent.
             async with asyncio.timeout(2 * self._timeout):
                 return await asyncio.to_thread(self._fetch)
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, TimeoutError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or str(error) or type(error).__name__
             return UnknownBusError(f"the processor's metrics cannot be had at {self._url}: {reason}")
 
     def _fetch(self) -> dict[str, Any]:
-        with urllib.request.urlopen(self._url, timeout=self._timeout) as answer:  # noqa: S310 - always http
+        with _DIRECTLY.open(self._url, timeout=self._timeout) as answer:
             text = answer.read(_MOST_BYTES).decode()
         samples: _Samples = defaultdict(list)
         for family in text_string_to_metric_families(text):

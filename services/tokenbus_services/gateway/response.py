@@ -28,10 +28,14 @@ def error_response(error: ApiError) -> Response:
 class AnswerResponse(Response):
     """One answer's way to its client."""
 
-    def __init__(self, answer: Answer, close: Callable[[], None], counts: Counts, write_timeout: float) -> None:
-        """Take the answer, what ends its requests, what is counted, and how long a client may take nothing."""
+    def __init__(
+        self, answer: Answer, name: str, close: Callable[[], None], counts: Counts, write_timeout: float
+    ) -> None:
+        """Take the answer and its name, what ends its requests, what is counted, how long a client may take nothing."""
         super().__init__()
         self._answer = answer
+        self._name = (b"x-request-id", name.encode())
+        self._is_cut = False
         self._close_requests = close
         self._counts = counts
         self._write_timeout = write_timeout
@@ -54,6 +58,8 @@ class AnswerResponse(Response):
         finally:
             self._counts.open_answers -= 1
             leaving.cancel()
+            if self._answer.error is not None and self._answer.has_begun:
+                self._counts.broken_answers[self._answer.error.code or "other"] += 1
             self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
             self._close_requests()
 
@@ -65,25 +71,28 @@ class AnswerResponse(Response):
     def _left(self, sending: "asyncio.Task[object] | None") -> None:
         """Stop what is sent, if anything still is."""
         if sending is not None and not self._answer.outbox.is_sent and not sending.done():
-            self._counts.left_clients += 1
+            self._counts.left_clients += not self._is_cut
             sending.cancel()
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         outbox = self._answer.outbox
         first = await outbox.next()
-        if self._answer.error is not None:
+        if self._answer.error is not None and not self._answer.has_begun:
             outbox.is_sent = True
-            await error_response(self._answer.error)(scope, receive, send)
+            response = error_response(self._answer.error)
+            response.raw_headers.append(self._name)
+            await response(scope, receive, send)
             return
-        self._counts.first_token.observe(time.monotonic() - self._asked_at)
         headers = _STREAMED
+        if first.produced_at_ns or self._answer.content_type != EVENTS:
+            self._counts.first_token.observe(time.monotonic() - self._asked_at)
         if self._answer.content_type != EVENTS:
             headers = [
                 (b"content-type", self._answer.content_type.encode()),
                 (b"content-length", b"%d" % len(first.data)),
                 (b"cache-control", b"no-store"),
             ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)
         await self._send(connection, send, first)
@@ -98,6 +107,7 @@ class AnswerResponse(Response):
         message = {"type": "http.response.body", "body": sending.data, "more_body": not sending.is_last}
         if connection is not None and connection.is_full and not await connection.has_room(self._write_timeout):
             self._counts.cut_clients += 1
+            self._is_cut = True
             connection.cut_off()
             return
         await send(message)

@@ -1,5 +1,6 @@
 """The routes: what each path answers, and how what goes wrong is told."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from tokenbus_services.gateway.body import body_of, json_of
 from tokenbus_services.gateway.counts import Counts
 from tokenbus_services.gateway.envelope import Envelope
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.fields import Table
 from tokenbus_services.gateway.inspection import InspectedAnswer
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.page import Page
@@ -33,6 +35,8 @@ _log = logger("gateway")
 _NO_STORE = {"cache-control": "no-store"}
 _OTHER = "other"
 _KEYS = 2**64
+_READ_AT_ONCE = 16_384
+"""Bytes of a body; to make tokens of a longer one takes long, and streams are not to wait for that."""
 _BEGIN_AT_ONCE = 4
 """Requests; what it takes to begin one is about what it takes to write 30 rows."""
 
@@ -48,6 +52,7 @@ class Routes:
         self._began = int(time.time())
         self._episodes = Episodes()
         self._turns = Turns(_BEGIN_AT_ONCE)
+        self._reading = asyncio.Lock()
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -73,23 +78,26 @@ class Routes:
     # Tokens.
 
     async def _completions(self, request: Request) -> Response:
-        body = await self._body(request)
-        return self._answer(self._gateway.reader.completion(body, self._gateway.tables.completion))
+        gateway = self._gateway
+        return self._answer(await self._asked(request, gateway.reader.completion, gateway.tables.completion))
 
     async def _chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        return self._answer(self._gateway.reader.chat(body, self._gateway.tables.chat))
+        gateway = self._gateway
+        return self._answer(await self._asked(request, gateway.reader.chat, gateway.tables.chat))
 
     async def _inspect(self, request: Request) -> Response:
-        body = await self._body(request)
-        asked = self._gateway.reader.inspection(body, self._gateway.tables.inspection)
+        gateway = self._gateway
+        asked = await self._asked(request, gateway.reader.inspection, gateway.tables.inspection)
         key = _drawn()
-        return self._begun(asked, InspectedAnswer(asked, key, self._gateway.settings.gateway), [key])
+        return self._begun(asked, InspectedAnswer(asked, key, gateway.settings.gateway), [key])
 
-    async def _body(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+    async def _asked(self, request: Request, read: Callable[[Any, Table], Asked], table: Table) -> Asked:
         data = await body_of(request, self._gateway.settings.gateway)
         await self._turns.next()
-        return json_of(data)
+        if len(data) <= _READ_AT_ONCE:
+            return read(json_of(data), table)
+        async with self._reading:  # one at a time: they would take the interpreter from the streams
+            return await asyncio.to_thread(lambda: read(json_of(data), table))
 
     def _answer(self, asked: Asked) -> Response:
         settings = self._gateway.settings.gateway
@@ -113,7 +121,8 @@ class Routes:
             feed.close(keys)
 
         answer.begin(close)
-        return AnswerResponse(answer, close, self._gateway.counts, settings.write_timeout_ms / 1000)
+        name, seconds = f"{keys[0]:016x}", settings.write_timeout_ms / 1000
+        return AnswerResponse(answer, name, close, self._gateway.counts, seconds)
 
     # Facts.
 

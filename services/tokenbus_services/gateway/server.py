@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import cast
 
 import uvicorn
 
 from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.gateway.connection import bounded
+from tokenbus_services.gateway.connection import Connection, bounded
+from tokenbus_services.gateway.descriptors import room_for
 from tokenbus_services.gateway.routes import Routes
+from tokenbus_services.gateway.server_log import taken_over
 from tokenbus_services.gateway.state import Gateway, gateway_of
 from tokenbus_services.logs import logger
 from tokenbus_services.metrics import MetricsServer
@@ -21,7 +25,7 @@ _SCHEME = "tcp://"
 _BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
 _LAST_SECONDS = 5
-"""How long connections may take, after their answers have ended, to be closed."""
+"""How long clients may take, after their answers have ended, to read what is left of them."""
 
 
 class _Server(uvicorn.Server):
@@ -40,6 +44,7 @@ class _Server(uvicorn.Server):
         """Look around, ten times a second."""
         self._gateway.connected = len(self.server_state.connections)
         self._gateway.watch.ask()
+        self._gateway.feed.look()
         return await super().on_tick(counter)
 
 
@@ -64,10 +69,12 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     An AddressError says why an address cannot be used.
     """
     listening, address = await _listen(settings.gateway.address)
+    room_for_clients = room_for(settings.gateway.max_connections)
+    settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     # Else the kernel keeps megabytes for who does not read, and nobody here knows of them.
     room = min(settings.gateway.stream_buffer_bytes, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-    with contextlib.closing(listening):
+    with contextlib.closing(listening), taken_over():
         async with gateway_of(settings) as gateway, _metrics(gateway):
             config = uvicorn.Config(
                 Routes(gateway).app(),
@@ -89,20 +96,33 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
             try:
                 yield Serving(gateway, address)
             finally:
-                await _drain(gateway, settings.gateway.drain_timeout_ms / 1000)
+                await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
                 await running
     _log.info("gateway stopped")
 
 
-async def _drain(gateway: Gateway, seconds: float) -> None:
-    """Take nothing more, and wait for what is open; what takes too long ends with an error that says so."""
+async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
+    """Take nothing more, and wait for what is open; what takes too long ends with an error that says so.
+
+    Who does not read that either, or has sent half a request, is cut off.
+    """
     gateway.feed.is_draining = True
+    await _come_true(lambda: not gateway.counts.open_answers, seconds)
+    gateway.feed.give_up()
+    connections = cast("set[Connection]", server.server_state.connections)
+    await _come_true(lambda: not any(each.is_answering for each in connections), _LAST_SECONDS)
+    for connection in [each for each in connections if each.is_answering]:
+        gateway.counts.cut_clients += 1
+        connection.cut_off()
+
+
+async def _come_true(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until something holds, for so long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while gateway.counts.open_answers:  # noqa: ASYNC110 - answers end in many ways, and this happens once
+            while not condition():  # noqa: ASYNC110 - answers end in many ways, and this happens once
                 await asyncio.sleep(0.02)
-    gateway.feed.give_up()
 
 
 @contextlib.asynccontextmanager

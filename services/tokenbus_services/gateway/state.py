@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus_services.client import TokenClient
-from tokenbus_services.gateway.asked import Reader
+from tokenbus_services.gateway.asked import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.counts import Counts
 from tokenbus_services.gateway.families import GATEWAY
 from tokenbus_services.gateway.feed import Feed
@@ -41,6 +42,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.collector: Collector = _GatewayCollector(self)
+        self.feeding: asyncio.Task[None] | None = None
+        """What hands out rows, while it is served."""
         self.connected = 0
         """How many connections there are; who serves keeps it."""
 
@@ -50,6 +53,8 @@ class Gateway:
         session = self.client.session
         if session.state is SessionState.REFUSED and session.refusal is not None:
             problems.append(f"its processor refuses it: {session.refusal.message}")
+        if self.feeding is not None and (self.feeding.done() or not self.client.is_running):
+            problems.append("what carries its tokens has ended by a defect: it can only be started again")
         facts = {
             "service": "gateway",
             "connection": session.state.name.lower(),
@@ -71,8 +76,7 @@ class Gateway:
             workers = (await self.processor.bus())["workers"]
         except UnknownBusError as error:
             return [str(error)]
-        takes = any(worker["connected"] and worker["role"] != "decode" for worker in workers)
-        return [] if takes else ["no worker is connected that takes requests"]
+        return [] if _take_requests(workers, self.reader.models) else ["no worker is connected that takes requests"]
 
 
 @asynccontextmanager
@@ -80,15 +84,27 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
     """Connect to the bus, and hand out what comes from it, for as long as `async with` lasts."""
     async with TokenClient(settings) as client:
         gateway = Gateway(settings, client)
-        feeding = asyncio.create_task(gateway.feed.run())
+        gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
             # Before anything is asked for: from then on rows come by the feed alone.
             await asyncio.sleep(0)
             yield gateway
         finally:
             gateway.feed.give_up()
+            gateway.feeding = None
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
+
+
+def _take_requests(workers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> bool:
+    """Tell whether a worker takes requests for one of the models, and another goes on where it does not itself."""
+    connected = [worker for worker in workers if worker["connected"]]
+    goes_on = {worker["model"] for worker in connected if worker["role"] == "decode"}
+    return any(
+        worker["role"] == "mixed" or (worker["role"] == "prefill" and worker["model"] in goes_on)
+        for worker in connected
+        if DEFAULT_MODEL in models or worker["model"] in models
+    )
 
 
 class _GatewayCollector(Collector):

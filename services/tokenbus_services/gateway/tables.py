@@ -64,6 +64,7 @@ def tables_of(settings: Settings) -> Tables:
         Field("user", Text(0, _LONGEST_NAME), "Taken, and not used."),
         Field("frequency_penalty", Only((0,)), "Not offered: only 0 is taken."),
         Field("presence_penalty", Only((0,)), "Not offered: only 0 is taken."),
+        Field("logit_bias", Only(({},)), "Not offered: only an empty object is taken."),
     )
     return Tables(
         completion=Table((
@@ -78,6 +79,7 @@ def tables_of(settings: Settings) -> Tables:
             Field("logprobs", Whole(0, limits.max_top_k), "How many alternatives a token has; 0: its logprob alone."),
             Field("echo", Only((False,)), "Not offered: only false is taken."),
             Field("best_of", Only((1,)), "Not offered: only 1 is taken."),
+            Field("suffix", Only(("",)), "Not offered: only an empty text is taken."),
         )),
         chat=Table((
             *common,
@@ -86,6 +88,9 @@ def tables_of(settings: Settings) -> Tables:
             Field("max_tokens", tokens, "The older name of max_completion_tokens."),
             Field("logprobs", Truth(), "Whether tokens have their logprobs.", default=False),
             Field("top_logprobs", Whole(0, limits.max_top_k), "How many alternatives each has; only with logprobs."),
+            Field("response_format", Only(({"type": "text"},)), "Not offered: only text is taken."),
+            Field("tools", Only(([],)), "Not offered: only an empty list is taken."),
+            Field("store", Only((False,)), "Not offered: only false is taken."),
         )),
         inspection=Table((
             Field("prompt", text, "What to go on from.", required=True),

@@ -237,7 +237,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
     "Gateway": (
-        Panel("Answers by status", "cps", {"{{route}} {{status}}": _rate("gateway_answers", "route, status")}),
+        Panel(
+            "Answers by status, and those that broke off",
+            "cps",
+            {
+                "{{route}} {{status}}": _rate("gateway_answers", "route, status"),
+                "broken {{code}}": _rate("gateway_broken_answers", "code"),
+            },
+        ),
         Panel("Tokens through gateways", "cps", {"all": f"sum(rate(tokenbus_gateway_tokens_total{_RANGE}))"}),
         Panel(
             "Open",

@@ -9,7 +9,7 @@ from tokenbus_services.gateway.errors import of_request
 STATUSES = {
     "INVALID_REQUEST": 400,
     "DUPLICATE_REQUEST": 409,
-    "UNKNOWN_REQUEST": 404,
+    "UNKNOWN_REQUEST": 502,
     "OVERLOADED": 429,
     "NO_WORKER": 503,
     "WORKER_LOST": 502,

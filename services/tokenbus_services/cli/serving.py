@@ -1,0 +1,27 @@
+"""How a service of the command line runs: by its settings, until a signal asks it to leave."""
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from tokenbus_services.cli.configuration import faults_told, load_settings
+from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.settings import Settings
+
+Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
+
+
+def serve(options: argparse.Namespace, serving: Serving) -> int:
+    """Serve until a signal, let what is served take its leave, and return the exit status."""
+    settings = load_settings(options)
+    with faults_told():
+        asyncio.run(_until_asked_to_leave(serving, settings))
+    return 0
+
+
+async def _until_asked_to_leave(serving: Serving, settings: Settings) -> None:
+    served = serving(settings)
+    with stop_on_signals() as stop:
+        async with served:
+            await stop.wait()

@@ -1,0 +1,74 @@
+"""A gateway in the test's own process, and clients that speak to it byte by byte."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.integration.deployment import Deployment
+from tests.integration.inprocess import TCP, working
+from tests.integration.waiting import soon, until
+from tokenbus_services.gateway.server import Serving, serve_gateway
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+GATEWAY = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 0}
+LONG = 1_000_000
+
+
+@asynccontextmanager
+async def serving(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
+    """Run a processor, a worker and a gateway in this process."""
+    settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
+    async with TokenProcessor(settings) as processor:
+        addresses: dict[str, object] = {
+            "bus__workers_address": processor.workers_address,
+            "bus__clients_address": processor.clients_address,
+        }
+        async with (
+            working(deployment, SyntheticEngine(), **addresses, **overrides),
+            serve_gateway(
+                deployment.settings(**addresses, **GATEWAY, client__drain_timeout_ms=0, **overrides)
+            ) as served,
+        ):
+            await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
+            yield served
+
+
+@asynccontextmanager
+async def alone(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
+    """Run a gateway in this process, whose processor is not there."""
+    async with serve_gateway(deployment.settings(**GATEWAY, client__drain_timeout_ms=0, **overrides)) as served:
+        yield served
+
+
+async def sent(served: Serving, *pieces: bytes) -> bytes:
+    """Return what comes for some bytes until the gateway closes the connection."""
+    host, _, port = served.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return await soon(reader.read())
+    finally:
+        writer.close()
+
+
+def asked(**fields: object) -> bytes:
+    """Return a request for a completion as it goes over the wire."""
+    body = json.dumps({"model": "tokenbus", "prompt": "a", **fields}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def not_reading(served: Serving, room: int = 4096, wanted: bytes = b"", ending: bytes = b"") -> socket.socket:
+    """Return a client's socket that has asked for something, has room for little, and does not read."""
+    host, _, port = served.address.rpartition(":")
+    stalled = socket.socket()
+    stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    stalled.connect((host, int(port)))
+    wanted = wanted or asked(max_tokens=LONG, logprobs=20, stream=True)
+    stalled.sendall(wanted.replace(b"Host: a\r\n", b"Host: a\r\n" + ending))
+    return stalled

@@ -1,0 +1,51 @@
+"""What the inspector is told of tokens that are no text of their own."""
+
+import json
+from typing import Any
+
+from tests.services.builders import settings
+from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
+from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.inspection import InspectedAnswer
+from tokenbus_services.gateway.view import StepView
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus_services.worker.paddle.shape import END
+
+
+async def told(ids: list[int], others: list[int]) -> list[dict[str, Any]]:
+    """Return what is told of a row's tokens, each of which has one alternative."""
+    count = len(ids)
+    batch = LogprobBatch(
+        BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=ValueKind.RAW_LOGPROBS),
+        request_keys=[1],
+        batch_indices=[0],
+        positions=[0],
+        statuses=[RowStatus.FINISHED_LENGTH],
+        token_counts=[count],
+        draft_token_counts=[0],
+        proposal_counts=[0],
+        scorings=[Scoring.FULL],
+        top_ks=[1],
+        token_ids=ids,
+        logprobs=[-1.0] * count,
+        ranks=[2] * count,
+        alternative_token_ids=others,
+        alternative_logprobs=[-0.5] * count,
+    )
+    answer = InspectedAnswer(Asked(model="m", prompts=[[1]], top_logprobs=1), 1, settings().gateway)
+    answer.begin(lambda: None)
+    answer.take(StepView(batch, vocabulary_of("bytes")), 0)
+    events = (await answer.outbox.next()).data.decode().split("\n\n")
+    (row,) = (json.loads(event.partition("data: ")[2]) for event in events if event.startswith("event: row"))
+    tokens: list[dict[str, Any]] = row["tokens"]
+    return tokens
+
+
+async def test_parts_of_characters_can_be_told_apart() -> None:
+    """Halves of a character have their bytes as a name beside the text they bring, and so have alternatives."""
+    first, second = "\u00e9".encode()
+    tokens = await told([ord("a"), first, second, END], [0xC4, second, ord("b"), END])
+    assert [token["text"] for token in tokens] == ["a", "", "\u00e9", ""]
+    assert [token.get("name") for token in tokens] == [None, "bytes:\\xc3", "bytes:\\xa9", f"<|{END}|>"]
+    alternatives = [token["alternatives"][0][1] for token in tokens]
+    assert alternatives == ["bytes:\\xc4", "bytes:\\xa9", "b", f"<|{END}|>"]

@@ -1,0 +1,28 @@
+"""What uvicorn says comes out in the gateway's own form."""
+
+import io
+import json
+import logging
+
+from tokenbus_services.gateway.server_log import taken_over
+from tokenbus_services.logs.output import configure, unconfigure
+from tokenbus_services.settings import LogSettings
+
+
+def test_lines_of_the_http_server_are_lines_of_ours() -> None:
+    """A line of uvicorn's becomes one of JSON with its exception inside, and the same again is counted."""
+    stream = io.StringIO()
+    configure(LogSettings(format="json"), stream)
+    try:
+        with taken_over():
+            said = logging.getLogger("uvicorn.error")
+            for _ in range(3):
+                said.error("Exception in ASGI application\n", exc_info=ValueError("oh"))
+            said.info("nothing of interest")
+    finally:
+        unconfigure()
+    first, last = map(json.loads, stream.getvalue().splitlines())
+    assert (first["level"], first["logger"], first["event"]) == ("error", "gateway", "http server")
+    assert first["message"].startswith("Exception in ASGI application")
+    assert "ValueError: oh" in first["exception"]
+    assert last["count"] == 3
