@@ -44,8 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _give_up(sys.stdout)
         return 1
     except OSError as error:
-        _give_up(sys.stdout)
-        _complain(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
+        what = error.filename
+        if what is None:  # standard output has no name; what has one was a file
+            _give_up(sys.stdout)
+            what = "cannot write to standard output"
+        _complain(f"{what}: {(error.strerror or str(error)).lower()}")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

@@ -57,9 +57,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not options.output.parent.is_dir() or options.output.is_dir():
         raise CommandError(f"--output: a file in a directory that exists, got {str(options.output)!r}", WRONG_USE)
+    _refuse_what_cannot_be_written(options.output)
     results: list[Result] = []
     try:
-        with _ended_by_sigterm():
+        with _ended_by_signals():
             _measure(benchmarks, root, options, results)
     finally:
         if results:  # who breaks it off keeps what was measured before
@@ -99,6 +100,20 @@ def _tell(line: str, *, is_output: bool) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def _refuse_what_cannot_be_written(path: Path) -> None:
+    """Find out before the first benchmark runs, not after the last."""
+    is_new = not path.exists()
+    try:
+        with path.open("a"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise CommandError(
+            printable(f"--output: {path}: {(error.strerror or str(error)).lower()}"), WRONG_USE
+        ) from None
+
+
 def _write(path: Path, results: Sequence[Result], *, quick: bool) -> None:
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     text = page(results, quick=quick, made=made, version=version("tokenbus"))
@@ -132,15 +147,17 @@ def _values(result: Result) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this as Ctrl-C does: with what was started stopped first."""
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and the end of the terminal end this as Ctrl-C does: with what was started stopped first."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         """Leave."""
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, end) for each in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,5 +1,6 @@
 """Progress of long work: one line on a terminal, which is written over, and nothing elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
         """Take where to show it, standard error by default, and the time in seconds."""
         stream = sys.stderr if stream is None else stream
-        self._stream = stream if stream is not None and stream.isatty() else None
+        is_shown = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._stream = stream if is_shown else None
         self._now = now
         self._next = 0.0
         self._width = 0
@@ -36,6 +38,16 @@ class Progress:
 
     def _put(self, line: str) -> None:
         if self._stream is not None:
-            self._stream.write("\r" + line.ljust(self._width))
+            # A line that goes on in the next row cannot be written over.
+            shown = line[: _columns(self._stream) - 1]
+            self._stream.write("\r" + shown.ljust(self._width))
             self._stream.flush()
-            self._width = len(line)
+            self._width = len(shown)
+
+
+def _columns(stream: TextIO) -> int:
+    """Return how wide a terminal is now; where it does not say, as wide as any line."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or sys.maxsize
+    except OSError:
+        return sys.maxsize

@@ -1,6 +1,7 @@
 """What may reach a person's terminal: colour where one looks, and nothing unprintable from outside."""
 
 import os
+import shutil
 import sys
 
 _CODES = {"green": "32", "red": "31", "bold": "1"}
@@ -9,6 +10,11 @@ _CODES = {"green": "32", "red": "31", "bold": "1"}
 def wants_colour() -> bool:
     """Return whether standard output is a terminal that wants colours; NO_COLOR is honoured."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def columns() -> int:
+    """Return how wide the terminal is; where there is none, wide enough for any line."""
+    return shutil.get_terminal_size((sys.maxsize, 24)).columns if sys.stdout.isatty() else sys.maxsize
 
 
 def styled(text: str, style: str) -> str:

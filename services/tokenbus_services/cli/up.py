@@ -8,12 +8,13 @@ from functools import partial
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.local import LocalSystem, Plan, plan_for
+from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.gateway import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
 from tokenbus_services.cli.local.screen import Screen, described, shown
 from tokenbus_services.cli.local.state import State, state_of
 from tokenbus_services.cli.local.stopping import told_to_stop
+from tokenbus_services.cli.local.suspending import suspended_together
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
@@ -21,6 +22,7 @@ Start a processor, workers and a gateway on this machine, as processes of their 
 folder, and print where to look. A service that dies is told in a line with its exit status, and is not started again;
 the others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
 leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
+Ctrl-Z stops the clock for all of it, and `fg` lets it go on; requests that were open may end meanwhile.
 
 A mixed worker does all of a request. A prefill worker computes the prompt and the first token, and hands the request to
 a decode worker: there are some of both, or none of either.
@@ -41,6 +43,7 @@ bus.workers_address and bus.clients_address (set them to let other machines in),
 them.
 """
 _MOST_PORT = 65_535
+_MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
 
 
@@ -58,6 +61,13 @@ def declare(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=_count, default=default, metavar="N", help=f"how many {what} ({default})")
     parser.add_argument(
         "--port", type=_port, metavar="N", help="the gateway's; unless given, its default if that is free, else any"
+    )
+    parser.add_argument(
+        "--start-seconds",
+        type=_seconds,
+        default=START_SECONDS,
+        metavar="N",
+        help=f"how long a service may take until it is ready, as for large weights ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
     declare_settings(parser, {"--metrics-address": "metrics.address"})
@@ -77,12 +87,12 @@ def run(options: argparse.Namespace) -> int:
             decode=options.decode,
             gateway_address=gateway_address(settings, options.port),
         )
-        return asyncio.run(_run(plan, folder.lock, Screen(as_json=options.json)))
+        return asyncio.run(_run(plan, folder.lock, Screen(as_json=options.json), options.start_seconds))
 
 
-async def _run(plan: Plan, lock: int, screen: Screen) -> int:
-    system = LocalSystem(plan, lock, screen.news)
-    with told_to_stop(system.hurry) as stop:
+async def _run(plan: Plan, lock: int, screen: Screen, start_seconds: float) -> int:
+    system = LocalSystem(plan, lock, screen.news, start_seconds)
+    with told_to_stop(system.hurry) as stop, suspended_together(system.groups):
         screen.on_failure = stop.set
         # A system that is told to stop while it starts is one whose start is cancelled.
         running = asyncio.create_task(_serve(system, screen, stop))
@@ -158,6 +168,10 @@ def _check_counts(options: argparse.Namespace, settings: Settings) -> None:
 
 def _count(text: str) -> int:
     return _whole(text, 0, 1_000_000)
+
+
+def _seconds(text: str) -> int:
+    return _whole(text, 1, _MOST_START_SECONDS)
 
 
 def _port(text: str) -> int:

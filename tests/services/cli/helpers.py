@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from signal import Signals
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from tests.services.cli.guarded import Guarded
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent, SamplingParameters, TokenPrompt
@@ -119,28 +116,12 @@ def after_hello(data: bytes) -> bytes:
     return data[head + size :]
 
 
-class Service:
-    """A subcommand that runs in a process of its own, and is gone after `with`."""
+class Service(Guarded):
+    """A subcommand whose log can be waited for."""
 
     def __init__(self, *arguments: str) -> None:
-        """Start it; what it logs can be waited for."""
-        self.process = subprocess.Popen(
-            [COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._guard = threading.Timer(MOST, self.process.kill)  # a line that never comes must not hang the tests
-        self._guard.start()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End it, if it has not ended."""
-        self._guard.cancel()
-        self.process.kill()
-        self.process.communicate()
+        """Start it."""
+        super().__init__([str(COMMAND), *arguments], MOST)
 
     def logged(self, event: str) -> dict[str, Any]:
         """Return the first line of its log, of those that were not read yet, with an event."""
@@ -150,15 +131,6 @@ class Service:
             if values["event"] == event:
                 return values
         raise AssertionError(f"it ended without logging {event!r}")
-
-    def signal(self, number: Signals) -> None:
-        """Send it a signal."""
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait for its end; return its exit status, its output and what is left of its log."""
-        output, log = self.process.communicate()
-        return self.process.returncode, output, log
 
 
 def addresses(folder: Path) -> list[str]:

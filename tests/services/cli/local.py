@@ -2,16 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from signal import Signals
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from tests.services.cli.guarded import Guarded
 from tests.services.cli.helpers import COMMAND, MOST
 from tokenbus_services.settings.entries import ENTRIES
 
@@ -33,34 +30,13 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
     return ours | own | given
 
 
-class Command:
-    """`tokenbus` with some arguments, in a process of its own that is gone after `with`."""
+class Command(Guarded):
+    """`tokenbus` with some arguments; its children end with it."""
 
     def __init__(self, arguments: list[str], variables: Mapping[str, str], program: list[str] | None = None) -> None:
         """Start it."""
-        self.process = subprocess.Popen(
-            [*(program or [str(COMMAND)]), *arguments],
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__([*(program or [str(COMMAND)]), *arguments], _LONGEST, variables)
         self.lines: list[str] = []
-        self._guard = threading.Timer(_LONGEST, self.process.kill)  # a line that never comes must not hang the tests
-        self._guard.start()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End it, if it has not ended; its children end with it."""
-        self._guard.cancel()
-        self.process.kill()
-        self.process.communicate()
 
     def line(self, text: str) -> str:
         """Return the next line in which a text appears."""
@@ -85,15 +61,6 @@ class Command:
             assert self.process.poll() is None, "it ended before"
             assert time.monotonic() < until, "it takes too long"
             os.sched_yield()
-
-    def signal(self, number: Signals) -> None:
-        """Send it a signal."""
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait for its end; return its exit status, what was left of its output, and what it complained of."""
-        output, complaints = self.process.communicate()
-        return self.process.returncode, output, complaints
 
 
 def children_of(pid: int) -> Iterator[tuple[int, str]]:

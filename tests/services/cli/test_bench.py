@@ -1,9 +1,10 @@
 """tokenbus bench: what there is, how one runs, and the page that it comes to."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGHUP, SIGTERM, Signals
 
 import pytest
 
@@ -148,6 +149,16 @@ def test_page_holds_everything_and_needs_nothing(root: Path) -> None:
     assert all(link.startswith(("#", "data:")) for link in read.links)
 
 
+def test_empty_cells_keep_their_place() -> None:
+    """A table's cell that is empty, at either end too, is one, so that nothing moves under another heading."""
+    report = "| | k = 0 | k = 5 |\n|---|---:|---:|\n| this | 1.5 | |\n| | | 2 |"
+    text = page([Result(Benchmark("a", "b"), 0, 1, report, "")], quick=False, made="today", version="1")
+    rows = re.findall(r"<tr>.*?</tr>", text)[-3:]
+    cells = [re.findall(r"<t[hd]( class=\"number\")?>(.*?)</t[hd]>", row) for row in rows]
+    assert [[word for _, word in row] for row in cells] == [["", "k = 0", "k = 5"], ["this", "1.5", ""], ["", "", "2"]]
+    assert [bool(kind) for kind, _ in cells[0]] == [False, True, True]
+
+
 def test_what_a_benchmark_prints_cannot_become_markup() -> None:
     """A name, a title, a goal and a report with markup in them are shown as they are."""
     bad = "<script>alert(1)</script>"
@@ -178,8 +189,9 @@ def test_json_and_status_of_failures(
     assert found[0]["record"]["goals"][0]["goal"] == "fast"
 
 
-def test_signal_stops_what_runs_and_keeps_what_was_measured(root: Path, folder: Path) -> None:
-    """SIGTERM ends the benchmark and all that it started; the page has those that were done before."""
+@pytest.mark.parametrize("number", [SIGTERM, SIGHUP])
+def test_signal_stops_what_runs_and_keeps_what_was_measured(root: Path, folder: Path, number: Signals) -> None:
+    """SIGTERM and a terminal's end stop the benchmark and all it started; the page has those that were done before."""
     program = python(
         "import sys; from pathlib import Path; import tokenbus_services.cli.bench as bench\n"
         f"bench.checkout = lambda: Path({str(root)!r})\n"
@@ -197,7 +209,7 @@ def test_signal_stops_what_runs_and_keeps_what_was_measured(root: Path, folder: 
 
         command.wait_until(lambda: len(measuring()) > 1)
         running = measuring()
-        command.signal(SIGTERM)
+        command.signal(number)
         assert command.end()[0] == 130
     assert not any(map(is_running, running))
     assert "1 of 2 goals met" in output.read_text()
@@ -208,6 +220,7 @@ def test_signal_stops_what_runs_and_keeps_what_was_measured(root: Path, folder: 
     [
         (["steam"], "NAME: one of "),
         (["--output", "/nowhere/bench.html", "ngram"], "--output: a file in a directory that exists"),
+        (["--output", "/proc/bench.html", "ngram"], "--output: /proc/bench.html: no such file or directory"),
         (["--output", "/", "ngram"], "--output: a file in a directory that exists"),
         (["--fast"], "unrecognized arguments: --fast"),
     ],

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGKILL
 from typing import Any
@@ -12,13 +13,20 @@ import pytest
 
 from tests.services.cli.local import Command, children_of, environment, is_running
 from tokenbus_contracts import Limits, Row
+from tokenbus_services.cli import demo as demo_module
 from tokenbus_services.cli import main
+from tokenbus_services.cli.demonstration import outcome as outcome_module
+from tokenbus_services.cli.demonstration import rates as rates_module
 from tokenbus_services.cli.demonstration import sample as sample_module
 from tokenbus_services.cli.demonstration.asking import Answer, Asked, requests
+from tokenbus_services.cli.demonstration.front import Front
 from tokenbus_services.cli.demonstration.outcome import Outcome, heads_of
-from tokenbus_services.cli.demonstration.rates import MODES, Rate
+from tokenbus_services.cli.demonstration.rates import MODES, Rate, rates
 from tokenbus_services.cli.demonstration.sample import sample
 from tokenbus_services.cli.demonstration.truth import Truth, computed, differing
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.client import TokenClient
+from tokenbus_services.settings import Settings
 
 RATES = {name: Rate(100.0 - number, 90.0, 110.0) for number, name in enumerate(MODES)}
 
@@ -179,3 +187,45 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert "unrecognized arguments: --fast" in said.err.splitlines()[-1]
     assert said.out == ""
+
+
+def test_wrong_answer_by_http_is_told(answers: list[Answer], truth: Truth) -> None:
+    """An answer of the gateway that is not what the engine gives makes the whole demo wrong."""
+    found = outcome(answers, truth)
+    right = Front("http://here/", " nothing", 1, " nothing", 1)
+    assert replace(found, front=right).is_good
+    for wrong in (replace(right, text=" Nothing"), replace(right, tokens=2)):
+        assert not replace(found, front=wrong).is_good
+        assert "and NOT ' nothing', 1 tokens" in wrong.told()
+        assert replace(found, front=wrong).values["check"]["http"] is False
+
+
+async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch, answers: list[Answer]) -> None:
+    """Answers that lack tokens are no rate, but an error that says how many there were."""
+
+    async def ask(*_: object) -> Asked:
+        """Return answers that are too short."""
+        return Asked(answers, 1.0)
+
+    monkeypatch.setattr(rates_module, "ask", ask)
+    with pytest.raises(CommandError, match="6 of 256 requests had other than their 200 tokens: ids only"):
+        await rates(TokenClient(Settings()))
+
+
+def test_busy_machine_makes_no_demo_wrong(tmp_path: Path) -> None:
+    """However far the engines run ahead of who asks, no request of the demo ends because its client is slow."""
+    settings = demo_module._of_the_demo(Settings(), tmp_path)
+    most = rates_module.REQUESTS * rates_module._TOKENS
+    assert settings.clients.mailbox_frames >= most
+    assert settings.processor.hold_items >= most
+
+
+def test_lines_fit_the_terminal(answers: list[Answer], truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a narrow terminal the text breaks between tokens, and the rates do without their bars."""
+    for module in (sample_module, outcome_module):
+        monkeypatch.setattr(module, "columns", lambda: 80)
+    lines = list(sample(answers[0]))
+    assert max(map(len, lines[: lines.index("")])) <= 80
+    told = list(outcome(answers, truth).told_rates())
+    assert max(map(len, told)) <= 80
+    assert not any("#" in line for line in told)

@@ -10,7 +10,7 @@ from socket import create_server
 import pytest
 
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.local import gateway
+from tokenbus_services.cli.local import LocalSystem, StartError, gateway
 from tokenbus_services.cli.local.child import Child
 from tokenbus_services.cli.local.gateway import free_address, usable
 from tokenbus_services.cli.local.news import News
@@ -140,6 +140,13 @@ def test_taken_port_is_replaced() -> None:
     assert free_address(found) == found
 
 
+def test_free_port_stays_free() -> None:
+    """A port that is found is none that an outgoing connection may be given before its service listens there."""
+    ports = {int(free_address("127.0.0.1:0").rpartition(":")[2]) for _ in range(50)}
+    assert max(ports) < 32_768
+    assert len(ports) > 10
+
+
 def test_runtime_folder_is_private_and_in_use_until_all_have_left(folder: Path) -> None:
     """Only this user can enter it, and while any process holds its lock nobody else removes it."""
     with RuntimeFolder(folder) as first:
@@ -148,3 +155,47 @@ def test_runtime_folder_is_private_and_in_use_until_all_have_left(folder: Path) 
             assert len(sorted(path.name for path in folder.iterdir())) == 2
         assert sorted(path.name for path in folder.iterdir()) == [first.path.name]
     assert sorted(path.name for path in folder.iterdir()) == []
+
+
+def test_runtime_folder_is_made_where_it_can_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that takes no folder, or whose path leaves no room for sockets, is passed over for the next."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with RuntimeFolder() as made:
+        assert made.path.parent == folder
+    long = folder / ("long" * 20)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with RuntimeFolder() as made:
+        assert made.path.parent not in (long, folder)
+
+
+def test_no_place_for_sockets_is_told() -> None:
+    """Where no place takes a folder a line says which were tried and why not."""
+    with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): /proc: "):
+        RuntimeFolder(Path("/proc")).__enter__()
+
+
+async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
+    """A service that is not ready in its time ends the start, and the line names the option that allows more."""
+    settings = Settings.load(environment={}, overrides={"metrics.address": ""})
+    with RuntimeFolder(folder) as runtime:
+        plan = plan_for(settings, runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
+        system = LocalSystem(plan, runtime.lock, lambda _: None, start_seconds=0)
+        with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
+            await system.__aenter__()
+    assert [child.state for child in system.children] == ["ended", "starting"]
+
+
+async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine gives no process a line says whose and why, and not that the output is at fault."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        """Start nothing."""
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    with RuntimeFolder(folder) as runtime:
+        plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
+        with pytest.raises(StartError, match="processor: no process can be started: resource temporarily unavailable"):
+            await LocalSystem(plan, runtime.lock, lambda _: None).__aenter__()

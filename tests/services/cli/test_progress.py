@@ -1,6 +1,12 @@
 """Progress of long work."""
 
+import fcntl
 import io
+import os
+import struct
+import termios
+
+import pytest
 
 from tokenbus_services.cli.progress import Progress
 
@@ -40,5 +46,27 @@ def test_nothing_is_shown_elsewhere() -> None:
     stream = io.StringIO()
     progress = Progress(stream)
     progress.show(lambda: str(1 / 0))
+    progress.clear()
+    assert stream.getvalue() == ""
+
+
+def test_line_is_no_wider_than_the_terminal() -> None:
+    """A line that would go on in the next row, where nothing can write over it, is cut off."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    with os.fdopen(theirs, "w") as stream:
+        progress = Progress(stream)
+        progress.show(("0123456789" * 3).__str__)
+        progress.clear()
+        assert os.read(ours, 100) == b"\r0123456789012345678\r" + b" " * 19 + b"\r"
+    os.close(ours)
+
+
+def test_terminal_that_cannot_write_over_a_line_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dumb terminal is not filled with lines that were meant to be one."""
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.show("line".__str__)
     progress.clear()
     assert stream.getvalue() == ""

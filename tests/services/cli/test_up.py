@@ -6,10 +6,11 @@ import re
 import select
 import signal
 import time
+import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
+from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, Signals
 from socket import create_server
 from typing import Any
 
@@ -42,10 +43,14 @@ def left_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("tokenbus-*")]
 
 
-def status_of(url: str) -> int:
-    """Return the status that a page is answered with."""
-    with urllib.request.urlopen(url, timeout=MOST) as answer:  # noqa: S310 - of a test's own gateway
-        return int(answer.status)
+def is_well(url: str) -> bool:
+    """Return whether a page is answered with status 200; a busy machine's gateway may need a moment."""
+    try:
+        with urllib.request.urlopen(url, timeout=MOST) as answer:  # noqa: S310 - of a test's own gateway
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
 
 
 async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -> None:
@@ -55,7 +60,7 @@ async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -
         names = ["processor", "mixed-0", "decode-0", "decode-1", "prefill-0"]
         assert [service["name"] for service in up["services"]][:5] == names
         assert all(service["state"] == "ready" for service in up["services"])
-        assert await asyncio.to_thread(status_of, f"{up['gateway']}/readyz") == 200
+        await asyncio.to_thread(command.wait_until, lambda: is_well(f"{up['gateway']}/readyz"))
         settings = Settings.load(environment={}, overrides={"bus.clients_address": up["clients_address"]})
         async with TokenClient(settings) as client:
             asked = [client.generate(generate(20, key)) for key in range(1, 9)]
@@ -238,6 +243,7 @@ def test_port_that_is_taken_is_told(folder: Path) -> None:
         (["--workers", "63"], "workers: 1 to 64 in all (processor.max_workers), got 65"),
         (["--workers", "-1"], "argument --workers: a whole number from 0 to 1000000, got '-1'"),
         (["--workers", "9" * 99], "argument --workers: a whole number from 0 to 1000000"),
+        (["--start-seconds", "0"], "argument --start-seconds: a whole number from 1 to 86400, got '0'"),
         (["--port", "65536"], "argument --port: a whole number from 1 to 65535, got '65536'"),
         (["--engine", "steam"], "argument --engine: invalid choice: 'steam'"),
         (["--set", "worker.policies=x"], "worker.policies: no such setting"),
@@ -276,3 +282,37 @@ def test_hangup_that_is_ignored_stays_so(folder: Path) -> None:
         assert is_running(processes["mixed-0"])
         command.signal(SIGTERM)
         assert command.event("down")["died"] == ["mixed-1"]
+
+
+def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
+    """Ctrl-Z stops every service before the command itself; when that goes on they do, and a signal ends all."""
+
+    def state_of_process(pid: int) -> str:
+        """Return what a process does, as one letter."""
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    with Command(["up", *FEW, "--json"], environment(folder)) as command:
+        up = command.event("up")
+        command.signal(SIGTSTP)
+        command.wait_until(lambda: state_of_process(command.process.pid) == "T")
+        assert {state_of_process(pid) for pid in pids(up).values()} == {"T"}
+        command.signal(SIGCONT)
+        command.wait_until(lambda: "T" not in map(state_of_process, pids(up).values()))
+        command.wait_until(lambda: is_well(f"{up['gateway']}/healthz"))
+        command.signal(SIGTERM)
+        assert command.event("down")["died"] == []
+        assert command.end()[0] == 0
+
+
+def test_file_that_fails_is_not_taken_for_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that is full is told with the file's name, not as a failure of standard output."""
+
+    def fill(*_: object) -> int:
+        """Fail as a full disk does."""
+        raise OSError(28, "No space left on device", "/somewhere/lock")
+
+    monkeypatch.setattr("tokenbus_services.cli.up.run", fill)
+    assert main(["up"]) == 1
+    assert capsys.readouterr().err == "tokenbus: /somewhere/lock: no space left on device\n"

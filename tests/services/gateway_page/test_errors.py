@@ -66,9 +66,10 @@ def test_event_that_is_no_json_is_an_error(page: Page, gateway: ScriptedGateway)
     assert stream.wait_until_closed()
 
 
-def test_wrong_numbers_are_not_sent(page: Page) -> None:
-    """A field that is empty or out of range is marked by the browser, and no request is made."""
-    page.get_by_label("Max tokens").fill("0")
+@pytest.mark.parametrize(("field", "number"), [("Max tokens", "0"), ("Top p", ""), ("Seed", "9007199254740993")])
+def test_wrong_numbers_are_not_sent(page: Page, field: str, number: str) -> None:
+    """A field that is empty, out of range or beyond what is sent exactly is marked, and no request is made."""
+    page.get_by_label(field).fill(number)
     page.get_by_role("button", name="Generate").click()
-    expect(page.get_by_label("Max tokens")).to_be_focused()
+    expect(page.get_by_label(field)).to_be_focused()
     expect(page.locator("body")).to_have_attribute("data-state", "idle")

@@ -1,10 +1,12 @@
 """Looking at a token: by pointer, by keyboard, and what the panel then says."""
 
+import json
+
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.services.gateway_page.doing import ask, ended, panel, tell, token_at, tokens, told_story
-from tests.services.gateway_page.made import row, token
+from tests.services.gateway_page.made import long_story, row, token
 from tests.services.gateway_page.scripted import ScriptedGateway
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -177,3 +179,35 @@ def test_text_is_read_out_in_phrases(page: Page, gateway: ScriptedGateway) -> No
         ["There is something new in the dough.", "The model ended its text: 8 tokens."]
     )
     assert page.locator("#tokens").get_attribute("aria-live") is None
+
+
+def test_part_of_a_character_has_its_name(page: Page, gateway: ScriptedGateway) -> None:
+    """Two tokens that make a character together are named by their bytes, and the second says what it completes."""
+    stream = ask(page, gateway)
+    halves = [("", "bytes:\\xc3"), ("\u00e9", "bytes:\\xa9")]
+    made = [{**token(text, 0.5), "name": name, "alternatives": [[7, " a", -1.0]]} for text, name in halves]
+    tell(stream, [row(1, 0, made)])
+    for index, (_, name) in enumerate(halves):
+        token_at(page, index).click()
+        expect(panel(page).locator("h2 bdi")).to_have_text(name)
+        assert plain(panel(page).locator(".bars bdi"))[1] == f"{name} (chosen)"
+    assert fact(page, "Completes") == "\u00e9"
+    assert page.locator("#tokens").evaluate("box => box.textContent") == "\u00e9"
+    ended(page, stream, count=2)
+
+
+def test_fast_text_floods_nobody(page: Page, gateway: ScriptedGateway) -> None:
+    """Hundreds of sentences at once are read out in a few pieces, which together are the whole text."""
+    page.evaluate("""() => {
+      globalThis.heard = [];
+      const told = (changes) =>
+        changes.forEach(({ addedNodes }) => heard.push(...[...addedNodes].map((node) => node.textContent)));
+      new MutationObserver(told).observe(document.getElementById("spoken"), { childList: true });
+    }""")
+    stream, rows = ask(page, gateway), long_story(500)
+    stream.write("".join(f"event: row\ndata: {json.dumps(each)}\n\n" for each in rows).encode())
+    ended(page, stream, count=2000)
+    heard = page.evaluate("heard")
+    assert len(heard) < 20
+    text = "".join(token["text"] for each in rows for token in each["tokens"])
+    assert "".join("".join(heard[:-1]).split()) == "".join(text.split())

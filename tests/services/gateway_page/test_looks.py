@@ -10,16 +10,21 @@ from tests.services.gateway_page.scripted import ScriptedGateway
 
 pytestmark = pytest.mark.xdist_group("browser")
 PHONE = {"viewport": {"width": 320, "height": 640}, "is_mobile": True, "has_touch": True}
+_LOOK = "node => getComputedStyle(node).backgroundColor"
 _CONTRASTS = """() => {
   const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const colour = text => text.match(/[\\d.]+/g).map(Number);
   return [...document.querySelectorAll(
-    '.legend li, .t, .blank, h1, h1 span, label, button, dt, dd, .note, .outcome, .state, .share, .id, .role')]
+    '.legend li, .t, .blank, h1, h1 span, label, button, dt, dd, b, .note, .outcome, .state, .share, ' +
+    '.id, .role, .break')]
     .filter(node => node.offsetParent).map(node => {
+      const seen = node.matches('.break') ? getComputedStyle(node, '::before') : getComputedStyle(node);
+      for (let each = node; each; each = each.parentElement)
+        if (!node.disabled && getComputedStyle(each).opacity !== '1') return [`faded: ${node.textContent}`, 1];
       let behind = node;
-      while (/, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
-      const shades = [getComputedStyle(node).color, getComputedStyle(behind).backgroundColor];
+      while (/^rgba.*, 0\\)$/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
+      const shades = [seen.color, getComputedStyle(behind).backgroundColor];
       const [one, other] = shades.map(colour).map(light);
       return [node.textContent, node.disabled ? 21 : (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05)];
     }).filter(([, contrast]) => contrast < 4.5);
@@ -56,10 +61,12 @@ def test_fingers_find_every_button(open_page: Open, gateway: ScriptedGateway) ->
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everything_can_be_read(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
-    """In light and in dark every text, tokens included, has a contrast of 4.5 or more with what is behind it."""
-    gateway.bus["workers"] = [worker("worker-0")]
+    """In light and in dark every text, of tokens and of lost workers too, has a contrast of 4.5 or more."""
+    gateway.bus["workers"] = [worker("stays"), worker("goes")]
     page = open_page(gateway.url, color_scheme=scheme)
-    expect(page.locator(".worker")).to_be_visible()
+    expect(page.locator(".worker")).to_have_count(2)
+    gateway.bus["workers"] = [worker("stays")]
+    expect(page.locator(".worker.lost")).to_be_visible()
     ended(page, told_story(page, gateway))
     token_at(page, 4).click()
     for view in ("Probability", "Drafts"):
@@ -128,3 +135,56 @@ def test_keyboard_reaches_everything_in_order(page: Page) -> None:
         found.append(page.evaluate("document.activeElement.name || document.activeElement.textContent.trim()"))
     fields = ["prompt", "max_tokens", "temperature", "top_logprobs", "top_p", "seed"]
     assert found == ["Skip to the tokens", *fields, "Generate"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours_keep_what_says_something(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
+    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be told apart."""
+    page = open_page(gateway.url, forced_colors="active", color_scheme=scheme)
+    ended(page, told_story(page, gateway))
+    token_at(page, 4).click()
+    gauge = panel(page).locator(".gauge").first
+    assert gauge.evaluate(_LOOK) != gauge.locator("i").evaluate(_LOOK)
+    for view, kinds in {"Probability": 7, "Drafts": 3}.items():
+        page.get_by_text(view, exact=True).click()
+        shades = page.locator(f'[data-for="{view.lower()}"] li').evaluate_all(f"all => all.map({_LOOK})")
+        assert len(set(shades)) == kinds
+        assert token_at(page, 3).evaluate(_LOOK) in shades
+        chosen, other = page.locator(".switch :checked + span"), page.locator(".switch :not(:checked) + span")
+        assert chosen.evaluate(_LOOK) != other.evaluate(_LOOK)
+    assert page.evaluate(_CONTRASTS) == []
+
+
+@pytest.mark.parametrize("width", [1280, 1600])
+def test_panel_stays_beside_the_text(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
+    """Where many workers make the page long, the panel is in the window wherever the page is scrolled to."""
+    gateway.bus["workers"] = [worker(f"worker-{number:02}") for number in range(24)]
+    page = open_page(gateway.url, viewport={"width": width, "height": 900})
+    expect(page.locator(".worker")).to_have_count(24)
+    ended(page, told_story(page, gateway))
+    page.evaluate("scrollTo(0, 260)")
+    token_at(page, 5).hover()
+    box = panel(page).bounding_box()
+    assert box
+    assert 0 <= box["y"] < 100
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1600])
+def test_figures_of_a_worker_stand_in_full_rows(open_page: Open, gateway: ScriptedGateway, width: int) -> None:
+    """A worker's six figures are in one row, or where there is less room in two of three: none is left over."""
+    gateway.bus["workers"] = [worker("worker-0", retained=0, tokens=0)]
+    page = open_page(gateway.url, viewport={"width": width, "height": 900})
+    tops = "all => all.map(each => each.offsetTop)"
+    figures = page.locator(".worker dl div")
+    expect(figures).to_have_count(6)
+    found = figures.evaluate_all(tops)
+    assert [found.count(top) for top in dict.fromkeys(found)] in ([6], [3, 3])
+
+
+def test_skip_link_leads_somewhere(page: Page) -> None:
+    """The first stop of the keyboard leads to the tokens' part of the page, before there is a token too."""
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#output-title")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator('[name="view"]:checked')).to_be_focused()

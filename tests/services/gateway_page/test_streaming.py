@@ -135,3 +135,92 @@ def test_thousands_of_tokens_stay_in_order(page: Page, gateway: ScriptedGateway)
     assert page.evaluate("changes") < 500
     expect(token_at(page, 7999)).to_be_in_viewport()
     ended(page, stream, count=8000)
+
+
+@pytest.mark.parametrize("way", ["double click", "held keys"])
+def test_one_wish_is_one_request(page: Page, gateway: ScriptedGateway, way: str) -> None:
+    """A double click, and Ctrl+Enter that is held down, ask once."""
+    prompt = page.get_by_label("Prompt")
+    if way == "double click":
+        page.get_by_role("button", name="Generate").dblclick()
+    else:
+        prompt.focus()
+        page.keyboard.down("Control")
+        for _ in range(3):
+            page.keyboard.down("Enter")
+        page.keyboard.up("Enter")
+        page.keyboard.up("Control")
+    first = gateway.next_stream()
+    first.send("begin", BEGIN)
+    tell(first, STORY)
+    ended(page, first)
+    assert ask(page, gateway, "the second wish").body["prompt"] == "the second wish"
+
+
+def test_keyboard_has_a_place_after_stop(page: Page, gateway: ScriptedGateway) -> None:
+    """Who stops by keyboard goes on at the button that asks again, because Stop can no longer be pressed."""
+    stream = told_story(page, gateway)
+    page.get_by_role("button", name="Stop").focus()
+    page.keyboard.press("Enter")
+    assert stream.wait_until_closed()
+    wait_for(page, "stopped")
+    expect(page.get_by_role("button", name="Generate")).to_be_focused()
+
+
+def test_lines_have_their_own_direction(page: Page, gateway: ScriptedGateway) -> None:
+    """Hebrew begins at the right, the next line at the left, and a token that turns the text turns no other."""
+    stream = ask(page, gateway)
+    texts = ["\u05e9\u05dc\u05d5\u05dd", "\u05e2\u05d5\u05dc\u05dd", "\n", "one", "\u202e", "two", "three"]
+    tell(stream, [row(1, 0, [token(text, 0.5) for text in texts])])
+    expect(tokens(page)).to_have_count(len(texts))
+    lefts = tokens(page).evaluate_all("all => all.map(each => each.getBoundingClientRect().left)")
+    assert lefts[0] > lefts[1]
+    assert lefts[3] < lefts[4] < lefts[5] < lefts[6]
+    assert lefts[1] - lefts[3] > 100
+    ended(page, stream, count=len(texts))
+
+
+def test_what_has_no_ink_can_be_pointed_at(page: Page, gateway: ScriptedGateway) -> None:
+    """A part of a character, and characters that nobody sees, have a mark that is wide enough to be hit."""
+    stream = ask(page, gateway)
+    tell(stream, [row(1, 0, [token(text, 0.5) for text in ("", "\u200b", "\u202e", "\r", "\n", " ")])])
+    expect(tokens(page)).to_have_count(6)
+    widths = tokens(page).evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+    assert min(widths) > 5
+    ended(page, stream, count=6)
+
+
+def test_drawing_that_takes_long_leaves_time_for_the_rest(page: Page) -> None:
+    """What takes 50 ms to draw is drawn some five times a second, and what takes none in every frame."""
+    drawn = page.evaluate("""async () => {
+      const { eachFrame } = await import("/page/dom.js");
+      let now = 0;
+      const due = [];
+      performance.now = () => now;
+      globalThis.requestAnimationFrame = (call) => due.push([now + 16, call]);
+      globalThis.setTimeout = (call, wait, ...rest) => due.push([now + wait, () => call(...rest)]);
+      const times = (cost) => {
+        const found = [];
+        const draw = eachFrame(() => { found.push(now); now += cost; });
+        for (const until = now + 1000; now < until; ) {
+          draw();
+          due.sort(([one], [other]) => one - other);
+          const [at, call] = due.shift();
+          now = Math.max(now, at);
+          call();
+        }
+        return found.length;
+      };
+      return [times(50), times(0)];
+    }""")
+    assert 3 <= drawn[0] <= 6
+    assert drawn[1] >= 50
+
+
+def test_reload_closes_the_stream(page: Page, gateway: ScriptedGateway) -> None:
+    """Who loads the page again while tokens come leaves no request behind, and can ask at once."""
+    stream = told_story(page, gateway)
+    page.reload()
+    assert stream.wait_until_closed()
+    wait_for(page, "idle")
+    ended(page, told_story(page, gateway))

@@ -4,11 +4,12 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from tokenbus_services.cli.benching.running import Result
 
 _RULE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?\s?[x%]?")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fdfdfc; --line: #d5d9de; --quiet: #5b6570;
   --good: #04664f; --bad: #a8321a; }
@@ -20,7 +21,8 @@ h1, h2 { line-height: 1.2; } h2 { margin-top: 3rem; border-top: 1px solid var(--
 a { color: inherit; } .quiet { color: var(--quiet); } .good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; } pre { font-size: 13px; line-height: 1.35; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; }
-th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
+th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
+.number { text-align: right; }
 img { max-width: 100%; background: #fff; border-radius: 6px; }
 """
 _VERDICTS = {True: ("met", "good"), False: ("missed", "bad")}
@@ -82,7 +84,9 @@ def _texts(report: str) -> Iterator[str]:
     for is_table, group in groupby(report.strip("\n").split("\n"), lambda line: line.startswith("|")):
         lines = list(group)
         if is_table:
-            cells = [[_safe(cell.strip()) for cell in line.strip("| ").split("|")] for line in lines]
+            # The outer bars alone are taken off: a cell that is empty still has its place.
+            bare = [line.strip().removeprefix("|").removesuffix("|") for line in lines]
+            cells = [[_safe(cell.strip()) for cell in line.split("|")] for line in bare]
             kept = [row for row, line in zip(cells, lines, strict=True) if not _RULE.fullmatch(line.strip())]
             yield _table(kept[0], kept[1:], is_safe=True) if kept else ""
         elif any(lines):
@@ -92,9 +96,21 @@ def _texts(report: str) -> Iterator[str]:
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[str]], *, is_safe: bool = False) -> str:
     """Return a table; the cells of its body are HTML already, and those of its head if it is said."""
-    titles = "".join(f"<th>{title if is_safe else _safe(title)}</th>" for title in head)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    kept = list(rows)
+    kinds = [_kind(column) for column in zip_longest(*kept, fillvalue="")]
+    titles = "".join(
+        f"<th{kind}>{title if is_safe else _safe(title)}</th>" for title, kind in zip_longest(head, kinds, fillvalue="")
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=False)) + "</tr>"
+        for row in kept
+    )
     return f'<div class="wide"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _kind(column: Iterable[str]) -> str:
+    """Return the attribute of a column's cells: numbers stand under one another."""
+    return ' class="number"' if all(_NUMBER.fullmatch(cell) for cell in column if cell) else ""
 
 
 def _cell(value: object) -> str:

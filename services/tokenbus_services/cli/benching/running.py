@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenbus_services.cli.benching.finding import Benchmark
 from tokenbus_services.cli.errors import WRONG_USE
+from tokenbus_services.cli.local.suspending import suspended_together
 from tokenbus_services.cli.terminal import printable
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -107,7 +108,7 @@ def _run(arguments: list[str], root: Path, output: Path, on_line: Callable[[str]
             errors="replace",
             process_group=0,  # with what it starts itself, so that all of it can be stopped together
         )
-        with _stopped_at_the_end(process):
+        with _stopped_at_the_end(process), suspended_together(lambda: [process.pid]):
             last: deque[str] = deque(maxlen=_LAST_LINES)
             for line in process.stderr or ():
                 last.append(printable(line.rstrip()))

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenbus_services.cli.demonstration.asking import Asked
+from tokenbus_services.cli.demonstration.front import Front
 from tokenbus_services.cli.demonstration.rates import Rate
-from tokenbus_services.cli.terminal import styled
+from tokenbus_services.cli.terminal import columns, styled
 
 _IDS_ONLY = "ids only"
+_BAR, _BESIDE_THE_BAR = 20, 82
 _QUIET = 0.25
 """How far the rounds of one way to ask lie apart, as a share of their median, on a machine that does nothing else."""
 
@@ -24,6 +26,8 @@ class Outcome:
     tokens_by_worker: Mapping[str, int]
     heads: list[tuple[int, int]] = field(default_factory=list)
     """By head: how many of its draft tokens were verified, and how many of those were accepted."""
+    front: Front | None = None
+    """What the gateway answered, if there was one."""
 
     @property
     def lost(self) -> int:
@@ -42,8 +46,9 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether every request had exactly its tokens."""
-        return not (self.lost or self.repeated or self.errors or self.differing)
+        """Whether every request had exactly its tokens, the one by HTTP too."""
+        is_front_right = self.front is None or self.front.is_right
+        return is_front_right and not (self.lost or self.repeated or self.errors or self.differing)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -68,6 +73,7 @@ class Outcome:
                 "repeated": self.repeated,
                 "differing_requests": self.differing,
                 "errors": self.errors,
+                "http": None if self.front is None else self.front.is_right,
             },
             "tokens_per_second": {
                 name: {"median": round(rate.median), "lowest": round(rate.lowest), "highest": round(rate.highest)}
@@ -96,11 +102,12 @@ class Outcome:
         """Yield a line for each way to ask."""
         without = self.rates[_IDS_ONLY].median
         widest = max(rate.median for rate in self.rates.values())
+        bars = max(0, min(_BAR, columns() - _BESIDE_THE_BAR))
         meanings = {_IDS_ONLY: "no logprobs", "k = 0": "each token's own", "k = 20": "and 20 alternatives"}
         for name, rate in self.rates.items():
-            bar = "#" * round(20 * rate.median / widest)
+            bar = ("#" * round(bars * rate.median / widest)).ljust(bars)
             share, spread = f"{rate.median / without:.0%}", f"({rate.lowest:,.0f} to {rate.highest:,.0f})"
-            yield f"   {name:9} {meanings[name]:20} {rate.median:>9,.0f} tokens/s  {share:>5}  {bar:20}  {spread}"
+            yield f"   {name:8} {meanings[name]:19} {rate.median:>9,.0f} tokens/s  {share:>5}  {bar}  {spread}"
         if max((rate.highest - rate.lowest) / rate.median for rate in self.rates.values()) > _QUIET:
             yield "   the rounds differ more than the ways to ask: this machine is busy with other things"
 

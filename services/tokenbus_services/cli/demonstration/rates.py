@@ -37,6 +37,8 @@ async def rates(
             asked = await ask(client, [_endless(seed, MODES[name]) for seed in range(REQUESTS)])
             if error := next((answer.error for answer in asked.answers if answer.error), ""):
                 raise CommandError(f"a request failed while the rates were measured: {error}")
+            if wrong := sum(bool(a.lost or a.repeated or a.tokens != _TOKENS) for a in asked.answers):
+                raise CommandError(f"{wrong} of {REQUESTS} requests had other than their {_TOKENS} tokens: {name}")
             if number:  # the first round only warms up
                 found[name].append(asked.tokens / asked.seconds)
         names.rotate()

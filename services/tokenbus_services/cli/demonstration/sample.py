@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from tokenbus_services.cli.demonstration.asking import Answer
-from tokenbus_services.cli.terminal import printable, styled, wants_colour
+from tokenbus_services.cli.terminal import columns, printable, styled, wants_colour
 from tokenbus_services.worker.ngram.tokenizer import taught
 
 _SCALE = ((0.05, 209), (0.2, 216), (0.5, 230), (0.8, 153), (1.0, 111))
@@ -13,7 +13,7 @@ _BLACK = 16
 _SHOWN = 6
 _ALTERNATIVES = 3
 _WIDTH = 14
-_COLUMNS = 96
+_MOST_COLUMNS = 96
 _END = "(end)"
 """The token that ends a text has no letters."""
 
@@ -45,7 +45,7 @@ def _table(answer: Answer) -> Iterator[str]:
             shown += 1
             others = zip(row.alternative_token_ids[place], row.alternative_logprobs[place].tolist(), strict=True)
             instead = [
-                f"{_visible(tokenizer.token_bytes(int(other)))!r} {math.exp(value):.0%}"
+                f"{_visible(tokenizer.token_bytes(int(other)))!r} {math.exp(value):.1%}"
                 for other, value in others
                 if other != token_id
             ]
@@ -55,13 +55,14 @@ def _table(answer: Answer) -> Iterator[str]:
 
 
 def _wrapped(prompt: str, tokens: list[tuple[str, float]]) -> Iterator[str]:
-    line, width = "   " + styled(prompt, "bold"), 3 + len(prompt)
+    line, width, most = "   " + styled(prompt, "bold"), 3 + len(prompt), min(_MOST_COLUMNS, columns())
     for text, probability in tokens:
-        if width + len(text) > _COLUMNS:
+        shown = len(text) + (0 if wants_colour() else len(f"({probability:.0%})"))
+        if width + shown > most:
             yield line
             line, width = "   ", 3
         line += _painted(text, probability)
-        width += len(text) + (0 if wants_colour() else len(f"{probability:.0%}") + 2)
+        width += shown
     yield line
 
 

@@ -3,6 +3,6 @@
 from tokenbus_services.cli.local.child import Child
 from tokenbus_services.cli.local.news import News
 from tokenbus_services.cli.local.plan import Plan, Service, plan_for
-from tokenbus_services.cli.local.system import LocalSystem, StartError
+from tokenbus_services.cli.local.system import START_SECONDS, LocalSystem, StartError
 
-__all__ = ["Child", "LocalSystem", "News", "Plan", "Service", "StartError", "plan_for"]
+__all__ = ["START_SECONDS", "Child", "LocalSystem", "News", "Plan", "Service", "StartError", "plan_for"]

@@ -2,12 +2,15 @@
 
 import importlib.util
 import socket
+from random import SystemRandom
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.entries import ENTRIES
 
 _HOST = "127.0.0.1"
+_PORTS, _TRIES = range(20_000, 32_000), 16
+"""Below what systems give to outgoing connections, one of which could take a port before its service listens there."""
 _NEEDS = ("tokenbus_services.cli.gateway", "starlette", "uvicorn", "orjson")
 
 
@@ -38,7 +41,8 @@ def gateway_lacks() -> str:
 def free_address(wanted: str) -> str:
     """Return an address if its port is free, else one with another port of that host that is."""
     host, _, port = wanted.rpartition(":")
-    for number in (int(port), 0):
+    wished = [int(port)] if int(port) else []
+    for number in (*wished, *SystemRandom().sample(_PORTS, _TRIES), 0):
         try:
             with socket.create_server((host.strip("[]"), number)) as server:
                 return f"{host}:{server.getsockname()[1]}"

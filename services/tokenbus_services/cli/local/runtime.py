@@ -9,6 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tokenbus_services.cli.errors import CommandError
+from tokenbus_services.cli.terminal import printable
+
 _PREFIX = "tokenbus-"
 _LOCK = "lock"
 _LONGEST = 60
@@ -19,16 +22,15 @@ class RuntimeFolder:
     """A folder that only this user can enter; its lock is held as long as any process of the system lives."""
 
     def __init__(self, base: Path | None = None) -> None:
-        """Take where to make it: by default XDG_RUNTIME_DIR, else the folder for temporary files, else /tmp."""
-        self._base = base or _base()
+        """Take where to make it: by default XDG_RUNTIME_DIR, else TMPDIR, else /tmp, whichever takes it."""
+        self._bases = [base] if base else _bases()
         self.path = Path()
         self.lock = -1
         """The descriptor that child processes are to inherit."""
 
     def __enter__(self) -> Self:
         """Remove what systems left that were killed, and make the folder."""
-        _sweep(self._base)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._base))
+        self.path = self._made()
         made = self.path / "new"
         self.lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,12 +44,22 @@ class RuntimeFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 
+    def _made(self) -> Path:
+        """Return a new folder in the first place that takes one, of which not even root can be sure before."""
+        refusals = []
+        for base in self._bases:
+            _sweep(base)
+            try:
+                return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+            except OSError as error:
+                refusals.append(printable(f"{base}: {(error.strerror or str(error)).lower()}"))
+        raise CommandError(f"no place for a folder of sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")
 
-def _base() -> Path:
-    for name in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir()):
-        if name and len(os.fsencode(name)) <= _LONGEST and os.access(name, os.W_OK | os.X_OK):
-            return Path(name)
-    return Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+
+def _bases() -> list[Path]:
+    named = [os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR")]
+    short = [Path(name).absolute() for name in named if name and len(os.fsencode(Path(name).absolute())) <= _LONGEST]
+    return [*short, Path("/tmp")]  # noqa: S108 - mkdtemp makes a private folder in it
 
 
 def _sweep(base: Path) -> None:

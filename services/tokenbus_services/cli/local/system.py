@@ -10,7 +10,7 @@ from tokenbus_services.cli.local.child import Child
 from tokenbus_services.cli.local.news import News
 from tokenbus_services.cli.local.plan import Plan, Service
 
-START_SECONDS = 60.0
+START_SECONDS = 60
 
 
 class StartError(CommandError):
@@ -20,8 +20,10 @@ class StartError(CommandError):
 class LocalSystem:
     """Runs for as long as `async with` lasts; a service that dies is told, and never started again."""
 
-    def __init__(self, plan: Plan, lock: int, tell: Callable[[News], None]) -> None:
-        """Take what to run, the lock that all of it holds, and who is told what happens."""
+    def __init__(
+        self, plan: Plan, lock: int, tell: Callable[[News], None], start_seconds: float = START_SECONDS
+    ) -> None:
+        """Take what to run, the lock that all of it holds, who is told what happens, and how long a start may take."""
         self.plan = plan
         self.hurry = asyncio.Event()
         """Set it, and what is still there is killed."""
@@ -29,6 +31,7 @@ class LocalSystem:
         self.workers = [self._child(service, tell) for service in plan.workers]
         self.gateway = None if plan.gateway is None else self._child(plan.gateway, tell)
         self._lock = lock
+        self._start_seconds = start_seconds
 
     @property
     def children(self) -> list[Child]:
@@ -40,6 +43,10 @@ class LocalSystem:
         """Whether a request can still be answered."""
         takers = [child for child in self.workers if not child.service.name.startswith("decode")]
         return self.processor.status is None and any(child.status is None for child in takers)
+
+    def groups(self) -> list[int]:
+        """Return the process groups of the services that run: each has one of its own."""
+        return [child.pid for child in self.children if child.pid and child.status is None]
 
     async def __aenter__(self) -> Self:
         """Start everything; if one does not come, stop what is there and raise a StartError."""
@@ -85,8 +92,12 @@ class LocalSystem:
 
     async def _start(self, children: Sequence[Child]) -> None:
         for child in children:
-            await child.start(self._lock)
-        waiting = [asyncio.ensure_future(child.ready(START_SECONDS)) for child in children]
+            try:
+                await child.start(self._lock)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                raise StartError(f"{child.service.name}: no process can be started: {why}") from None
+        waiting = [asyncio.ensure_future(child.ready(self._start_seconds)) for child in children]
         try:
             for done in asyncio.as_completed(waiting):
                 if not await done:
@@ -97,16 +108,16 @@ class LocalSystem:
         late = next((child for child in children if child.status is not None), None)
         late = late or next((child for child in children if not child.is_ready), None)
         if late is not None:
-            raise _not_started(late)
+            raise _not_started(late, self._start_seconds)
 
     def _child(self, service: Service, tell: Callable[[News], None]) -> Child:
         return Child(service, tell)
 
 
-def _not_started(child: Child) -> StartError:
+def _not_started(child: Child, seconds: float) -> StartError:
     name, why = child.service.name, child.last_words.removeprefix("tokenbus: ")
     if child.status is None:
-        return StartError(f"{name}: not ready after {START_SECONDS:g} s" + (f": {why}" if why else ""))
+        return StartError(f"{name}: not ready after {seconds:g} s (up --start-seconds)" + (f": {why}" if why else ""))
     return StartError(
         f"{name}: ended with {child.how_it_ended} before it was ready" + (f": {why}" if why else ""),
         WRONG_USE if child.status == WRONG_USE else 1,

@@ -160,6 +160,8 @@ function setState(state) {
   const isStreaming = state === "streaming";
   document.body.dataset.state = state;
   box.setAttribute("aria-busy", isStreaming);
+  // A button that can no longer be pressed would take the keyboard's place on the page with it.
+  if (!isStreaming && document.activeElement === $("stop")) $("run").focus();
   $("stop").disabled = !isStreaming;
   if (isStreaming) $("ending").textContent = "";
 }
@@ -169,8 +171,10 @@ form.addEventListener("submit", (event) => {
   run();
 });
 $("prompt").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat) form.requestSubmit();
 });
+// A double click is one wish, and a second request would only abort the first.
+$("run").addEventListener("click", (event) => event.detail > 1 && event.preventDefault());
 $("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") close();

@@ -53,7 +53,8 @@ export class Bus {
   #fail(message) {
     const last = this.#box.querySelector(".workers");
     last?.classList.add("stale");
-    this.#box.replaceChildren(element("p", { class: "note fault" }, `The bus cannot be seen: ${message}`), ...(last ? [last] : []));
+    const before = last ? [element("p", { class: "note" }, "Below is what was seen last."), last] : [];
+    this.#box.replaceChildren(element("p", { class: "note fault" }, `The bus cannot be seen: ${message}`), ...before);
     this.#set("lost", "bus not in sight");
   }
 
@@ -78,6 +79,19 @@ export class Bus {
 function fault({ error }) {
   return typeof error === "string" ? error : error?.message;
 }
+
+const MEANINGS = {
+  open: "requests that have not ended",
+  steps: "of the engines, since the processor started",
+  tokens: "that reached the processor",
+  clients: "that are connected, gateways too",
+  refused: "requests that were not taken",
+  lost: "messages that no replay could bring back",
+  lag: "messages that the worker has sent and the processor has not taken yet",
+  retained: "messages that the worker must keep until whoever asked has them",
+  gaps: "places where messages were lost for good",
+  replays: "times that the worker was asked to send again",
+};
 
 function totals(processor, clients) {
   const { open_requests: open, tokens, steps, refused, lost } = processor ?? {};
@@ -112,7 +126,7 @@ function measures(figures) {
     .map(([term, value]) =>
       element(
         "div",
-        { class: (term === "gaps" || term === "lost") && value > 0 ? "bad" : null },
+        { class: (term === "gaps" || term === "lost") && value > 0 ? "bad" : null, title: `${term}: ${MEANINGS[term]}` },
         element("dt", {}, term),
         element("dd", {}, count(value)),
       ),

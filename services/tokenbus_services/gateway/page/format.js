@@ -43,6 +43,12 @@ export function visible(text) {
   return Array.from(text, (letter) => UNSEEN.get(letter) ?? escaped(letter)).join("");
 }
 
+/** Whether nothing of a text would be seen, as of a part of a character; a line's end and spaces have a place. */
+export const isUnseen = (text) => /^[\p{Cc}\p{Cf}]*$/u.test(text) && !/[\n\t]/.test(text);
+
+/** Whether a text would turn the writing direction of what follows it. */
+export const isTurning = (text) => /[\u202a-\u202e\u2066-\u2069]/.test(text);
+
 function escaped(letter) {
   // Format characters too: one that turns the writing direction would disturb the panel.
   return /[\p{Cc}\p{Cf}]/u.test(letter) ? `\\u{${letter.codePointAt(0).toString(16)}}` : letter;

@@ -40,7 +40,7 @@ export class Panel {
     return element(
       "div",
       { class: "panel-head" },
-      element("h2", {}, element("bdi", { class: "piece" }, visible(token.text))),
+      element("h2", {}, element("bdi", { class: "piece" }, visible(token.name ?? token.text))),
       button("back", "Token before", "‹", () => this.#asked.move(-1)),
       button("on", "Token after", "›", () => this.#asked.move(1)),
       button("close", "Close", "×", () => this.#asked.close()),
@@ -61,6 +61,7 @@ function figures(token) {
       ...described([
         ["Logprob", isScored ? decimal(token.logprob, 4) : null],
         ["Token id", String(token.id)],
+        ["Completes", token.name && token.text ? visible(token.text) : null],
         ["Position", count(token.position)],
         ["Step", count(token.step)],
         ["Worker", token.worker || null],
@@ -74,7 +75,7 @@ function alternatives(token) {
   const listed = (token.alternatives ?? []).map(([id, text, logprob]) => ({ id, text, logprob }));
   const rest = 1 - listed.reduce((sum, { logprob }) => sum + Math.exp(logprob), 0);
   const isListed = listed.some(({ id }) => id === token.id);
-  const chosen = isListed || token.logprob === null ? [] : [{ id: token.id, text: token.text, logprob: token.logprob }];
+  const chosen = isListed || token.logprob === null ? [] : [{ id: token.id, text: token.name ?? token.text, logprob: token.logprob }];
   if (!listed.length && !chosen.length) return element("p", { class: "note" }, "No alternatives came with this token.");
   const rows = [...listed, ...chosen].map((each) => bar(each, each.id === token.id));
   // Rounding may leave a speck; only what somebody could see is worth a bar.

@@ -3,10 +3,13 @@
 const PHRASE = /[.!?;:\n]\s*$/;
 const LONGEST = 160;
 const KEPT = 6;
+/** Milliseconds between two phrases: a fast model would fill the queue of who listens with hundreds of them. */
+const PAUSE = 1500;
 
 export class Spoken {
   #log;
   #phrase = "";
+  #saidAt = -Infinity;
 
   constructor(log) {
     this.#log = log;
@@ -14,11 +17,13 @@ export class Spoken {
 
   clear() {
     this.#phrase = "";
+    this.#saidAt = -Infinity;
     this.#log.replaceChildren();
   }
 
   add(text) {
     this.#phrase += text;
+    if (performance.now() - this.#saidAt < PAUSE) return;
     if (PHRASE.test(this.#phrase) || this.#phrase.length > LONGEST) this.#say();
   }
 
@@ -35,6 +40,7 @@ export class Spoken {
     if (!phrase) return;
     const line = document.createElement("p");
     line.textContent = phrase;
+    this.#saidAt = performance.now();
     this.#log.append(line);
     while (this.#log.childElementCount > KEPT) this.#log.firstElementChild.remove();
   }

@@ -1,7 +1,7 @@
 // The text: one element for each token, added once a frame, and one of them chosen.
 
 import { eachFrame, element } from "./dom.js";
-import { percent, probabilityClass, visible } from "./format.js";
+import { isTurning, isUnseen, percent, probabilityClass, visible } from "./format.js";
 
 export class TokenText {
   #box;
@@ -134,7 +134,8 @@ export class TokenText {
 
 function drawn(token) {
   const classes = ["t", probabilityClass(token.logprob), token.origin];
-  if (token.text === "") classes.push("empty");
+  if (isUnseen(token.text)) classes.push("empty");
+  if (isTurning(token.text)) classes.push("turning");
   return element("span", { class: classes.join(" "), "data-i": token.index }, ...withLineEnds(token.text));
 }
 
@@ -145,7 +146,7 @@ function withLineEnds(text) {
 }
 
 function spoken(token) {
-  const text = token.text.trim() || visible(token.text);
+  const text = token.name ?? (token.text.trim() || visible(token.text));
   if (token.logprob === null || token.logprob === undefined) return text;
   return `${text}, ${percent(Math.exp(token.logprob))}, rank ${token.rank}`;
 }

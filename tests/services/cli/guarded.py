@@ -1,0 +1,46 @@
+"""A process that no test leaves behind."""
+
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from signal import Signals
+from types import TracebackType
+from typing import Self
+
+
+class Guarded:
+    """A command in a process of its own, which is gone after `with`."""
+
+    def __init__(self, command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> None:
+        """Start it; it lives at most so many seconds, so that a line that never comes does not hang the tests."""
+        self.process = subprocess.Popen(
+            command,
+            env=None if variables is None else dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._guard = threading.Timer(seconds, self.process.kill)
+        self._guard.start()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it, if it has not ended."""
+        self._guard.cancel()
+        self.process.kill()
+        self.process.communicate()
+
+    def signal(self, number: Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return its exit status, and what was left of its output and of its complaints or log."""
+        output, complaints = self.process.communicate()
+        return self.process.returncode, output, complaints
