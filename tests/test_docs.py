@@ -1,25 +1,84 @@
-"""Documents that name code name code that is there."""
+"""Documents that name code name code that is there, and tell of the whole as it is."""
 
+import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import pytest
+
+from tests.pages import PAGES, ROOT
+
 SERVICES = ROOT / "services" / "tokenbus_services"
+COMMON = {"settings", "logs", "clock", "link", "greeting", "recording"}
+"""What every package of the services may use."""
 
 
 def _source(name: str) -> Path:
-    return ROOT / name if name.startswith("contracts/") else SERVICES / name
+    return ROOT / name if name.startswith(("contracts/", "gpu_ops/")) else SERVICES / name
 
 
-def test_one_batch_names_files_and_functions_that_exist() -> None:
-    """Every file that docs/one-batch.md names is there, and every Class.function is defined in the services."""
-    text = (ROOT / "docs" / "one-batch.md").read_text()
-    files = set(re.findall(r"`([\w/]+\.py)`", text))
-    assert len(files) > 15
-    assert [name for name in files if not _source(name).is_file()] == []
-    code = "\n".join(path.read_text() for path in [*SERVICES.rglob("*.py"), *(ROOT / "contracts").rglob("batch.py")])
+def _code() -> str:
+    sources = [*SERVICES.rglob("*.py"), *(ROOT / "contracts").rglob("batch.py")]
+    return "\n".join(path.read_text() for path in sources)
+
+
+@pytest.mark.parametrize(
+    ("page", "files", "members"), [("one-batch", 15, 20), ("architecture", 10, 0), ("extending", 7, 5)]
+)
+def test_page_names_files_and_functions_that_exist(page: str, files: int, members: int) -> None:
+    """Every file that a page names is there, and every Class.function is defined."""
+    text = re.sub(r"```.*?```", "", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
+    named_files = {name for name in re.findall(r"`([\w/]+\.py)`", text) if not name.startswith("tests/")}
+    assert len(named_files) >= files
+    assert [name for name in named_files if not _source(name).is_file()] == []
+    assert [name for name in re.findall(r"`(tests/[\w/.]+)`", text) if not (ROOT / name).exists()] == []
+    code = _code()
     named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text))
-    assert len(named) > 20
+    assert len(named) >= members
     for owner, member in named:
         assert re.search(rf"class {owner}\b", code), owner
         assert re.search(rf"def {member}\b|^    {member}: ", code, re.MULTILINE), f"{owner}.{member}"
+
+
+def test_owners_of_state_are_where_architecture_says() -> None:
+    """Every class that docs/architecture.md calls an owner is defined in the file beside it, and others somewhere."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    owners = re.findall(r"`([A-Z]\w+)`[, (]+`([\w/]+\.py)`", text)
+    assert len(owners) > 10
+    for owner, file in owners:
+        assert re.search(rf"^class {owner}\b", _source(file).read_text(), re.MULTILINE), f"{owner} in {file}"
+    everywhere = _code() + "\n".join(path.read_text() for path in (ROOT / "contracts").rglob("*.py"))
+    for name in set(re.findall(r"`([A-Z][a-z]\w+)`", text)):
+        assert re.search(rf"^class {name}\b", everywhere, re.MULTILINE), name
+
+
+def test_packages_import_what_architecture_says() -> None:
+    """Each package of the services imports no other one than docs/architecture.md's table of folders allows it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)/` \| ([^|]*) \|", text, re.MULTILINE)
+    folders = {path.name for path in SERVICES.iterdir() if (path / "__init__.py").is_file()}
+    assert {name for name, _ in rows} | {"settings", "logs"} == folders
+    for name, depends in rows:
+        if name in {"cli", "metrics"}:  # they look at all of it
+            continue
+        allowed = {*re.findall(r"`(\w+)/`", depends), *COMMON, name}
+        for path in (SERVICES / name).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenbus_services."):
+                    imported = str(node.module).split(".")[1]
+                    assert imported in allowed, f"{path}: {imported}"
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as they are made of their words."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_headings_lead_there() -> None:
+    """Every link to a heading, on its own page or on another, names one that is there."""
+    for page in PAGES:
+        links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+        for target, anchor in links:
+            other = page if not target else page.parent / target
+            assert anchor in _anchors(other.read_text()), f"{page.name}: {target}#{anchor}"

@@ -14,6 +14,7 @@ from schema_tools.comments import comment_faults
 from schema_tools.compiled import SchemaError, baseline
 from schema_tools.generate import stale_files
 from schema_tools.paths import Tree
+from schema_tools.reference import is_stale
 from schema_tools.vectors.files import stale_vectors
 
 _NAMES_SHOWN = 5
@@ -41,6 +42,11 @@ def _faults(tree: Tree, names: list[str]) -> Iterator[tuple[str, str]]:
 def _generated(tree: Tree) -> Iterator[str]:
     if stale := stale_files(tree):
         yield f"not what the schema gives now: {_some(stale)}; run `make proto`"
+
+
+def _reference(tree: Tree) -> Iterator[str]:
+    if is_stale(tree):
+        yield f"not what the schema gives now: {tree.reference.relative_to(tree.root)}; run `make proto`"
 
 
 def _lint(tree: Tree) -> Iterator[str]:
@@ -83,6 +89,7 @@ def _buf(*arguments: str) -> Iterator[str]:
 
 _CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
     "generated": _generated,
+    "reference": _reference,
     "lint": _lint,
     "format": _format,
     "breaking": _breaking,

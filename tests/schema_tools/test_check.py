@@ -1,6 +1,7 @@
 """The schema's guards: each change is made in a copy of the tree, and the check must find it there."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from schema_tools.paths import REPOSITORY
+from tokenbus_contracts.generated import bounds_pb2, client_pb2, handoff_pb2, logprob_batch_pb2, request_pb2, stream_pb2
 
 CONTRACT = "proto/tokenbus/v1/logprob_batch.proto"
 STREAM = "proto/tokenbus/v1/stream.proto"
 BASELINE = "contracts/baseline/v1.binpb"
 GENERATED = "contracts/tokenbus_contracts/generated"
+REFERENCE = "docs/contract-reference.md"
 
 
 class Copy:
@@ -24,6 +27,8 @@ class Copy:
         self.root = folder
         for name in ("proto", "contracts"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "docs").mkdir()
+        shutil.copy(REPOSITORY / REFERENCE, folder / REFERENCE)
 
     def run(self, command: str) -> tuple[int, str]:
         """Run one of the copy's own tools; return its exit status and what it printed."""
@@ -108,6 +113,51 @@ def test_edited_generated_code_is_found(copy: Copy) -> None:
     (fault,) = copy.faults()
     assert fault.startswith("generated: ")
     assert "enums.py" in fault
+
+
+def test_stale_reference_is_found(copy: Copy) -> None:
+    """A page of reference that was edited, or is missing, is found, and generating writes it anew."""
+    page = copy.root / REFERENCE
+    written = page.read_bytes()
+    for damage in (lambda: page.write_bytes(written + b"more"), page.unlink):
+        damage()
+        assert copy.faults() == [f"reference: not what the schema gives now: {REFERENCE}; run `make proto`"]
+        assert copy.run("generate") == (0, f"{REFERENCE}\n")
+        assert page.read_bytes() == written
+
+
+def test_reference_follows_the_schema(copy: Copy) -> None:
+    """A new field, its bounds, its comment and a new enum's values are on the page, a nested message's too."""
+    nested = (
+        "  // Inner.\n  message Inner {\n    // How | much. In rows. Zero: none. Never invalid.\n"
+        "    optional uint32 size = 7 [(bounds) = {\n      min: 2\n      max: 9\n      default_max: 5\n    }];\n  }\n"
+        "  // How.\n  enum Way {\n    // Not set.\n    WAY_UNSPECIFIED = 0;\n  }\n"
+    )
+    copy.replace(STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{nested}")
+    copy.run("generate")
+    page = (copy.root / REFERENCE).read_text()
+    row = "| 7 | `size` | optional uint32 | 2 to 9, 5 by default | How \\| much. In rows. Zero: none. Never invalid. |"
+    assert (
+        f"### Heartbeat.Inner\n\nInner.\n\n| number | field | type | bounds | meaning |\n|---|---|---|---|---|\n{row}\n"
+        in page
+    )
+    values = "| number | value | meaning |\n|---|---|---|\n| 0 | `WAY_UNSPECIFIED` | Not set. |\n"
+    assert f"### Heartbeat.Way\n\nHow.\n\n{values}" in page
+
+
+def test_reference_leaves_nothing_out() -> None:
+    """The page has every field with its number and every value of every enum, and its links lead to headings."""
+    page = (REPOSITORY / REFERENCE).read_text()
+    headings = set(re.findall(r"^### (\S+)$", page, re.MULTILINE))
+    sections = dict(re.findall(r"^### (\S+)$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    for module in (bounds_pb2, client_pb2, handoff_pb2, logprob_batch_pb2, request_pb2, stream_pb2):
+        for name, message in module.DESCRIPTOR.message_types_by_name.items():
+            for field in message.fields:
+                assert f"| {field.number} | `{field.name}` | " in sections[name], f"{name}.{field.name}"
+        for name, enum in module.DESCRIPTOR.enum_types_by_name.items():
+            for value in enum.values:
+                assert f"| {value.number} | `{value.name}` | " in sections[name], value.name
+    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= {heading.lower() for heading in headings}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "sub/module.py", "sub/deeper/data.bin", "py.typed"])

@@ -1,0 +1,285 @@
+"""Every command line and every example in the documents is run, or named here with the reason why it is not."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+
+import numpy as np
+import pytest
+
+from tests.pages import PAGES, ROOT, blocks
+from tests.shell import Shell, command_lines, line, reserved_port, variables
+from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.settings import DeadLetterSettings
+
+NOT_RUN = {
+    "make demo": "make installs first, over a network; tests/services/cli/test_demo.py runs `tokenbus demo`",
+    "make test": "it is what runs this",
+    "pip install 'tokenbus[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
+    ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
+    "OMP_NUM_THREADS=2 .venv/bin/python -m tokenbus_services.worker.paddle.train": "it takes minutes on two cores",
+    "tokenbus bench --quick --output bench.html": "it takes minutes; tests/services/cli/test_bench.py has small ones",
+    "TOKENBUS_BUS_SECRET=choose-one docker compose up --build --wait": (
+        "no Docker here; tests/test_compose.py runs the services as the file says"
+    ),
+}
+SERVICES = {
+    "tokenbus worker --engine ngram --speculate 3": "worker started",
+    "tokenbus worker --engine paddle": "worker started",
+    "tokenbus up --workers 2 --prefill 0 --decode 0": "stop    Ctrl-C",
+    "tokenbus up --decode 3 --json": '"event": "up"',
+    "tokenbus up --engine paddle --workers 1 --prefill 0 --decode 0": "stop    Ctrl-C",
+    "tokenbus up --engine synthetic --set bus.workers_address=tcp://0.0.0.0:5570": "stop    Ctrl-C",
+}
+"""What stays until it is stopped, and the line that says that it works; the port is a free one."""
+SCENARIOS = {
+    "README.md": ["tokenbus check", "tokenbus processor", "tokenbus worker"],
+    "docs/first-hour.md": [
+        *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus replay", "kill"),
+        "tokenbus bench --list",
+    ],
+    "docs/gateway.md": ["tokenbus processor & ", "curl"],
+    "docs/operations.md": ["tokenbus check"],
+}
+"""How the lines begin that the tests below run, by page."""
+EXAMPLES = {
+    "README.md": "tests/test_readme.py",
+    "docs/extending.md": "tests/test_extending.py",
+    "docs/fastdeploy.md": "tests/test_commands.py",
+    "docs/gateway.md": "tests/test_commands.py",
+    "docs/gpu-ops.md": "tests/test_commands.py",
+}
+"""Where each page's blocks of Python are run."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder of the test's own with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
+        yield Path(name)
+
+
+def on_one_bus(folder: Path, **settings: object) -> dict[str, str]:
+    """Return an environment in which services find each other in a folder."""
+    addresses = {"bus__workers_address": f"ipc://{folder}/w", "bus__clients_address": f"ipc://{folder}/c"}
+    return variables(folder, **addresses, metrics__address="", **settings)
+
+
+def ask(port: int, **fields: object) -> dict[str, object]:
+    """Return what a gateway answers to a completion."""
+    body = json.dumps({"model": "tokenbus", "prompt": "The old man", **fields}).encode()
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310
+        answered: dict[str, object] = json.load(answer)
+    return answered
+
+
+def nan_batch() -> bytes:
+    """Return a message in which the second logprob became no number on its way."""
+    header = BatchHeader("worker-0", epoch=1, sequence=41, step=41, step_rows=2, value_kind=ValueKind.RAW_LOGPROBS)
+    batch = LogprobBatch(
+        header,
+        request_keys=[0xA, 0xB],
+        batch_indices=[0, 1],
+        positions=[0, 0],
+        statuses=[RowStatus.ACTIVE] * 2,
+        token_counts=[1, 1],
+        draft_token_counts=[0, 0],
+        proposal_counts=[0, 0],
+        scorings=[Scoring.FULL] * 2,
+        top_ks=[0, 0],
+        token_ids=[11, 12],
+        logprobs=[-0.25, -1.5],
+        ranks=[1, 2],
+    )
+    data = encode(batch)
+    assert data.count(struct.pack("<f", -1.5)) == 1
+    return data.replace(struct.pack("<f", -1.5), struct.pack("<f", float("nan")))
+
+
+def test_every_command_line_is_run_or_named() -> None:
+    """Each command line of the documents is run by one of the tests here, or is in the list of those that are not."""
+    seen = Counter[str]()
+    for each in command_lines():
+        begins = [begin for begin in SCENARIOS.get(each.page, ()) if each.command.startswith(begin)]
+        ways = [each.command in NOT_RUN, each.command in SERVICES, bool(begins)]
+        assert sum(ways) == 1, each
+        seen.update([each.command, *begins])
+    listed = [*NOT_RUN, *SERVICES, *(begin for begins in SCENARIOS.values() for begin in begins)]
+    assert [command for command in listed if not seen[command]] == []
+
+
+def test_every_example_is_run() -> None:
+    """Each page with a block of Python is one whose blocks a test runs, and every language is one that is known."""
+    assert {block.page for block in blocks("python")} == EXAMPLES.keys()
+    for page, test in EXAMPLES.items():
+        assert page.rpartition("/")[2] in (ROOT / test).read_text(), page
+    languages = {language for page in PAGES for language in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
+    assert languages <= {"console", "python", "toml", "ini", "text"}
+
+
+def test_targets_of_make_that_are_named_are_there() -> None:
+    """Every `make TARGET` in the documents is one of the Makefile's."""
+    targets = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = re.findall(r"(?:`|^    |^\$ )make ([a-z]+)", page.read_text(), re.MULTILINE)
+        assert set(named) <= targets, page
+
+
+@pytest.mark.parametrize("command", SERVICES)
+def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
+    """A service that a page starts comes up as it is written, and leaves with status 0 when it is told to."""
+    with (
+        reserved_port() as port,
+        Shell("exec " + command.replace("5570", str(port)), folder, variables(folder)) as shell,
+    ):
+        shell.until(SERVICES[command])
+        shell.signal(SIGINT if " up " in command else SIGTERM)
+        status, printed = shell.end()
+    assert status == 0, printed
+
+
+def test_check_of_the_readme(folder: Path) -> None:
+    """`tokenbus check` says of a message with NaN exactly what the README shows, and its status is 1."""
+    shown = line("README.md", "tokenbus check")
+    (folder / "step-41.binpb").write_bytes(nan_batch())
+    with Shell(shown.command, folder, variables(folder)) as shell:
+        assert shell.end() == (1, shown.printed)
+
+
+def test_processes_of_the_readme(folder: Path) -> None:
+    """The README's two services, started behind each other in one shell, find each other."""
+    commands = [line("README.md", f"tokenbus {name}").command for name in ("processor", "worker")]
+    with Shell("\n".join([*commands, "wait"]), folder, on_one_bus(folder)) as shell:
+        shell.until('"worker connected"')
+
+
+def test_dead_letters_of_operations(folder: Path) -> None:
+    """`tokenbus check` explains what a processor kept in its folder for dead letters, row by row."""
+    letters = DeadLetters(DeadLetterSettings(directory=str(folder / "dead-letters")))
+    letters.keep(nan_batch(), ContractError("logprobs[1]", "a finite number", "nan", rule=Rule.FINITE), "worker-0")
+    with Shell(line("docs/operations.md", "tokenbus check").command, folder, variables(folder)) as shell:
+        status, printed = shell.end()
+    assert status == 1
+    assert "logprobs[1]: a finite number, got nan" in printed
+    assert printed.count("\n") > 1
+
+
+def test_gateway_page(folder: Path) -> None:
+    """The gateway's page: its services, its curl, its example with OpenAI's client, and the columns that it reads."""
+    page = "docs/gateway.md"
+    streaming, columns = blocks("python", of=page)
+    with reserved_port() as port:
+        given = on_one_bus(folder, gateway__address=f"127.0.0.1:{port}")
+        with Shell(line(page, "tokenbus processor & ").command, folder, given) as services:
+            services.until_all('"worker connected"', '"client connected"', '"tokenizer":')
+            answered = _curl(line(page, "curl").command.replace("8000", str(port)), folder)
+            assert answered["choices"][0]["logprobs"]["top_logprobs"]
+            example = streaming.text.replace("8000", str(port))
+            run = subprocess.run([sys.executable, "-c", example], check=True, capture_output=True, text=True)
+            assert run.stderr == ""
+            asked = {"logprobs": 0, "return_columns": True, "return_token_ids": True}
+            choice = ask(port, **asked)["choices"][0]  # type: ignore[index]
+            names = {"choice": choice, "np": np}
+            exec(f"import base64\n{columns.text}", names)  # noqa: S102 - our own documents
+            assert names["ids"].tolist() == choice["token_ids"]
+
+
+def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, object]]]]:
+    """Run a page's curl, and return the JSON that it prints."""
+    with Shell(command.replace("curl ", "curl --silent "), folder, variables(folder)) as shell:
+        status, printed = shell.end()
+    assert status == 0, printed
+    answered: dict[str, list[dict[str, dict[str, object]]]] = json.loads(printed)
+    return answered
+
+
+def test_first_hour(folder: Path) -> None:
+    """The first hour as it is written: up, ask, watch, record, replay, kill a worker, Ctrl-C."""
+    page = "docs/first-hour.md"
+    with (
+        reserved_port() as port,
+        Shell("exec " + _of_hour("tokenbus up --port", port), folder, variables(folder)) as up,
+    ):
+        mixed = up.until("mixed-0")
+        while " process " not in mixed:
+            mixed = up.until("mixed-0")
+        private = up.until("  watch   ").rpartition("ipc://")[2].removesuffix("/clients")
+        up.until("stop    Ctrl-C")
+        answered = _curl(_of_hour("curl", port), folder)
+        assert answered["choices"][0]["logprobs"]["tokens"]
+        export = line(page, "export").command.replace("/tmp/tokenbus-...", private)  # noqa: S108 - the page's
+        assert export.count(private) == 2
+        with Shell(f"{export}\n{_of_hour('tokenbus tap', port)}", folder, variables(folder)) as tap:
+            for _ in ("who there is", "mixed-0", "prefill-0", "decode-0"):
+                tap.until('"connected"')
+            for _ in range(3):  # the first one may be over before all of them watch
+                ask(port, max_tokens=64, n=4)
+            tap.until(" #")
+        with Shell(f"{export}\n{_of_hour('tokenbus record', port)}", folder, variables(folder)) as record:
+            record.until('"connected"')
+            while record.process.poll() is None:
+                ask(port, max_tokens=100, n=4)  # several at once, so that each worker has some
+            assert record.end()[0] == 0
+        with Shell(f"{export}\n{_of_hour('tokenbus replay', port)}", folder, variables(folder)) as replay:
+            status, printed = replay.end()
+        assert status == 0, printed
+        kill = line(page, "kill")
+        (process,) = re.findall(r"process (\d+)", mixed)
+        with Shell(kill.command.replace("PROCESS", process), folder, variables(folder)) as shell:
+            assert shell.end() == (0, "")
+        assert up.until("SIGKILL") == kill.printed.rstrip("\n")
+        up.signal(SIGINT)
+        status, _ = up.end()
+    assert status == 1  # as a service had died
+    assert [path.name for path in folder.glob("tokenbus-*")] == []
+
+
+def _of_hour(begin: str, port: int) -> str:
+    """Return a command line of the first hour, with a port of the test's own."""
+    return line("docs/first-hour.md", begin).command.replace("8000", str(port))
+
+
+def test_list_of_benchmarks(folder: Path) -> None:
+    """`tokenbus bench --list` names the benchmarks, beside which the documents have their figures."""
+    with Shell(line("docs/first-hour.md", "tokenbus bench --list").command, folder, variables(folder)) as shell:
+        status, printed = shell.end()
+    assert status == 0
+    assert {"bus", "codec", "gateway"} <= {each.split()[0] for each in printed.splitlines()}
+
+
+def test_examples_of_the_fastdeploy_page() -> None:
+    """What docs/fastdeploy.md has an engine import and call is there, and takes what the page gives it."""
+    code = "".join(block.text for block in blocks("python", of="docs/fastdeploy.md"))
+    program = f"slot, request_key = 0, 7\n{code}\nfastdeploy.close()\nprint(speculate_get_output_topk.__name__)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert run.stdout == "speculate_get_output_topk\n"
+
+
+def test_example_of_the_gpu_ops_page() -> None:
+    """docs/gpu-ops.md's example makes a batch of logits, which holds by the contract."""
+    (block,) = blocks("python", of="docs/gpu-ops.md")
+    names = {
+        "logits": np.random.default_rng(3).normal(size=(2, 64)).astype(np.float32),
+        "token_ids": [5, 63],
+        "header": BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=2, value_kind=ValueKind.RAW_LOGPROBS),
+        **{name: [0, 0] for name in ("positions", "drafts", "proposals")},
+        "keys": [1, 2],
+        "indices": [0, 1],
+        "statuses": [RowStatus.ACTIVE] * 2,
+    }
+    exec(block.text, names)  # noqa: S102 - our own documents
+    batch = names["batch"]
+    assert isinstance(batch, LogprobBatch)
+    assert len(encode(batch)) > 300

@@ -1,0 +1,179 @@
+"""docs/extending.md: the engine there is a worker like any other, and what it says of its tokens is true."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pages import blocks, module_of
+from tests.services.cli.helpers import MOST, until
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
+from tokenbus_services.bus import MemoryTransport
+from tokenbus_services.cli.worker import work
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
+from tokenbus_services.delivery.tokens import Token
+from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.settings import Settings
+
+BLOCK = blocks("python", of="docs/extending.md")[0]
+EXAMPLE: Any = module_of(BLOCK, "words")
+ADDRESSES = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
+
+
+def asked(key: int, words: list[int], max_tokens: int, **rest: Any) -> Generate:  # noqa: ANN401 - fields of any type
+    """Return a request."""
+    prompt, sampling = TokenPrompt(token_ids=words), SamplingParameters(max_tokens=max_tokens)
+    return Generate(request_key=key, tokens=prompt, sampling=sampling, **rest)
+
+
+def true_words(word: int, count: int) -> list[int]:
+    """Return the words that follow one, where the most probable is always taken."""
+    words = []
+    for _ in range(count):
+        word = int(np.argmax(EXAMPLE.TARGET[word]))
+        words.append(word)
+    return words
+
+
+def logprobs_after(model: np.ndarray[Any, Any], word: int) -> np.ndarray[Any, Any]:
+    """Return what a model says of each next word."""
+    logits = model[word].astype(np.float64)
+    values: np.ndarray[Any, Any] = logits - np.log(np.exp(logits).sum())
+    return values
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[TokenProcessor]:
+    """Run the engine as a worker beside a processor, within this event loop."""
+    settings = Settings.load(environment={}, overrides={**ADDRESSES, "dead_letters.max_bytes": 1})
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    async with TokenProcessor(settings, transport=transport) as processor:
+        working = asyncio.create_task(work(settings, EXAMPLE.WordEngine(), stop, transport=transport))
+        await until(lambda: processor.workers.by_id)
+        try:
+            yield processor
+        finally:
+            stop.set()
+            await asyncio.wait_for(working, MOST)
+
+
+async def taken(tokens: RequestTokens) -> list[Token]:
+    """Return all of a request's tokens."""
+    return [token async for token in tokens]
+
+
+async def test_tokens_are_the_model_s_whoever_else_asks() -> None:
+    """Requests with alternatives, with none and with ids alone get the model's words, each at its place, beside others.
+
+    Logprobs, ranks and alternatives are those of a log-softmax in double precision.
+    """
+    async with running() as processor, asyncio.timeout(MOST):
+        requests = [
+            processor.generate(asked(2**63 + 1, [5, 3], 40, top_logprobs=4)),
+            processor.generate(asked(2, [9], 17, top_logprobs=0)),
+            processor.generate(asked(3, [60], 23)),
+        ]
+        full, scored, plain = await asyncio.gather(*map(taken, requests))
+    assert [token.id for token in full] == true_words(3, 40)
+    assert [token.id for token in scored] == true_words(9, 17)
+    assert [token.id for token in plain] == true_words(60, 23)
+    assert [token.position for token in full] == list(range(40))
+    assert all(token.logprob is None for token in plain)
+    assert not any(token.alternatives for token in scored)
+    for word, token in zip([3, *true_words(3, 39)], full, strict=True):
+        true = logprobs_after(EXAMPLE.TARGET, word)
+        assert token.rank == 1
+        assert [number for number, _ in token.alternatives] == np.argsort(-true)[:4].tolist()
+        assert token.logprob == pytest.approx(true[token.id], abs=2e-6)
+        assert [value for _, value in token.alternatives] == pytest.approx(np.sort(true)[::-1][:4], abs=2e-6)
+
+
+async def test_drafts_are_verified_and_shown() -> None:
+    """A step brings as many words as were drafted right and one more; drafts have the draft model's own logprobs."""
+    async with running() as processor, asyncio.timeout(MOST):
+        feed, steps = processor.steps(), list[Step]()
+        tokens = processor.generate(asked(7, [6], 40, top_logprobs=1, include_draft_logprobs=True))
+        while not steps or steps[-1].target.statuses[0] != RowStatus.FINISHED_LENGTH:
+            steps.append(await anext(feed))
+        await feed.aclose()
+        assert len(await taken(tokens)) == 40
+    word, counts = 6, []
+    for step in steps:
+        assert step.draft is not None
+        first, second = step.draft.token_ids.tolist()
+        assert [first, second] == EXAMPLE.drafted(word)
+        expected = [logprobs_after(EXAMPLE.DRAFT, word)[first], logprobs_after(EXAMPLE.DRAFT, first)[second]]
+        np.testing.assert_allclose(step.draft.logprobs, expected, atol=2e-6)
+        words = step.target.token_ids.tolist()
+        assert words == true_words(word, len(words))
+        assert step.target.draft_token_counts.tolist() == [2]
+        counts.append(len(words))
+        word = words[-1]
+    assert set(counts[:-1]) == {1, 2, 3}  # nothing, one and both of the drafts were right
+
+
+async def test_wrong_prompt_is_one_line() -> None:
+    """What the engine refuses is told to who asked, with the field, the limit and the value, and it goes on."""
+    async with running() as processor, asyncio.timeout(MOST):
+        for wrong, line in (
+            (asked(1, [64], 4), "prompt: at least 1 token id, all below 64, got [64]"),
+            (
+                Generate(request_key=2, text=TextPrompt(text="words"), sampling=SamplingParameters()),
+                "prompt: at least 1 token id, all below 64, got []",
+            ),
+        ):
+            with pytest.raises(RequestFailedError) as refused:
+                await taken(processor.generate(wrong))
+            assert (refused.value.code, refused.value.reason) == (ErrorCode.ERROR_CODE_INVALID_REQUEST, line)
+        assert len(await taken(processor.generate(asked(3, [1], 4)))) == 4
+
+
+async def test_aborted_request_has_a_last_row() -> None:
+    """A request that is aborted ends at the next step, and its neighbour has all of its words."""
+    async with running() as processor, asyncio.timeout(MOST):
+        endless, other = processor.generate(asked(1, [5], 100_000)), processor.generate(asked(2, [6], 300))
+        await anext(endless)
+        processor.abort(1)
+        rest = await taken(endless)
+        assert [token.id for token in await taken(other)] == true_words(6, 300)
+    assert len(rest) < 99_999
+    assert endless.status is RowStatus.ABORTED
+
+
+def test_program_as_it_is_written() -> None:
+    """The page's program, in a file, is a worker of `tokenbus processor`, and SIGTERM ends it with status 0."""
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:
+        program = Path(folder, "words.py")
+        program.write_text(BLOCK.text)
+        own = {
+            "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
+            "TOKENBUS_BUS_CLIENTS_ADDRESS": f"ipc://{folder}/c",
+            "TOKENBUS_METRICS_ADDRESS": "",
+            "TOKENBUS_DEAD_LETTERS_DIRECTORY": f"{folder}/letters",
+        }
+        tokenbus = str(Path(sys.executable).with_name("tokenbus"))
+        started = [
+            subprocess.Popen(command, env=os.environ | own, stderr=subprocess.PIPE, text=True)
+            for command in ([tokenbus, "processor"], [sys.executable, str(program)])
+        ]
+        try:
+            worker = started[1]
+            assert worker.stderr is not None
+            assert any(re.search('"engine":"words"', line) for line in worker.stderr)
+            assert any('"connected"' in line for line in worker.stderr)
+            worker.terminate()
+            assert worker.wait(MOST) == 0
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()

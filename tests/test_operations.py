@@ -1,0 +1,196 @@
+"""docs/operations.md: what it names is there, and what an operator can see has its place in it."""
+
+import ast
+import configparser
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from tests.pages import ROOT, blocks
+from tokenbus_contracts import Limits, encode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters
+from tokenbus_services.cli.arguments import Parser
+from tokenbus_services.delivery.errors import code_name
+from tokenbus_services.metrics.dashboard import DATASOURCE, ROWS
+from tokenbus_services.metrics.document import families
+from tokenbus_services.processor.stream import Fate
+from tokenbus_services.settings import Settings
+from tokenbus_services.settings.entries import ENTRIES, SECTIONS
+from tokenbus_services.worker import StepAssembler
+from tokenbus_services.worker.synthetic import SyntheticEngine
+
+PATH = ROOT / "docs" / "operations.md"
+PAGE = PATH.read_text()
+SERVICES = ROOT / "services" / "tokenbus_services"
+METRICS = {family.name for family in families()}
+CODES = {code_name(code) for code in ErrorCode.values() if code}
+THEIR_OWN = {"invalid_request", "duplicate_request", "unknown_request"}
+"""What a client is told of its own mistakes, which no operator need see."""
+_WORSE = {"warning", "error", "exception"}
+_LEVELS = {"debug", "info", *_WORSE}
+
+
+def section(title: str) -> str:
+    """Return what stands under a heading of the second level."""
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    """Return the cells of the first table under a heading, without its head."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def quoted(text: str) -> list[str]:
+    """Return what a text has in backticks."""
+    return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def logged() -> Iterator[tuple[str, bool]]:
+    """Yield every event that the services log, and whether it may be one that is worse than news."""
+    for path in SERVICES.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id == "log":  # at a level that was chosen just above
+                yield from ((event, True) for event in _events(node.args[0], tree))
+            if not isinstance(node.func, ast.Attribute) or node.func.attr not in {"begin", *_LEVELS}:
+                continue
+            owner, level, given = ast.unparse(node.func.value), node.func.attr, node.args[:1]
+            if owner.endswith("_episodes"):  # its key, how it is logged, its event
+                level, given = ast.unparse(node.args[1]).rpartition(".")[2], node.args[2:]
+            elif level == "begin" or not owner.endswith("_log"):
+                continue
+            yield from ((event, level in _WORSE) for event in _events(given[0], tree))
+
+
+def _events(node: ast.expr, tree: ast.Module) -> Iterator[str]:
+    match node:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr():
+            assert ast.unparse(node) == "f'item {fate}'"
+            yield from (f"item {fate}" for fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT))
+        case ast.Name(id=name):  # assigned just above
+            values = [each.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and name in _targets(each)]
+            yield from (str(value.value) for value in values if isinstance(value, ast.Constant))
+        case _:
+            raise AssertionError(ast.unparse(node))
+
+
+def _targets(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
+
+
+EVENTS = dict(sorted(logged()))
+"""The log's events, and whether each may be one that is worse than news."""
+
+
+def test_events_are_found_in_the_code() -> None:
+    """The log's events are those that the code has, of each way in which it logs."""
+    for event in ("worker gone", "item damaged", "dead letters cannot be written", "step failed", "listening"):
+        assert event in EVENTS
+    assert len(EVENTS) > 40
+
+
+def test_metrics_that_it_names_are_measured() -> None:
+    """Every metric on the page is one that some process serves."""
+    named = {name for name in quoted(PAGE) if name.startswith("tokenbus_")}
+    assert len(named) > 30
+    assert named <= METRICS
+
+
+def test_settings_that_it_names_can_be_set() -> None:
+    """Every key on the page is a setting, and every variable one's name in the environment."""
+    named = {name for name in quoted(PAGE) if re.fullmatch(rf"(?:{'|'.join(SECTIONS)})\.\w+", name)}
+    assert len(named) > 40
+    assert named <= ENTRIES.keys()
+    variables = {entry.variable for entry in ENTRIES.values()}
+    assert set(re.findall(r"TOKENBUS_[A-Z_]+", PAGE)) <= variables
+
+
+def test_table_of_failures_names_what_is_there() -> None:
+    """In the table of failures, the client's column has error codes, the log's events, and the next one metrics."""
+    table = rows("When something fails")
+    assert len(table) > 25
+    for _, client, log, shown, _ in table:
+        assert set(quoted(client)) - ENTRIES.keys() <= CODES
+        assert set(quoted(log)) - ENTRIES.keys() <= EVENTS.keys()
+        assert set(quoted(shown)) - {"/healthz"} <= METRICS
+
+
+def test_every_failure_that_can_be_seen_is_explained() -> None:
+    """Every error code but those for a client's own mistakes is in the table, and every warning is on the page."""
+    assert {name for row in rows("When something fails") for name in quoted(row[1])} >= CODES - THEIR_OWN
+    assert {event for event, is_worse in EVENTS.items() if is_worse} - set(quoted(PAGE)) == set()
+
+
+def test_every_alert_has_its_section() -> None:
+    """The alerts of the page are those that Prometheus is given, each once and with something to do."""
+    given = YAML(typ="safe").load((ROOT / "deploy" / "alerts.yml").read_text())
+    names = [rule["alert"] for group in given["groups"] for rule in group["rules"]]
+    sections = dict(re.findall(r"^#### (\w+)\n\n(.*?)\n(?=\n#|\Z)", section("The alerts"), re.MULTILINE | re.DOTALL))
+    assert sorted(sections) == sorted(names)
+    assert len(re.findall("^#### ", PAGE, re.MULTILINE)) == len(names)
+    assert all(len(text) > 50 for text in sections.values())
+    mentioned = set(re.findall(r"\bTokenbus[A-Z]\w+", PAGE))
+    assert mentioned <= set(names)
+
+
+def test_dashboard_has_the_rows_that_are_told() -> None:
+    """The dashboard's rows are named in their order, and so is the data source that it asks."""
+    text = section("The dashboard").replace("\n", " ").split("order of questions: ")[1]
+    places = [text.index(name) for name in ROWS]
+    assert places == sorted(places)
+    assert DATASOURCE in section("The dashboard")
+
+
+def test_file_for_several_machines_is_taken(tmp_path: Path) -> None:
+    """The settings for several machines are valid, all of them, and what they say is what is loaded."""
+    (block,) = blocks("toml", of="docs/operations.md")
+    file = tmp_path / "tokenbus.toml"
+    file.write_text(block.text)
+    settings = Settings.load(file, environment={})
+    assert settings.bus.workers_address == "tcp://10.0.0.10:5570"
+    assert settings.bus.secret
+    assert settings.worker.handoff_address.endswith(":0")
+
+
+def test_unit_starts_what_can_be_started() -> None:
+    """The unit for systemd is one, its command is understood, and it is given longer to stop than the drain takes."""
+    (block,) = blocks("ini", of="docs/operations.md")
+    unit = configparser.ConfigParser()
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(block.text)
+    program, command, *rest = shlex.split(unit["Service"]["ExecStart"])
+    assert program.endswith("/tokenbus")
+    parser = Parser(prog=command)
+    importlib.import_module(f"tokenbus_services.cli.{command}").declare(parser)
+    assert parser.options(rest).settings == "/etc/tokenbus.toml"
+    settings = Settings.load(environment={})
+    drains = max(settings.processor.drain_timeout_ms, 2 * settings.worker.drain_timeout_ms)
+    assert int(unit["Service"]["TimeoutStopSec"]) * 1000 > drains
+
+
+@pytest.mark.parametrize(("top_k", "told", "seconds"), [(0, 15_000, 41), (20, 138_000, 19)])
+def test_sizes_are_what_messages_have(top_k: int, told: int, seconds: int) -> None:
+    """A step of 256 rows is as large as the page says, and retention lasts as long as it says."""
+    engine = SyntheticEngine(tokens_per_step=3)
+    for key in range(1, 257):
+        engine.admit(Generate(request_key=key, sampling=SamplingParameters(max_tokens=9), top_logprobs=top_k))
+    (batch,) = StepAssembler(Limits.default()).assemble(engine.step()[0])
+    header = batch.header._replace(worker_id="worker-0", epoch=1, sequence=1)
+    size = len(encode(type(batch).of_views(header, batch.columns)))
+    assert told / 1000 == pytest.approx(size / 1000, rel=0.02)
+    assert f"{told // 1000} kB" in PAGE
+    worker = Settings.load(environment={}).worker
+    lasts = np.floor(min(worker.retention_items, worker.retention_bytes / size) / 100)
+    assert abs(lasts - seconds) <= 1 if top_k == 0 else lasts == seconds
+    assert "for 41 and 19 seconds" in PAGE.replace("\n", " ")
