@@ -80,8 +80,8 @@ class Greeter(ABC):
         self.refusal = refusal
         self._next_greeting = now + self._timeout
 
-    def _heartbeat(self, now: float) -> Heartbeat | None:
+    def _heartbeat(self, now: float, *, at_once: bool = False) -> Heartbeat | None:
         """Return a sign of life, if it is time for one."""
-        if now - self._last_sent < self._interval:
+        if now - self._last_sent < self._interval and not at_once:
             return None
         return Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns)

@@ -127,7 +127,8 @@ async def test_stopping_gateway_cuts_off_who_does_not_read(
 ) -> None:
     """A client that takes nothing, or has sent half a body, is cut off when the gateway stops, and is no defect."""
     monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
-    async with serving(deployment) as served:
+    # However long the first takes to fill what may wait for it, the second is not to be told that it is late.
+    async with serving(deployment, gateway__request_timeout_ms=3_600_000) as served:
         gateway = served.gateway
         stalled = [not_reading(served), not_reading(served, wanted=asked(max_tokens=1)[:-3])]
         await until(lambda: gateway.feed.aborted == 1)

@@ -87,8 +87,8 @@ def test_deleted_file_is_found(copy: Copy) -> None:
 
 def test_added_field_breaks_nothing(copy: Copy) -> None:
     """A minor version's new field passes, once everything that is made from the schema follows."""
-    last = "uint64 last_sequence = 3;"
-    new = "// How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 4;"
+    last = "bool takes_no_more = 4;"
+    new = "// How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 5;"
     copy.replace(
         STREAM,
         last + "\n}\n\n// Its sender leaves",
@@ -265,7 +265,7 @@ def test_new_field_may_have_bounds(copy: Copy) -> None:
     """A field that was not released yet may come with any bound."""
     new = "// How busy the sender is, in requests. Zero: idle. Invalid above the bound.\n"
     copy.replace(
-        STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n  {new}  uint32 load = 4 [(bounds) = {{max: 9}}];\n"
+        STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n  {new}  uint32 load = 5 [(bounds) = {{max: 9}}];\n"
     )
     copy.run("generate")
     assert copy.faults() == []
@@ -372,7 +372,7 @@ def test_baseline_is_not_overwritten_by_what_breaks_it(copy: Copy, old: str, new
 
 def test_baseline_grows(copy: Copy) -> None:
     """A schema that only grew becomes the released one, and from then on its new field is kept too."""
-    new = "  // How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 4;\n"
+    new = "  // How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 5;\n"
     copy.replace(STREAM, "message Heartbeat {\n", "message Heartbeat {\n" + new)
     copy.run("generate")
     assert copy.run("baseline") == (0, f"wrote {BASELINE}\n")

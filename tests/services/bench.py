@@ -101,10 +101,10 @@ class BenchWorker:
         self.sequence = fields.get("next_sequence", 1) - 1
         self.say(WorkerFrame(hello=hello_of(self.worker_id, **fields)))
 
-    def beat(self, last_sequence: int | None = None) -> None:
-        """Say that it is alive, and how far it is."""
+    def beat(self, last_sequence: int | None = None, *, takes_no_more: bool = False) -> None:
+        """Say that it is alive, how far it is, and whether it leaves."""
         last = self.sequence if last_sequence is None else last_sequence
-        self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last)))
+        self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last, takes_no_more=takes_no_more)))
 
     def item(self, payload: bytes, sequence: int, kind: int = BATCH, checksum: int | None = None) -> None:
         """Send an item."""

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.terminal import printable
+from tokenbus_services.printable import printable
 
 _COMMANDS = {
     "check": "say whether message files hold, and if not, why",

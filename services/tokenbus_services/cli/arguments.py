@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tokenbus_services.cli.terminal import printable
+from tokenbus_services.printable import printable
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,7 +18,8 @@ from tokenbus_services.cli.benching.page import page
 from tokenbus_services.cli.benching.running import Result, measure
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.terminal import printable, styled
+from tokenbus_services.cli.terminal import styled
+from tokenbus_services.printable import printable
 
 _DESCRIPTION = """\
 Run the benchmarks one after the other and write their tables and plots into one HTML page, which needs nothing else to

@@ -7,7 +7,8 @@ from typing import Any
 
 from tokenbus_contracts import Limits
 from tokenbus_services.cli.report import report_of
-from tokenbus_services.cli.terminal import printable, styled
+from tokenbus_services.cli.terminal import styled
+from tokenbus_services.printable import printable
 
 _EXAMPLES = """\
 A file holds one encoded LogprobBatch. Each gets one line: ok and what is in it, or the field, the limit and

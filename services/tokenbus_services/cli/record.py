@@ -11,8 +11,8 @@ from tokenbus_services.cli.configuration import declare_settings, faults_told, l
 from tokenbus_services.cli.files import Files
 from tokenbus_services.cli.progress import Progress
 from tokenbus_services.cli.signals import stop_on_signals
-from tokenbus_services.cli.terminal import printable
 from tokenbus_services.cli.watching import watching
+from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\

@@ -12,7 +12,7 @@ from tokenbus_services.cli.configuration import declare_settings, faults_told, l
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.progress import Progress
 from tokenbus_services.cli.signals import stop_on_signals
-from tokenbus_services.cli.terminal import printable
+from tokenbus_services.printable import printable
 from tokenbus_services.recording import Entry, RecordingError, entries
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.entries import ENTRIES

@@ -10,8 +10,9 @@ from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, R
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.cli.terminal import printable, styled
+from tokenbus_services.cli.terminal import styled
 from tokenbus_services.client import WatchedItem
+from tokenbus_services.printable import printable
 
 _LIMITS = Limits.schema()
 _NS_IN_MS = 1_000_000

@@ -1,4 +1,4 @@
-"""What may reach a person's terminal: colour where one looks, and nothing unprintable from outside."""
+"""A person's terminal: how wide it is, and colours where it wants them."""
 
 import os
 import shutil
@@ -20,8 +20,3 @@ def columns() -> int:
 def styled(text: str, style: str) -> str:
     """Return text in a style where colours are wanted."""
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if wants_colour() else text
-
-
-def printable(text: str) -> str:
-    """Return text as one line that moves no cursor: what is not printable, surrogates included, is escaped."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -151,6 +151,7 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
         looping.append(asyncio.create_task(asyncio.to_thread(loop)))
         await _either(looping[0], stop)
         deadline = time.monotonic() + drain_seconds
+        publisher.take_no_more()
         told.set()
         await asyncio.wait(looping, timeout=drain_seconds)
     _raise_failure(looping[0])

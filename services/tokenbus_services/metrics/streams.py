@@ -159,7 +159,7 @@ STREAMS: tuple[Family[ProcessorView], ...] = (
         Kind.COUNTER,
         "tokenbus_stream_divergent_items_total",
         "Items and parts that had come before with other contents; the first is what counts.",
-        "Moves: ranks disagree, or something rewrites messages; their dead letters show both.",
+        "Moves: ranks disagree, or something rewrites messages; dead letters of parts hold what came second.",
         lambda view: view.each_count(lambda counts: counts.divergences + counts.divergent_parts),
         _WORKER,
         "increase(tokenbus_stream_divergent_items_total[5m]) > 0",

@@ -27,6 +27,7 @@ class Dispatch:
         self._desk = desk
         self._waiting: list[Request] = []
         self._waits_until = -inf
+        self._turns = 0
         self.refused: dict[str, int] = {}
         """How many requests were not taken, by the error that said why."""
 
@@ -82,6 +83,10 @@ class Dispatch:
     def _hand_out(self, request: Request, worker: Worker, generate: Generate) -> None:
         """Tell a worker of its request; one that hands it off is told to whom."""
         heir = self._least_busy(self._heirs(worker))
+        self._turns += 1
+        worker.last_turn = self._turns
+        if heir is not None:
+            heir.last_turn = self._turns
         address = "" if heir is None else heir.stream.hello.handoff_address
         self.book.table.heir[request.slot] = NO_STREAM if heir is None else heir.source.stream
         if generate.handoff_address != address:
@@ -153,12 +158,13 @@ class Dispatch:
         )
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
-        """Return the worker with the fewest requests, of those that take one more."""
-        chosen, fewest = None, 0
+        """Return the worker with the fewest requests, of those that take one more; of several, they take turns."""
+        chosen, least = None, (0, 0)
         for worker in workers:
-            has = self._open_requests(worker)
-            if has < worker.stream.hello.max_requests and (chosen is None or has < fewest):
-                chosen, fewest = worker, has
+            has = self._open_requests(worker), worker.last_turn
+            takes_more = has[0] < worker.stream.hello.max_requests and not worker.takes_no_more
+            if takes_more and (chosen is None or has < least):
+                chosen, least = worker, has
         return chosen
 
     def _heirs(self, worker: Worker) -> list[Worker]:

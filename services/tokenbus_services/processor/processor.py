@@ -224,8 +224,9 @@ class TokenProcessor:
 
 
 def _named(settings: Settings) -> Settings:
-    """Give a processor that has no name one of its own."""
-    if settings.processor.id:
-        return settings
-    name = f"processor-{secrets.token_hex(4)}"
+    """Give a processor a name of its own in each life: by that, clients tell one that was restarted from a broken line.
+
+    Else they would ask anew for what an earlier life handed to a worker, and it would be computed twice.
+    """
+    name = f"{settings.processor.id or 'processor'}-{secrets.token_hex(4)}"
     return replace(settings, processor=replace(settings.processor, id=name))

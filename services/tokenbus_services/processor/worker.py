@@ -23,6 +23,10 @@ class Worker:
     next_heartbeat: float = 0.0
     echo_ns: int = 0
     acknowledged: int = 0
+    last_turn: int = 0
+    """Which of all new requests was the last that it was given, or was to go on with."""
+    takes_no_more: bool = False
+    """Whether it gets no new requests, because it leaves when those it has are done."""
     held_back: tuple[Hold, float] | None = None
     """What has held its stream back for the longest, and since when, while too much waits for more to be sent."""
     roll_call: tuple[int, frozenset[int]] | None = None

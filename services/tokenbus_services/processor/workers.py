@@ -120,6 +120,7 @@ class WorkerDesk:
                 self._proceed(worker, now)
             case "heartbeat":
                 worker.echo_ns = frame.heartbeat.sent_at_ns
+                worker.takes_no_more |= frame.heartbeat.takes_no_more
                 worker.stream.heard_of(frame.heartbeat.last_sequence)
                 self._proceed(worker, now)
             case "goodbye":

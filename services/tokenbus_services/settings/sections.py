@@ -155,7 +155,7 @@ class WorkerSettings:
 class ProcessorSettings:
     """The processor, and what it holds for workers and requests."""
 
-    id: str = setting("", Text(0, 64, "what the processor is called; empty: drawn anew at each start"))
+    id: str = setting("processor", Text(1, 48, "what the processor is called; what is drawn at each start is added"))
     max_workers: int = setting(64, _count("workers", "the most at once; others are refused", high=65536))
     credit_items: int = setting(256, _count("items", "the most that a worker may have sent and not yet seen taken"))
     credit_bytes: int = setting(
@@ -211,7 +211,7 @@ class ClientsSettings:
     """What the processor holds for its clients."""
 
     max_clients: int = setting(256, _count("clients", "the most at once; others are refused", high=65536))
-    mailbox_frames: int = setting(1024, _count("frames", "the most that wait for one client"))
+    mailbox_frames: int = setting(16_384, _count("frames", "the most that wait for one client"))
     mailbox_bytes: int = setting(
         67_108_864, _size("the most that waits for one client; at least limits.max_message_bytes")
     )

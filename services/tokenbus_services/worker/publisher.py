@@ -135,7 +135,7 @@ class Publisher:
             await self._task
 
     def _close(self, error: BaseException | None) -> None:
-        self._take_no_more()
+        self._stop_taking()
         self._link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
 
     def _run_thread(self, started: Future[None]) -> None:
@@ -156,9 +156,9 @@ class Publisher:
         try:
             await self._link.run(transport, self.settings.bus.workers_address, _connected)
         finally:  # whyever it ended: what is published now would go nowhere
-            self._take_no_more()
+            self._stop_taking()
 
-    def _take_no_more(self) -> None:
+    def _stop_taking(self) -> None:
         with self._room:
             self._running = False
             self._room.notify_all()
@@ -325,6 +325,12 @@ class Publisher:
             taken = list(self._requests)
             self._requests.clear()
         return taken
+
+    def take_no_more(self) -> None:
+        """Tell the processor that this worker leaves when its requests are done, so that others get the new ones."""
+        with self._room:
+            self._session.take_no_more()
+        self._link.wake()
 
     def hand_in(self, taken: TakenOver) -> None:
         """Give the engine a request that another worker began; a processor that comes back is told that it is here."""

@@ -45,6 +45,9 @@ class WorkerSession(Greeter):
         self._granted_bytes = 0
         self.requests: set[int] = set()
         """The keys of the requests that the worker has, whether the engine took them yet or not."""
+        self._takes_no_more = False
+        self._is_news = False
+        """Whether the processor is still to learn that."""
         self.acknowledged = 0
         self.replayed = 0
         self.on_request: Callable[[Generate | Abort], None] = _ignore
@@ -59,6 +62,10 @@ class WorkerSession(Greeter):
     def outstanding(self) -> int:
         """How many items no processor has acknowledged yet."""
         return len(self._retention)
+
+    def take_no_more(self) -> None:
+        """Tell every processor from now on that this worker takes no new requests; what comes nevertheless is taken."""
+        self._takes_no_more = self._is_news = True
 
     # What comes in.
 
@@ -114,6 +121,7 @@ class WorkerSession(Greeter):
             limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
         self._welcomed(welcome)
+        self._is_news = self._takes_no_more
         self._replays.clear()
         self._next_sequence = welcome.resume_from
         self._sent_bytes = 0
@@ -139,9 +147,11 @@ class WorkerSession(Greeter):
     # What goes out.
 
     def _next(self, now: float) -> list[bytes] | None:
-        message = self._next_replay() or self._next_item()
-        if message is None and (beat := self._heartbeat(now)) is not None:
+        message = None if self._is_news else self._next_replay() or self._next_item()
+        if message is None and (beat := self._heartbeat(now, at_once=self._is_news)) is not None:
+            self._is_news = False
             beat.last_sequence = self._next_sequence - 1
+            beat.takes_no_more = self._takes_no_more
             message = [write_frame(WorkerFrame(epoch=self._epoch, heartbeat=beat))]
         return message
 
@@ -157,6 +167,8 @@ class WorkerSession(Greeter):
         hello.first_sequence = self._retention.first_sequence
         hello.next_sequence = self._retention.next_sequence
         hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
+        if self._takes_no_more:
+            hello.max_requests = 0
         return [write_frame(WorkerFrame(epoch=self._epoch, hello=hello))]
 
     def _next_replay(self) -> list[bytes] | None:

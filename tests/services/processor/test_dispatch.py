@@ -47,6 +47,34 @@ def test_request_goes_to_the_worker_with_the_fewest() -> None:
     assert (keys(first), keys(second)) == ([], [5, 6])
 
 
+def test_workers_with_equally_many_take_turns() -> None:
+    """Who asks for one thing after the other does not leave all but the first worker idle."""
+    bench = Bench()
+    workers = [bench.worker(name) for name in "abc"]
+    given = []
+    for key in range(1, 7):
+        submit(bench, generate_of(key))
+        (worker,) = (each for each in workers if key in keys(each))
+        given.append(worker.worker_id)
+        worker.publish([Wanted(key, 0, 1, RowStatus.FINISHED_STOP)])
+    assert given == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_worker_that_leaves_is_given_nothing_more() -> None:
+    """New requests go to others; those it has go on, and where nobody else is, they are refused or wait."""
+    bench = Bench()
+    leaving, staying = bench.worker("a"), bench.worker("b", max_requests=2)
+    submit(bench, generate_of(1))
+    leaving.beat(takes_no_more=True)
+    leaving.beat()  # it does not change its mind
+    assert [submit(bench, generate_of(key)) for key in (2, 3)] == [None, None]
+    assert (keys(leaving), keys(staying)) == ([1], [2, 3])
+    error = submit(bench, generate_of(4))
+    assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
+    leaving.publish([Wanted(1, 0, 1)])
+    assert bench.core.book.table.get(1) is not None
+
+
 def test_worker_takes_exactly_as_many_as_it_says() -> None:
     """A worker is given as many requests as it takes, and the next one is refused with a time to try again."""
     bench = Bench()

@@ -53,6 +53,20 @@ def test_prefill_worker_is_told_who_goes_on() -> None:
     assert sorted(addresses.values()) == ["memory://one"] * 2 + ["memory://two"] * 2
 
 
+def test_decode_worker_that_leaves_is_not_named() -> None:
+    """Requests are handed off to who stays, and where nobody does, no prefill worker begins any."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench)
+    leaving, staying = decode(bench, "d1", handoff_address="memory://one"), decode(bench, "d2")
+    leaving.beat(takes_no_more=True)
+    for key in (1, 2):
+        client.ask(generate_of(key))
+    assert told(first) == {1: ADDRESS, 2: ADDRESS}
+    staying.beat(takes_no_more=True)
+    client.ask(generate_of(3))
+    assert (told(first), client.errors()) == ({}, {3: ErrorCode.ERROR_CODE_OVERLOADED})
+
+
 def test_worker_that_does_all_is_told_nobody() -> None:
     """A worker that does all of a request is given no address, whatever a client wrote there."""
     bench = Bench()

@@ -232,8 +232,9 @@ async def test_taken_address_is_a_clear_error() -> None:
             assert other.workers_address == "memory://elsewhere"
 
 
-async def test_processor_without_a_name_draws_one() -> None:
-    """A processor that has no name gets one of its own in each life, so that restarts can be told apart."""
-    names = {TokenProcessor(settings(QUICK)).id for _ in range(3)}
+@pytest.mark.parametrize("name", ["processor", "mine"])
+async def test_each_life_of_a_processor_has_a_name_of_its_own(name: str) -> None:
+    """Whatever a processor is called, its restarts can be told apart (case 21)."""
+    names = {TokenProcessor(settings(QUICK | {"processor.id": name})).id for _ in range(3)}
     assert len(names) == 3
-    assert TokenProcessor(settings(QUICK | {"processor.id": "mine"})).id == "mine"
+    assert all(each.startswith(f"{name}-") for each in names)

@@ -10,6 +10,8 @@ from tokenbus_contracts.generated.stream_pb2 import (
     Ack,
     Credit,
     GapReason,
+    Refusal,
+    RefusalReason,
     ReplayRequest,
     WorkerFrame,
 )
@@ -25,6 +27,24 @@ def test_nothing_goes_out_before_the_handshake() -> None:
     assert peer.says() is None
     peer.welcome()
     assert peer.sequences() == [1, 2]
+
+
+def test_worker_that_leaves_says_so_at_once_and_to_every_processor() -> None:
+    """Before what waits to be sent, without waiting for a heartbeat's time, and again to whoever comes later."""
+    peer = opened(items=2)
+    peer.session.take_no_more()
+    frame = peer.says()
+    assert frame is not None
+    assert frame.heartbeat.takes_no_more
+    assert peer.sequences() == [1, 2]
+    peer.hear(refusal=Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="again"))
+    frame = peer.says()
+    assert frame is not None
+    assert frame.hello.max_requests == 0
+    peer.welcome()
+    frame = peer.says()
+    assert frame is not None
+    assert frame.heartbeat.takes_no_more
 
 
 def test_credit_in_items_is_used_exactly() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from tokenbus_services.cli.benching.finding import Benchmark
 from tokenbus_services.cli.errors import WRONG_USE
 from tokenbus_services.cli.local.suspending import suspended_together
-from tokenbus_services.cli.terminal import printable
+from tokenbus_services.printable import printable
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _LAST_LINES = 20

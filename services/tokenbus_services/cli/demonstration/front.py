@@ -10,7 +10,8 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_services.cli.demonstration.asking import PROMPTS
 from tokenbus_services.cli.demonstration.truth import computed
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.terminal import printable, styled
+from tokenbus_services.cli.terminal import styled
+from tokenbus_services.printable import printable
 from tokenbus_services.worker.ngram.tokenizer import taught
 
 _SECONDS = 20.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenbus_services.cli.local.news import News, logged
 from tokenbus_services.cli.local.plan import Service
-from tokenbus_services.cli.terminal import printable
+from tokenbus_services.printable import printable
 
 _MODULE = "tokenbus_services.cli.local"
 _CHUNK = 65_536

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.terminal import printable
+from tokenbus_services.printable import printable
 
 _PREFIX = "tokenbus-"
 _LOCK = "lock"

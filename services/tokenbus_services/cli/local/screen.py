@@ -9,7 +9,8 @@ from tokenbus_services.cli.local.gateway import gateway_lacks
 from tokenbus_services.cli.local.news import News
 from tokenbus_services.cli.local.system import LocalSystem
 from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.terminal import printable, styled
+from tokenbus_services.cli.terminal import styled
+from tokenbus_services.printable import printable
 
 
 class Screen:
