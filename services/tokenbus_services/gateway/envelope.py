@@ -27,6 +27,10 @@ class Envelope:
         self._openings = [self._opening % index for index in range(asked.choices)]
         self._usage_later = b',"usage":null' if asked.wants_usage else b""
         self._said = b'"delta":{"content":%b},' if asked.is_chat else b'"text":%b,'
+        # Where nothing is to be said of tokens, that is the same for every row.
+        parts = self.parts()
+        is_same = all(isinstance(part, Nothing) for part in parts)
+        self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
 
     def parts(self) -> tuple[Part, ...]:
@@ -59,7 +63,9 @@ class Envelope:
 
     def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], reason: str | None) -> bytes:
         """Return what a row brought."""
-        beside = b",".join([part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)])
+        beside = self._always or b",".join([
+            part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)
+        ])  # fmt: skip
         ending = self._going_on
         if reason is not None:
             ending = b',"finish_reason":%b}]%b}\n\n' % (_reason(reason), self._usage_later)

@@ -96,20 +96,17 @@ class Lists:
     def take(self, view: StepView, place: int, count: int) -> tuple[bytes, ...]:
         """Return the four lists' elements."""
         begin = view.begins[place]
-        ids = view.ids[begin : begin + count]
-        vocabulary = view.vocabulary
-        offsets, offset = [], self._offset
-        for size in map(vocabulary.characters.__getitem__, ids):
-            offsets.append(b"%d" % offset)
-            offset += size
-        self._offset = offset
+        end = begin + count
+        characters = view.character_begins
+        before = self._offset - characters[begin]
+        self._offset = before + characters[end]
         logprobs = _logprobs(view, place, count)
-        tops = self._tops(view, place, ids, logprobs) if self._has_alternatives else []
+        tops = self._tops(view, place, view.ids[begin:end], logprobs) if self._has_alternatives else []
         return (
-            b",".join(map(vocabulary.names.__getitem__, ids)),
+            b",".join(view.names[begin:end]),
             b",".join(logprobs),
             b",".join(tops),
-            b",".join(offsets),
+            b",".join([b"%d" % (before + offset) for offset in characters[begin:end]]),
         )
 
     def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:

@@ -55,6 +55,16 @@ class StepView:
         return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
 
     @cached_property
+    def names(self) -> list[bytes]:
+        """All tokens as JSON texts."""
+        return list(map(self.vocabulary.names.__getitem__, self.ids))
+
+    @cached_property
+    def character_begins(self) -> list[int]:
+        """How many characters begin before each token, and in all."""
+        return _begins(list(map(self.vocabulary.characters.__getitem__, self.ids)))
+
+    @cached_property
     def ranks(self) -> list[int]:
         """The ranks of the tokens that have some."""
         return self.batch.ranks.tolist()  # type: ignore[no-any-return]
