@@ -134,12 +134,12 @@ class Lists:
         pairs, ranks, keys = view.pairs(place), view.ranks, view.vocabulary.keys
         tops = []
         for number, token_id in enumerate(ids):
-            members = b",".join(pairs[at : at + top_k])
+            members = b"".join(pairs[at : at + 2 * top_k])
             # The token itself is always among them, as OpenAI has it.
             if ranks[scored + number] > top_k:
-                members += b"," + keys[token_id] + logprobs[number]
-            tops.append(b"{" + members + b"}")
-            at += top_k
+                members += keys[token_id] + logprobs[number]
+            tops.append(b"{%b}" % members[1:])
+            at += 2 * top_k
         return tops
 
 
@@ -154,20 +154,17 @@ class Entries:
 
     def take(self, view: StepView, place: int, count: int) -> bytes:
         """Return the objects with commas between."""
+        if not count:
+            return b""
         begin, top_k = view.begins[place], view.top_ks[place]
-        ids = view.ids[begin : begin + count]
-        heads = map(view.vocabulary.entries.__getitem__, ids)
-        logprobs = _logprobs(view, place, count)
-        if not top_k:
-            return b",".join([
-                head + value + b',"top_logprobs":[]}' for head, value in zip(heads, logprobs, strict=True)
-            ])  # fmt: skip
-        entries, at = view.entries(place), 0
-        written = []
-        for head, value in zip(heads, logprobs, strict=True):
-            written.append(head + value + b',"top_logprobs":[' + b"},".join(entries[at : at + top_k]) + b"}]}")
-            at += top_k
-        return b",".join(written)
+        heads = map(view.vocabulary.entries.__getitem__, view.ids[begin : begin + count])
+        entries, at = view.entries(place) if top_k else [], 0
+        written: list[bytes] = []
+        for head, value in zip(heads, _logprobs(view, place, count), strict=True):
+            alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""
+            written += (head, value, b',"top_logprobs":[', alternatives, b"]")
+            at += 2 * top_k
+        return b"".join(written)[2:] + b"}"
 
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""

@@ -83,11 +83,11 @@ class StepView:
         return _Written(self, self.vocabulary.entries)
 
     def pairs(self, place: int) -> list[bytes]:
-        """Return a row's alternatives, as members of objects: the token's name and its logprob."""
+        """Return a row's alternatives as members of objects: each's key, after a comma, and its logprob."""
         return self._pairs.of(place)
 
     def entries(self, place: int) -> list[bytes]:
-        """Return a row's alternatives, as objects of chats that lack their last brace."""
+        """Return a row's alternatives as objects of chats: each's beginning, after another's end, and its logprob."""
         return self._entries.of(place)
 
     def data(self, place: int) -> bytes:
@@ -97,7 +97,10 @@ class StepView:
 
 
 class _Written:
-    """Alternatives as JSON, some rows' at once: of all rows' the first would wait for the last."""
+    """Alternatives as JSON, in two pieces each, for whoever joins them.
+
+    Some rows' at once: of all rows' the first would wait for the last.
+    """
 
     def __init__(self, view: StepView, table: dict[int, bytes]) -> None:
         self._view = view
@@ -111,13 +114,15 @@ class _Written:
         if written is None:
             written = self._blocks[block] = self._write(block)
         before = begins[block * _BLOCK_ROWS]
-        return written[begins[place] - before : begins[place + 1] - before]
+        return written[2 * (begins[place] - before) : 2 * (begins[place + 1] - before)]
 
     def _write(self, block: int) -> list[bytes]:
         begins, batch = self._view.alternative_begins, self._view.batch
         begin, end = begins[block * _BLOCK_ROWS], begins[min((block + 1) * _BLOCK_ROWS, len(begins) - 1)]
-        names = map(self._table.__getitem__, batch.alternative_token_ids[begin:end].tolist())
-        return list(map(bytes.__add__, names, _written(batch.alternative_logprobs[begin:end])))
+        written = [b""] * (2 * (end - begin))
+        written[0::2] = map(self._table.__getitem__, batch.alternative_token_ids[begin:end].tolist())
+        written[1::2] = _written(batch.alternative_logprobs[begin:end])
+        return written
 
 
 def _begins(counts: list[int]) -> list[int]:

@@ -50,17 +50,17 @@ class Vocabulary:
         """Bytes."""
         self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
         """The token as a JSON text, which no other token has."""
-        self.keys = _Table(lambda token_id: _name(token_id, _number(token_id)) + b":")
-        """The same as the key of an object, with its colon."""
+        self.keys = _Table(lambda token_id: _key(_name(token_id, _number(token_id))))
+        """The same as the key of an object's next member, after a comma, with its colon."""
         self.entries = _Table(lambda token_id: _entry(token_id, _number(token_id)))
-        """The beginning of the object that stands for a token in chats; its logprob and the end are to follow."""
+        """The next object that stands for a token in chats, after the end of another, up to its logprob."""
         self.characters = _Table(lambda token_id: len(_number(token_id)))
         """How many characters begin in the token."""
         for token_id in range(tokenizer.vocabulary_size):
             piece = tokenizer.token_bytes(token_id)
             self.pieces[token_id] = piece
             self.names[token_id] = _name(token_id, piece)
-            self.keys[token_id] = self.names[token_id] + b":"
+            self.keys[token_id] = _key(self.names[token_id])
             self.entries[token_id] = _entry(token_id, piece)
             self.characters[token_id] = sum(byte & 0xC0 != _CONTINUES for byte in piece)
 
@@ -104,8 +104,12 @@ def _name(token_id: int, piece: bytes) -> bytes:
         return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
 
 
+def _key(name: bytes) -> bytes:
+    return b",%b:" % name
+
+
 def _entry(token_id: int, piece: bytes) -> bytes:
-    return b'{"token":%b,"bytes":%b,"logprob":' % (_name(token_id, piece), orjson.dumps(list(piece)))
+    return b'},{"token":%b,"bytes":%b,"logprob":' % (_name(token_id, piece), orjson.dumps(list(piece)))
 
 
 def _number(token_id: int) -> bytes:
