@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.integration.deployment import Deployment
-from tests.integration.inprocess import TCP, working
-from tests.integration.waiting import soon, until
+from tests.integration.inprocess import met, processing, working
+from tests.integration.waiting import soon
 from tokenbus_services.gateway.server import Serving, serve_gateway
-from tokenbus_services.processor import TokenProcessor
 from tokenbus_services.worker.synthetic import SyntheticEngine
 
 GATEWAY = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers", "gateway__drain_timeout_ms": 0}
@@ -20,20 +19,13 @@ LONG = 1_000_000
 @asynccontextmanager
 async def serving(deployment: Deployment, **overrides: object) -> AsyncIterator[Serving]:
     """Run a processor, a worker and a gateway in this process."""
-    settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
-    async with TokenProcessor(settings) as processor:
-        addresses: dict[str, object] = {
-            "bus__workers_address": processor.workers_address,
-            "bus__clients_address": processor.clients_address,
-        }
-        async with (
-            working(deployment, SyntheticEngine(), **addresses, **overrides),
-            serve_gateway(
-                deployment.settings(**addresses, **GATEWAY, client__drain_timeout_ms=0, **overrides)
-            ) as served,
-        ):
-            await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
-            yield served
+    async with (
+        processing(deployment, **overrides) as (processor, addresses),
+        working(deployment, SyntheticEngine(), **addresses, **overrides),
+        serve_gateway(deployment.settings(**addresses, **GATEWAY, client__drain_timeout_ms=0, **overrides)) as served,
+    ):
+        await met(processor)
+        yield served
 
 
 @asynccontextmanager

@@ -52,17 +52,33 @@ class Trio:
 
 
 @asynccontextmanager
-async def trio(deployment: Deployment, **overrides: object) -> AsyncIterator[Trio]:
-    """Run all three over TCP, at ports of their own."""
+async def processing(
+    deployment: Deployment, **overrides: object
+) -> AsyncIterator[tuple[TokenProcessor, dict[str, object]]]:
+    """Run a processor over TCP, at ports of its own, and yield it with the settings by which others find it."""
     settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
     async with TokenProcessor(settings) as processor:
-        addresses: dict[str, object] = {
-            "bus__workers_address": processor.workers_address,
-            "bus__clients_address": processor.clients_address,
-        }
-        async with (
-            working(deployment, SyntheticEngine(), **addresses, **overrides) as publisher,
-            TokenClient(deployment.settings(**addresses, client__drain_timeout_ms=0, **overrides)) as client,
-        ):
-            await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
-            yield Trio(processor, publisher, client, addresses)
+        yield (
+            processor,
+            {
+                "bus__workers_address": processor.workers_address,
+                "bus__clients_address": processor.clients_address,
+            },
+        )
+
+
+async def met(processor: TokenProcessor) -> None:
+    """Wait until a processor has its worker and its client."""
+    await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
+
+
+@asynccontextmanager
+async def trio(deployment: Deployment, **overrides: object) -> AsyncIterator[Trio]:
+    """Run all three."""
+    async with (
+        processing(deployment, **overrides) as (processor, addresses),
+        working(deployment, SyntheticEngine(), **addresses, **overrides) as publisher,
+        TokenClient(deployment.settings(**addresses, client__drain_timeout_ms=0, **overrides)) as client,
+    ):
+        await met(processor)
+        yield Trio(processor, publisher, client, addresses)

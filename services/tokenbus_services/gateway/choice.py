@@ -71,11 +71,11 @@ class Choice:
         elif count:
             text = self._text.add(view.data(place))
         self.tokens += count
-        status = view.statuses[place]
-        if status in _BROKEN and (error := broken(view, place, self.tokens)) is not None:
+        error = broken(view, place, self.tokens)
+        if error is not None:
             self._sink.fail(self, error)
             return False
-        self.reason = "stop" if self._text.is_stopped else _REASONS.get(status)
+        self.reason = "stop" if self._text.is_stopped else reason_of(view, place)
         if self.reason is not None:
             text += self._text.end()
         if self.reason is not None or text or (count and not self._is_silent):

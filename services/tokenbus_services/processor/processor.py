@@ -228,5 +228,5 @@ def _named(settings: Settings) -> Settings:
 
     Else they would ask anew for what an earlier life handed to a worker, and it would be computed twice.
     """
-    name = f"{settings.processor.id or 'processor'}-{secrets.token_hex(4)}"
+    name = f"{settings.processor.id}-{secrets.token_hex(4)}"
     return replace(settings, processor=replace(settings.processor, id=name))
