@@ -28,7 +28,7 @@ from tokenbus_contracts.generated import request_pb2 as tokenbus_dot_v1_dot_requ
 from tokenbus_contracts.generated import stream_pb2 as tokenbus_dot_v1_dot_stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tokenbus/v1/client.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\x1a\x19tokenbus/v1/request.proto\x1a\x18tokenbus/v1/stream.proto\"\xe6\x02\n\x0b\x43lientFrame\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tokenbus.v1.ClientHelloH\x00\x12)\n\x08generate\x18\x02 \x01(\x0b\x32\x15.tokenbus.v1.GenerateH\x00\x12#\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x12.tokenbus.v1.AbortH\x00\x12%\n\x06resume\x18\x04 \x01(\x0b\x32\x13.tokenbus.v1.ResumeH\x00\x12\'\n\x07\x63onfirm\x18\x05 \x01(\x0b\x32\x14.tokenbus.v1.ConfirmH\x00\x12#\n\x05watch\x18\x06 \x01(\x0b\x32\x12.tokenbus.v1.WatchH\x00\x12+\n\theartbeat\x18\x07 \x01(\x0b\x32\x16.tokenbus.v1.HeartbeatH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.tokenbus.v1.GoodbyeH\x00:\t\xea\xe1\x18\x05\x08\x80\x80\x80\x04\x42\x06\n\x04\x62ody\"\xbe\x03\n\x0bServerFrame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07welcome\x18\x02 \x01(\x0b\x32\x1a.tokenbus.v1.ClientWelcomeH\x00\x12\'\n\x07refusal\x18\x03 \x01(\x0b\x32\x14.tokenbus.v1.RefusalH\x00\x12)\n\x08\x61\x64mitted\x18\x04 \x01(\x0b\x32\x15.tokenbus.v1.AdmittedH\x00\x12\'\n\x07outputs\x18\x05 \x01(\x0b\x32\x14.tokenbus.v1.OutputsH\x00\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x19.tokenbus.v1.RequestErrorH\x00\x12\x34\n\x0ewatched_stream\x18\x07 \x01(\x0b\x32\x1a.tokenbus.v1.WatchedStreamH\x00\x12)\n\x0cwatched_item\x18\x08 \x01(\x0b\x32\x11.tokenbus.v1.ItemH\x00\x12+\n\theartbeat\x18\t \x01(\x0b\x32\x16.tokenbus.v1.HeartbeatH\x00\x12\'\n\x07goodbye\x18\n \x01(\x0b\x32\x14.tokenbus.v1.GoodbyeH\x00:\x08\xea\xe1\x18\x04\x08\x80\x80@B\x06\n\x04\x62ody\"\xce\x01\n\x0b\x43lientHello\x12\x1e\n\x0cschema_major\x18\x01 \x01(\rB\x08\xea\xe1\x18\x04\x08\x01\x10\x01\x12\x14\n\x0cschema_minor\x18\x02 \x01(\r\x12\x16\n\x04name\x18\x03 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12!\n\rwindow_frames\x18\x04 \x01(\rB\n\xea\xe1\x18\x06\x08\x01\x10\x80\x80\x04\x12\x1c\n\x0cwindow_bytes\x18\x05 \x01(\x04\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x17\n\x06secret\x18\x06 \x01(\x0c\x42\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x17\n\x07session\x18\x07 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\"\xad\x01\n\rClientWelcome\x12\x1e\n\x0cprocessor_id\x18\x01 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12\x14\n\x0cschema_minor\x18\x02 \x01(\r\x12*\n\x15heartbeat_interval_ms\x18\x03 \x01(\rB\x0b\xea\xe1\x18\x07\x08\x01\x10\x80\xdd\xdb\x01\x12)\n\x14heartbeat_timeout_ms\x18\x04 \x01(\rB\x0b\xea\xe1\x18\x07\x08\x01\x10\x80\xdd\xdb\x01\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\"h\n\x06Resume\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12!\n\rnext_position\x18\x02 \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07\x12\x1e\n\x16include_draft_logprobs\x18\x03 \x01(\x08\"!\n\x07\x43onfirm\x12\x16\n\x0ethrough_number\x18\x01 \x01(\x04\"\"\n\x05Watch\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\xea\xe1\x18\x02\x30@\"\x1c\n\x07Outputs\x12\x11\n\thas_draft\x18\x01 \x01(\x08\"Q\n\rWatchedStream\x12\x15\n\x05\x65poch\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12)\n\x05hello\x18\x02 \x01(\x0b\x32\x12.tokenbus.v1.HelloB\x06\xea\xe1\x18\x02`\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tokenbus/v1/client.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\x1a\x19tokenbus/v1/request.proto\x1a\x18tokenbus/v1/stream.proto\"\xe6\x02\n\x0b\x43lientFrame\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tokenbus.v1.ClientHelloH\x00\x12)\n\x08generate\x18\x02 \x01(\x0b\x32\x15.tokenbus.v1.GenerateH\x00\x12#\n\x05\x61\x62ort\x18\x03 \x01(\x0b\x32\x12.tokenbus.v1.AbortH\x00\x12%\n\x06resume\x18\x04 \x01(\x0b\x32\x13.tokenbus.v1.ResumeH\x00\x12\'\n\x07\x63onfirm\x18\x05 \x01(\x0b\x32\x14.tokenbus.v1.ConfirmH\x00\x12#\n\x05watch\x18\x06 \x01(\x0b\x32\x12.tokenbus.v1.WatchH\x00\x12+\n\theartbeat\x18\x07 \x01(\x0b\x32\x16.tokenbus.v1.HeartbeatH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.tokenbus.v1.GoodbyeH\x00:\t\xea\xe1\x18\x05\x08\x80\x80\x80\x04\x42\x06\n\x04\x62ody\"\xce\x03\n\x0bServerFrame\x12\x1e\n\x06number\x18\x01 \x01(\x04\x42\x0e\xea\xe1\x18\n\x10\x80\x80\x80\x80\x80\x80\x80\x80@\x12-\n\x07welcome\x18\x02 \x01(\x0b\x32\x1a.tokenbus.v1.ClientWelcomeH\x00\x12\'\n\x07refusal\x18\x03 \x01(\x0b\x32\x14.tokenbus.v1.RefusalH\x00\x12)\n\x08\x61\x64mitted\x18\x04 \x01(\x0b\x32\x15.tokenbus.v1.AdmittedH\x00\x12\'\n\x07outputs\x18\x05 \x01(\x0b\x32\x14.tokenbus.v1.OutputsH\x00\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x19.tokenbus.v1.RequestErrorH\x00\x12\x34\n\x0ewatched_stream\x18\x07 \x01(\x0b\x32\x1a.tokenbus.v1.WatchedStreamH\x00\x12)\n\x0cwatched_item\x18\x08 \x01(\x0b\x32\x11.tokenbus.v1.ItemH\x00\x12+\n\theartbeat\x18\t \x01(\x0b\x32\x16.tokenbus.v1.HeartbeatH\x00\x12\'\n\x07goodbye\x18\n \x01(\x0b\x32\x14.tokenbus.v1.GoodbyeH\x00:\x08\xea\xe1\x18\x04\x08\x80\x80@B\x06\n\x04\x62ody\"\xec\x01\n\x0b\x43lientHello\x12\x1e\n\x0cschema_major\x18\x01 \x01(\rB\x08\xea\xe1\x18\x04\x08\x01\x10\x01\x12\x14\n\x0cschema_minor\x18\x02 \x01(\r\x12\x16\n\x04name\x18\x03 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12!\n\rwindow_frames\x18\x04 \x01(\rB\n\xea\xe1\x18\x06\x08\x01\x10\x80\x80\x04\x12#\n\x0cwindow_bytes\x18\x05 \x01(\x04\x42\r\xea\xe1\x18\t\x08\x01\x10\x80\x80\x80\x80\x80 \x12\x17\n\x06secret\x18\x06 \x01(\x0c\x42\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x17\n\x07session\x18\x07 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x15\n\x05proof\x18\x08 \x01(\x0c\x42\x06\xea\xe1\x18\x02\x30@\"\xad\x01\n\rClientWelcome\x12\x1e\n\x0cprocessor_id\x18\x01 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12\x14\n\x0cschema_minor\x18\x02 \x01(\r\x12*\n\x15heartbeat_interval_ms\x18\x03 \x01(\rB\x0b\xea\xe1\x18\x07\x08\x01\x10\x80\xdd\xdb\x01\x12)\n\x14heartbeat_timeout_ms\x18\x04 \x01(\rB\x0b\xea\xe1\x18\x07\x08\x01\x10\x80\xdd\xdb\x01\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\"\x82\x01\n\x06Resume\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12!\n\rnext_position\x18\x02 \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07\x12\x1e\n\x16include_draft_logprobs\x18\x03 \x01(\x08\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x04 \x01(\x06\"1\n\x07\x43onfirm\x12&\n\x0ethrough_number\x18\x01 \x01(\x04\x42\x0e\xea\xe1\x18\n\x10\x80\x80\x80\x80\x80\x80\x80\x80@\"\"\n\x05Watch\x12\x19\n\tworker_id\x18\x01 \x01(\tB\x06\xea\xe1\x18\x02\x30@\"\x1c\n\x07Outputs\x12\x11\n\thas_draft\x18\x01 \x01(\x08\"Q\n\rWatchedStream\x12\x15\n\x05\x65poch\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12)\n\x05hello\x18\x02 \x01(\x0b\x32\x12.tokenbus.v1.HelloB\x06\xea\xe1\x18\x02`\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,6 +37,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIENTFRAME']._loaded_options = None
   _globals['_CLIENTFRAME']._serialized_options = b'\352\341\030\005\010\200\200\200\004'
+  _globals['_SERVERFRAME'].fields_by_name['number']._loaded_options = None
+  _globals['_SERVERFRAME'].fields_by_name['number']._serialized_options = b'\352\341\030\n\020\200\200\200\200\200\200\200\200@'
   _globals['_SERVERFRAME']._loaded_options = None
   _globals['_SERVERFRAME']._serialized_options = b'\352\341\030\004\010\200\200@'
   _globals['_CLIENTHELLO'].fields_by_name['schema_major']._loaded_options = None
@@ -46,11 +48,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLIENTHELLO'].fields_by_name['window_frames']._loaded_options = None
   _globals['_CLIENTHELLO'].fields_by_name['window_frames']._serialized_options = b'\352\341\030\006\010\001\020\200\200\004'
   _globals['_CLIENTHELLO'].fields_by_name['window_bytes']._loaded_options = None
-  _globals['_CLIENTHELLO'].fields_by_name['window_bytes']._serialized_options = b'\352\341\030\002\010\001'
+  _globals['_CLIENTHELLO'].fields_by_name['window_bytes']._serialized_options = b'\352\341\030\t\010\001\020\200\200\200\200\200 '
   _globals['_CLIENTHELLO'].fields_by_name['secret']._loaded_options = None
   _globals['_CLIENTHELLO'].fields_by_name['secret']._serialized_options = b'\352\341\030\0030\200\002'
   _globals['_CLIENTHELLO'].fields_by_name['session']._loaded_options = None
   _globals['_CLIENTHELLO'].fields_by_name['session']._serialized_options = b'\352\341\030\002\010\001'
+  _globals['_CLIENTHELLO'].fields_by_name['proof']._loaded_options = None
+  _globals['_CLIENTHELLO'].fields_by_name['proof']._serialized_options = b'\352\341\030\0020@'
   _globals['_CLIENTWELCOME'].fields_by_name['processor_id']._loaded_options = None
   _globals['_CLIENTWELCOME'].fields_by_name['processor_id']._serialized_options = b'\352\341\030\0040@8\001'
   _globals['_CLIENTWELCOME'].fields_by_name['heartbeat_interval_ms']._loaded_options = None
@@ -61,6 +65,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUME'].fields_by_name['request_key']._serialized_options = b'\352\341\030\002\010\001'
   _globals['_RESUME'].fields_by_name['next_position']._loaded_options = None
   _globals['_RESUME'].fields_by_name['next_position']._serialized_options = b'\352\341\030\006\020\377\377\377\377\007'
+  _globals['_CONFIRM'].fields_by_name['through_number']._loaded_options = None
+  _globals['_CONFIRM'].fields_by_name['through_number']._serialized_options = b'\352\341\030\n\020\200\200\200\200\200\200\200\200@'
   _globals['_WATCH'].fields_by_name['worker_id']._loaded_options = None
   _globals['_WATCH'].fields_by_name['worker_id']._serialized_options = b'\352\341\030\0020@'
   _globals['_WATCHEDSTREAM'].fields_by_name['epoch']._loaded_options = None
@@ -70,19 +76,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLIENTFRAME']._serialized_start=121
   _globals['_CLIENTFRAME']._serialized_end=479
   _globals['_SERVERFRAME']._serialized_start=482
-  _globals['_SERVERFRAME']._serialized_end=928
-  _globals['_CLIENTHELLO']._serialized_start=931
-  _globals['_CLIENTHELLO']._serialized_end=1137
-  _globals['_CLIENTWELCOME']._serialized_start=1140
-  _globals['_CLIENTWELCOME']._serialized_end=1313
-  _globals['_RESUME']._serialized_start=1315
-  _globals['_RESUME']._serialized_end=1419
-  _globals['_CONFIRM']._serialized_start=1421
-  _globals['_CONFIRM']._serialized_end=1454
-  _globals['_WATCH']._serialized_start=1456
-  _globals['_WATCH']._serialized_end=1490
-  _globals['_OUTPUTS']._serialized_start=1492
-  _globals['_OUTPUTS']._serialized_end=1520
-  _globals['_WATCHEDSTREAM']._serialized_start=1522
-  _globals['_WATCHEDSTREAM']._serialized_end=1603
+  _globals['_SERVERFRAME']._serialized_end=944
+  _globals['_CLIENTHELLO']._serialized_start=947
+  _globals['_CLIENTHELLO']._serialized_end=1183
+  _globals['_CLIENTWELCOME']._serialized_start=1186
+  _globals['_CLIENTWELCOME']._serialized_end=1359
+  _globals['_RESUME']._serialized_start=1362
+  _globals['_RESUME']._serialized_end=1492
+  _globals['_CONFIRM']._serialized_start=1494
+  _globals['_CONFIRM']._serialized_end=1543
+  _globals['_WATCH']._serialized_start=1545
+  _globals['_WATCH']._serialized_end=1579
+  _globals['_OUTPUTS']._serialized_start=1581
+  _globals['_OUTPUTS']._serialized_end=1609
+  _globals['_WATCHEDSTREAM']._serialized_start=1611
+  _globals['_WATCHEDSTREAM']._serialized_end=1692
 # @@protoc_insertion_point(module_scope)

@@ -54,7 +54,7 @@ class ServerFrame(_message.Message):
     def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "secret", "session")
+    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "secret", "session", "proof")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class ClientHello(_message.Message):
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     name: str
@@ -69,7 +70,8 @@ class ClientHello(_message.Message):
     window_bytes: int
     secret: bytes
     session: int
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ..., session: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ..., session: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class ClientWelcome(_message.Message):
     __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms", "resumed")
@@ -86,14 +88,16 @@ class ClientWelcome(_message.Message):
     def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("request_key", "next_position", "include_draft_logprobs")
+    __slots__ = ("request_key", "next_position", "include_draft_logprobs", "deadline_unix_ms")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     next_position: int
     include_draft_logprobs: bool
-    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ...) -> None: ...
+    deadline_unix_ms: int
+    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
 
 class Confirm(_message.Message):
     __slots__ = ("through_number",)

@@ -26,6 +26,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_DEADLINE: _ClassVar[ErrorCode]
     ERROR_CODE_SLOW_CLIENT: _ClassVar[ErrorCode]
     ERROR_CODE_INTERNAL: _ClassVar[ErrorCode]
+    ERROR_CODE_TAKEN_UP: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_REQUEST: ErrorCode
 ERROR_CODE_DUPLICATE_REQUEST: ErrorCode
@@ -41,9 +42,10 @@ ERROR_CODE_ABORTED: ErrorCode
 ERROR_CODE_DEADLINE: ErrorCode
 ERROR_CODE_SLOW_CLIENT: ErrorCode
 ERROR_CODE_INTERNAL: ErrorCode
+ERROR_CODE_TAKEN_UP: ErrorCode
 
 class Generate(_message.Message):
-    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address")
+    __slots__ = ("request_key", "model", "text", "tokens", "sampling", "top_logprobs", "include_draft_logprobs", "deadline_ms", "handoff_address", "handoff_ticket", "handoff_server_key", "deadline_unix_ms")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +55,9 @@ class Generate(_message.Message):
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_TICKET_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_SERVER_KEY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     model: str
     text: TextPrompt
@@ -62,7 +67,10 @@ class Generate(_message.Message):
     include_draft_logprobs: bool
     deadline_ms: int
     handoff_address: str
-    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ...) -> None: ...
+    handoff_ticket: bytes
+    handoff_server_key: bytes
+    deadline_unix_ms: int
+    def __init__(self, request_key: _Optional[int] = ..., model: _Optional[str] = ..., text: _Optional[_Union[TextPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., top_logprobs: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_ms: _Optional[int] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
 
 class TextPrompt(_message.Message):
     __slots__ = ("text",)
@@ -103,16 +111,18 @@ class Abort(_message.Message):
     def __init__(self, request_key: _Optional[int] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens")
+    __slots__ = ("request_key", "worker_id", "epoch", "prompt_tokens", "deadline_unix_ms")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     worker_id: str
     epoch: int
     prompt_tokens: int
-    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    deadline_unix_ms: int
+    def __init__(self, request_key: _Optional[int] = ..., worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
 
 class RequestError(_message.Message):
     __slots__ = ("request_key", "code", "message", "emitted_tokens", "retry_after_ms")

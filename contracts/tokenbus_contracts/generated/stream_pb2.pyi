@@ -34,6 +34,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_PROTOCOL: _ClassVar[RefusalReason]
     REFUSAL_REASON_NOT_AUTHORIZED: _ClassVar[RefusalReason]
     REFUSAL_REASON_HELLO_FIRST: _ClassVar[RefusalReason]
+    REFUSAL_REASON_SESSION_TAKEN: _ClassVar[RefusalReason]
 
 class GapReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -64,6 +65,7 @@ REFUSAL_REASON_TOO_MANY_WORKERS: RefusalReason
 REFUSAL_REASON_PROTOCOL: RefusalReason
 REFUSAL_REASON_NOT_AUTHORIZED: RefusalReason
 REFUSAL_REASON_HELLO_FIRST: RefusalReason
+REFUSAL_REASON_SESSION_TAKEN: RefusalReason
 GAP_REASON_UNSPECIFIED: GapReason
 GAP_REASON_RETENTION: GapReason
 GAP_REASON_REFUSED: GapReason
@@ -112,7 +114,7 @@ class ProcessorFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "secret", "request_keys", "handoff_address")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "secret", "request_keys", "handoff_address", "handoff_ticket", "handoff_server_key", "proof")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +130,9 @@ class Hello(_message.Message):
     SECRET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_TICKET_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_SERVER_KEY_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     worker_id: str
@@ -143,7 +148,10 @@ class Hello(_message.Message):
     secret: bytes
     request_keys: _containers.RepeatedScalarFieldContainer[int]
     handoff_address: str
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., secret: _Optional[bytes] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ...) -> None: ...
+    handoff_ticket: bytes
+    handoff_server_key: bytes
+    proof: bytes
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., secret: _Optional[bytes] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class StreamLimits(_message.Message):
     __slots__ = ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k")

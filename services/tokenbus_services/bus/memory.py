@@ -1,12 +1,14 @@
 """A transport within one event loop, for tests and for everything in one process; it loses nothing."""
 
 import asyncio
+import contextlib
 import re
 from collections import deque
 from collections.abc import Callable
 from itertools import count
 
 from tokenbus_services.bus.errors import AddressError, ClosedError
+from tokenbus_services.bus.identity import ANONYMOUS, Identity
 from tokenbus_services.bus.transport import Outcome, Parts, Turns, check_message, ignore
 from tokenbus_services.settings import BusSettings
 
@@ -95,6 +97,23 @@ class MemoryListener:
             return Outcome.GONE
         return Outcome.SENT if connection.deliver(list(parts)) else Outcome.FULL
 
+    def identity(self, peer: bytes) -> Identity:
+        """Return who a peer is, as far as the transport has proved it."""
+        del peer
+        return ANONYMOUS
+
+    def admit(self, peer: bytes) -> None:
+        """Learn that a peer has introduced itself."""
+
+    def disconnect(self, peer: bytes) -> None:
+        """Cut a peer off; it is another peer from then on."""
+        connection = self._peers.pop(peer, None)
+        if connection is not None:
+            connection.outgoing.clear()
+            with contextlib.suppress(ValueError):
+                self._ready.remove(connection)
+            self._meeting.introduce(connection)
+
     async def close(self) -> None:
         """Close; what was not received waits for the next listener."""
         if not self._closed:
@@ -115,7 +134,7 @@ class MemoryListener:
 
     def forget(self, connection: "MemoryConnection") -> None:
         """Learn that a connection was closed; what it has sent is still received."""
-        del self._peers[connection.peer]
+        self._peers.pop(connection.peer, None)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from tokenbus_services.bus.errors import MessageError
+from tokenbus_services.bus.identity import Identity
 
 Parts = Sequence[bytes]
 _BURST = 64
@@ -36,6 +37,15 @@ class Listener(Protocol):
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
         """Send to one peer, without waiting. FULL: nothing was sent, try later. GONE: this peer does not come back."""
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return who a peer that has sent a message is, as far as the transport has proved it."""
+
+    def admit(self, peer: bytes) -> None:
+        """Learn that a peer has introduced itself: it is not cut off for being silent, or for being one too many."""
+
+    def disconnect(self, peer: bytes) -> None:
+        """Cut a peer off. It may connect again, as another peer."""
 
     async def close(self) -> None:
         """Close, when what was sent is out or after `linger_ms`; the address is free on return."""

@@ -9,6 +9,7 @@ from tokenbus_services.bus.addresses import TcpEndpoint, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.context import SharedContext
 from tokenbus_services.bus.errors import AddressError
+from tokenbus_services.bus.identity import ANONYMOUS, Identity
 from tokenbus_services.bus.keeper import Keeper
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
@@ -134,6 +135,17 @@ class ZeroMQListener:
                 return Outcome.GONE
             raise
         return Outcome.SENT
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return who a peer is, as far as the transport has proved it."""
+        del peer
+        return ANONYMOUS
+
+    def admit(self, peer: bytes) -> None:
+        """Learn that a peer has introduced itself."""
+
+    def disconnect(self, peer: bytes) -> None:
+        """Cut a peer off."""
 
     async def close(self) -> None:
         """Close, when what was sent is out or after `linger_ms`; the address is free on return."""
