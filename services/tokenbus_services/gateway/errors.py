@@ -25,6 +25,7 @@ _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_DEADLINE: 504,
     ErrorCode.ERROR_CODE_SLOW_CLIENT: 503,
     ErrorCode.ERROR_CODE_INTERNAL: 500,
+    ErrorCode.ERROR_CODE_TAKEN_UP: 409,
 }
 _CLIENTS = range(400, 500)
 _TRY_AGAIN = (429, 503)
