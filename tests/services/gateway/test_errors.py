@@ -21,6 +21,7 @@ STATUSES = {
     "DEADLINE": 504,
     "SLOW_CLIENT": 503,
     "INTERNAL": 500,
+    "TAKEN_UP": 409,
 }
 
 
