@@ -12,6 +12,9 @@ class Clock(Protocol):
     def now(self) -> float:
         """Return seconds of a clock that never goes back."""
 
+    def unix_ms(self) -> int:
+        """Return milliseconds since 1970-01-01 UTC: what moments are told in, between processes."""
+
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Wait until an event is set, at most so many seconds; tell whether it is."""
 
@@ -22,6 +25,10 @@ class SystemClock:
     def now(self) -> float:
         """Return seconds of the monotonic clock."""
         return time.monotonic()
+
+    def unix_ms(self) -> int:
+        """Return milliseconds since 1970-01-01 UTC."""
+        return time.time_ns() // 1_000_000
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Wait until an event is set, at most so many seconds; tell whether it is."""

@@ -12,6 +12,10 @@ class ManualClock:
         """Return the time, in seconds."""
         return self._now
 
+    def unix_ms(self) -> int:
+        """Return the same time as a moment, in milliseconds since 1970-01-01 UTC."""
+        return 1_700_000_000_000 + int(self._now * 1000)
+
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self._now += seconds
