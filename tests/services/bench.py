@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tests.services.builders import BATCH, EVENT, Wanted, client_hello, hello_of, item_of, settings
 from tests.services.builders import batch as batch_of
 from tests.services.manual_clock import ManualClock
+from tests.services.sending import Sending
 from tokenbus_contracts import LogprobBatch, decode, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
@@ -29,7 +30,8 @@ class Bench:
         self.sent: defaultdict[bytes, deque[Message]] = defaultdict(deque)
         self.outcomes: dict[bytes, Outcome] = {}
         """What becomes of messages to a peer, where that is not SENT."""
-        self.core = Core(self.settings, self.clock.now, self._send, self._send)
+        self.peers = Sending(self._send)
+        self.core = Core(self.settings, self.clock, self.peers, self.peers)
         self._soon: deque[Callable[[], None]] = deque()
 
     def _send(self, peer: bytes, parts: Message) -> Outcome:
@@ -40,7 +42,7 @@ class Bench:
 
     def put_off(self) -> None:
         """From now on, keep what the core puts off until `run_soon`."""
-        self.core.clients.call_soon = self._soon.append
+        self.core.clients.resumes.call_soon = self._soon.append
 
     def run_soon(self) -> None:
         """Do what was put off."""

@@ -195,6 +195,7 @@ def hello_of(worker_id: str = WORKER, **fields: Any) -> Hello:  # noqa: ANN401 -
         "first_sequence": 1,
         "next_sequence": 1,
         "max_requests": 8,
+        "proof": worker_id.encode(),
     }
     return Hello(worker_id=worker_id, **usual | fields)
 
@@ -202,6 +203,7 @@ def hello_of(worker_id: str = WORKER, **fields: Any) -> Hello:  # noqa: ANN401 -
 def client_hello(session: int = 5, **fields: Any) -> ClientHello:  # noqa: ANN401 - as the message has them
     """Return a client's introduction."""
     usual: dict[str, Any] = {"schema_major": 1, "name": "client", "window_frames": 64, "window_bytes": 2**24}
+    usual["proof"] = b"%d" % session
     return ClientHello(session=session, **usual | fields)
 
 

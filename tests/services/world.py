@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tests.services.manual_clock import ManualClock
 from tests.services.network import Network
 from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request
+from tests.services.sending import Sending
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
@@ -72,8 +73,8 @@ class World:
             overrides={"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
         )
         self._soon.clear()
-        core = Core(settings, self.clock.now, self.worker_network.send, self.client_network.send)
-        core.clients.call_soon = self._soon.append
+        core = Core(settings, self.clock, Sending(self.worker_network.send), Sending(self.client_network.send))
+        core.clients.resumes.call_soon = self._soon.append
         core.begin(self.clock.now())
         return core
 

@@ -4,13 +4,15 @@ from collections import deque
 
 
 class Hold:
-    """One step's claim on its items: they are acknowledged when nobody holds them any more."""
+    """One step's claim on its items: they are acknowledged when its last holder lets go of them."""
 
-    __slots__ = ("bytes", "count", "last_sequence")
+    __slots__ = ("bytes", "count", "holders", "last_sequence")
 
     def __init__(self) -> None:
         """Begin with one holder: who makes the step."""
         self.count = 1
+        self.holders: list[object] = []
+        """Those of its holders that can be asked to let go: the queues of remote clients."""
         self.last_sequence = 0
         self.bytes = 0
 

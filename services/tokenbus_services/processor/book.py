@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
@@ -9,11 +10,21 @@ from tokenbus_services.delivery import Hold, RequestTokens
 from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.processor.buffers import Buffers
-from tokenbus_services.processor.requests import NO_STREAM, Request, RequestTable, Source, State
-from tokenbus_services.processor.router import BUFFERED, NOBODY, Router
+from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Payer, Request, RequestTable, Source, State
+from tokenbus_services.processor.router import BUFFERED, NOBODY, Consumer, Router
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
+
+
+class Time(Protocol):
+    """Tells the time, twice: as a clock that never goes back, and as moments that other processes know, too."""
+
+    def now(self) -> float:
+        """Return seconds of a clock that never goes back."""
+
+    def unix_ms(self) -> int:
+        """Return milliseconds since 1970-01-01 UTC."""
 
 
 @dataclass(slots=True)
@@ -29,34 +40,56 @@ class RequestCounts:
 class RequestBook:
     """Owns the table of requests; every change of a request's state that is not a row's goes through here."""
 
-    def __init__(self, settings: ProcessorSettings, now: Callable[[], float]) -> None:
+    def __init__(self, settings: ProcessorSettings, clock: Time) -> None:
         """Begin without requests."""
         self._settings = settings
-        self._now = now
-        self.table = RequestTable(settings.max_requests, settings.ended_requests)
+        self._now = clock.now
+        self._unix_ms = clock.unix_ms
+        self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
         self.buffers = Buffers(self.table, settings.request_buffer_rows)
         self.router = Router(self.table, self, settings.request_buffer_rows)
         self.router.consumers[BUFFERED] = self.buffers
         self.default_route = BUFFERED
         self.counts = RequestCounts()
         self.abort_at_worker: Callable[[int, int], None] = lambda _stream, _key: None
+        self.on_vouched: Callable[[Request, int], None] = lambda _request, _owner: None
+        """Learns from a worker whose a request is that was resumed before."""
         self._episodes = Episodes()
 
     # How they begin.
 
-    def submit(self, generate: Generate, stream: int, route: int) -> Request:
+    def submit(self, generate: Generate, stream: int, route: int, owner: int = NO_OWNER) -> Request:
         """Open a request that was asked for here, and that a worker is being told of; without a stream, later."""
-        seconds = self._settings.request_timeout_ms / 1000
+        seconds = self._seconds_for(generate.deadline_unix_ms)
         if generate.deadline_ms:
             seconds = min(seconds, generate.deadline_ms / 1000)
         state = State.HANDED_OFF if stream == NO_STREAM else State.OPEN
-        request = self.table.open(generate.request_key, 0, stream, state, self._now() + seconds)
-        request.generate = generate
+        request = self.table.open(generate.request_key, 0, stream, state, self._now() + seconds, _client(owner))
+        request.deadline_unix_ms = self._unix_ms() + int(seconds * 1000)
+        request.generate = Generate()
+        request.generate.CopyFrom(generate)
+        request.generate.owner = request.owner = owner
+        request.generate.deadline_unix_ms = request.deadline_unix_ms
         request.is_claimed = True
         self.table.route[request.slot] = route
         self.table.wants_draft[request.slot] = generate.include_draft_logprobs
         self.counts.opened += 1
         return request
+
+    def _seconds_for(self, deadline_unix_ms: int) -> float:
+        """Return how long a request may still take that ends at some moment; zero: the peer knows of none."""
+        most = self._settings.request_timeout_ms
+        if deadline_unix_ms:
+            most = min(most, deadline_unix_ms - self._unix_ms())
+        return max(0, most) / 1000
+
+    def make_room(self) -> bool:
+        """Drop the oldest request that was not asked for, of the worker that brought most; False if there is none."""
+        request = self.table.oldest_unasked()
+        if request is None:
+            return False
+        self._drop_unclaimed(request)
+        return True
 
     def hand_to(self, request: Request, stream: int) -> None:
         """Learn that a worker is being told of a request that had waited for one."""
@@ -67,12 +100,14 @@ class RequestBook:
         """Open a request that a stream brought, or return None: it cannot be one."""
         shown_only = self.default_route == NOBODY
         begins_here = position == 0 or shown_only
-        if self.table.is_full or not (begins_here or source.is_resumed or source.takes_over):
+        may_be = begins_here or source.is_resumed or source.takes_over
+        if not may_be or not self.table.has_room_for(source.payer):
             self.abort_at_worker(source.stream, key)
             return None
         wait = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         owner, state = (source.stream, State.OPEN) if begins_here else (NO_STREAM, State.WAITING)
-        request = self.table.open(key, position, owner, state, now + wait / 1000)
+        request = self.table.open(key, position, owner, state, now + wait / 1000, source.payer)
+        request.owner = source.owners.get(key, NO_OWNER)
         self.table.route[request.slot] = self.default_route
         request.is_claimed = shown_only
         if not shown_only:
@@ -87,12 +122,15 @@ class RequestBook:
             if self.table.ended(key) is not None:  # as when its worker had been given up
                 self.abort_at_worker(source.stream, key)
                 return
-            if self.default_route == NOBODY or self.table.is_full:
+            if self.default_route == NOBODY or not self.table.has_room_for(source.payer):
                 return
             due = self._now() + self._settings.unclaimed_timeout_ms / 1000
-            request = self.table.open(key, 0, NO_STREAM, State.WAITING, due)
+            request = self.table.open(key, 0, NO_STREAM, State.WAITING, due, source.payer)
+            request.owner = source.owners.get(key, NO_OWNER)
             self.buffers.open(request)
             self.counts.opened += 1
+        elif request.is_claimed and self.is_unvouched(request):
+            self.on_vouched(request, source.owners.get(key, NO_OWNER))
         owner = int(self.table.owner[request.slot])
         if owner not in (NO_STREAM, source.stream) and self.table.state[request.slot] == State.OPEN:
             if not source.takes_over:
@@ -106,7 +144,35 @@ class RequestBook:
 
     # How they change hands.
 
-    def claim(self, key: int, position: int, route: int, *, drafts: bool) -> Request:
+    def consumer_of(self, request: Request) -> Consumer | None:
+        """Return who takes a request's rows."""
+        return self.router.consumers.get(int(self.table.route[request.slot]))
+
+    def is_unvouched(self, request: Request) -> bool:
+        """Tell whether a request was only resumed: no worker has said yet that it has it."""
+        is_free = self.table.owner[request.slot] == NO_STREAM and self.table.state[request.slot] == State.HANDED_OFF
+        return bool(is_free) and request.generate is None and request.handed_off_by == NO_STREAM
+
+    def disown(self, request: Request) -> None:
+        """Let a request wait for its owner: who resumed it was another."""
+        request.is_claimed = False
+        self.table.charge(request, None)
+        self.table.route[request.slot] = BUFFERED
+        self.table.state[request.slot] = State.WAITING
+        request.handed_off_at = None
+        self.table.due[request.slot] = self._now() + self._settings.unclaimed_timeout_ms / 1000
+        self.buffers.open(request)
+
+    def claim(  # noqa: PLR0913 - what a client says of a request
+        self,
+        key: int,
+        position: int,
+        route: int,
+        *,
+        drafts: bool,
+        owner: int = NO_OWNER,
+        deadline_unix_ms: int = 0,
+    ) -> Request:
         """Lead a request's further rows to a consumer that holds its tokens up to a position.
 
         What waits for it already is the caller's to take over, before `settle` lets go on what waited for this.
@@ -117,13 +183,17 @@ class RequestBook:
             request = self.table.open(key, position, NO_STREAM, State.WAITING, now)
             self.buffers.open(request)
         was_claimed, request.is_claimed = request.is_claimed, True
+        request.owner = owner
+        self.table.charge(request, _client(owner))
         self.table.route[request.slot] = route
         self.table.wants_draft[request.slot] = drafts
         if not was_claimed:
-            request.deadline = now + self._settings.request_timeout_ms / 1000
+            seconds = self._seconds_for(deadline_unix_ms)
+            request.deadline = now + seconds
+            request.deadline_unix_ms = self._unix_ms() + int(seconds * 1000)
             waiting = self.table.state[request.slot] == State.WAITING
             grace = now + self._settings.unclaimed_timeout_ms / 1000
-            self.table.due[request.slot] = grace if waiting else request.deadline
+            self.table.due[request.slot] = min(grace, request.deadline) if waiting else request.deadline
             if request.handed_off_at is not None:  # whoever is to go on with it has no more time for that
                 self.table.look_again(request, request.handed_off_at + self._settings.handoff_timeout_ms / 1000)
         if self.table.state[request.slot] == State.WAITING:
@@ -181,7 +251,7 @@ class RequestBook:
     def finish(self, request: Request, status: RowStatus) -> None:
         """End a request that has had its last row."""
         self.counts.finished += 1
-        if (consumer := self.router.consumers.get(int(self.table.route[request.slot]))) is not None:
+        if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request, status)
         self._let_go_of_early(request)
         if request.is_claimed:
@@ -212,7 +282,7 @@ class RequestBook:
             request=request.key,
             emitted_tokens=emitted,
         )
-        if (consumer := self.router.consumers.get(int(self.table.route[slot]))) is not None:
+        if (consumer := self.consumer_of(request)) is not None:
             consumer.fail(request, error)
         self._let_go_of_early(request)
         if request.is_claimed or self.table.state[slot] == State.ENDED:
@@ -269,7 +339,11 @@ class RequestBook:
         now = self._now()
         self._episodes.expire()
         for request in self.table.due_requests(now):
-            self._look_at(request, now)
+            try:
+                self._look_at(request, now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self._episodes.begin("defect", _log.exception, "tick failed for a request", request=request.key)
+                self.table.close(request, None)
 
     def _look_at(self, request: Request, now: float) -> None:
         settings, state = self._settings, State(self.table.state[request.slot])
@@ -363,3 +437,8 @@ class RequestBook:
         tokens.position = position
         self.settle(request)
         return tokens
+
+
+def _client(owner: int) -> Payer | None:
+    """Return what counts the requests of a client; this process's own are not counted."""
+    return None if owner == NO_OWNER else ("client", owner)

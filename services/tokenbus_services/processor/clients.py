@@ -1,9 +1,11 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
+import hmac
 from collections.abc import Callable
+from hashlib import blake2b
 from itertools import count
 
-from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, Rule
+from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
@@ -21,24 +23,27 @@ from tokenbus_contracts.generated.stream_pb2 import (
     RefusalReason,
 )
 from tokenbus_contracts.schema import MINOR
-from tokenbus_services.bus import Outcome
+from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import Hold
-from tokenbus_services.delivery.tokens import FINISHED
 from tokenbus_services.logs import Episodes, logger
-from tokenbus_services.processor.answers import closing_error, ended_error, error_of, refusal_of
+from tokenbus_services.processor.answers import closing_error, error_of, refusal_of
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
-from tokenbus_services.processor.mailbox import Mailbox, admitted_letter, error_letter, reached_in
-from tokenbus_services.processor.requests import Request
-from tokenbus_services.processor.session import Session, drafts_of
+from tokenbus_services.processor.mailbox import Budget, Mailbox, admitted_letter, error_letter, reached_in
+from tokenbus_services.processor.peers import Peers
+from tokenbus_services.processor.requests import NO_OWNER, Request
+from tokenbus_services.processor.resumes import Resumes, has_last_row
+from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.strangers import Strangers
 from tokenbus_services.processor.watchers import Watchers
-from tokenbus_services.processor.worker import RefusedError, check_secret, protocol_error
+from tokenbus_services.processor.worker import RefusedError, protocol_error
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
 _FIRST_ROUTE = 1
 _NS = 1_000_000_000
+_MOST_HANDSHAKES = 10
+"""How many handshakes of a client may follow each other at once."""
 
 
 class ClientDesk:
@@ -49,26 +54,30 @@ class ClientDesk:
         settings: Settings,
         dispatch: Dispatch,
         letters: DeadLetters,
-        send: Callable[[bytes, list[bytes]], Outcome],
+        peers: Peers,
+        now: Callable[[], float],
     ) -> None:
-        """Take who hands new requests to workers, where what is refused goes, and how to send."""
+        """Take what hands new requests to workers, where refused frames go, the transport's peers, and the time."""
         self._settings = settings
+        self._now = now
         self._book = dispatch.book
         self._dispatch = dispatch
         self._letters = letters
         self.watchers = Watchers(dispatch.workers)
-        self._send_parts = send
+        self._peers = peers
         self._by_peer: dict[bytes, Session] = {}
         self._routes = count(_FIRST_ROUTE)
         self._episodes = Episodes()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._strangers = Strangers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
-        self._resumed: list[tuple[Session, Resume]] = []
+        self._budget = Budget(settings.clients.buffer_bytes)
         self.sessions: dict[int, Session] = {}
+        self.resumes = Resumes(self._book, self.sessions, self._is_alive)
         self.is_draining = False
         self.refused = 0
-        self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
+        self.evicted = 0
+        """How many clients lost their requests because too much waited for them."""
 
     # What comes in.
 
@@ -88,7 +97,6 @@ class ClientDesk:
                 self._tell_refused(peer, protocol_error(error))
             else:
                 session.put(error_letter(refusal_of(parts, error)))
-                self._watch_news(session)
 
     def _take(self, peer: bytes, session: Session | None, parts: list[bytes], now: float) -> None:
         if len(parts) != 1:
@@ -102,12 +110,6 @@ class ClientDesk:
         else:
             session.last_heard = now
             self._frame(session, frame, body)
-            self._watch_news(session)
-
-    def _watch_news(self, session: Session) -> None:
-        """End a client that asks on and on, and confirms no answer."""
-        if session.mailbox.news > 2 * self._settings.processor.max_requests:  # each admitted, and ended
-            self._end(session, "it does not confirm what it is told")
 
     def _frame(self, session: Session, frame: ClientFrame, body: str | None) -> None:
         match body:
@@ -117,13 +119,15 @@ class ClientDesk:
                 if frame.abort.request_key in session.requests:
                     self._book.abort(frame.abort.request_key)
             case "resume":
-                self._resume(session, frame.resume)
+                _check_role(session.may_ask, Role.CLIENT)
+                self.resumes.add(session, frame.resume)
             case "confirm":
                 if not session.mailbox.confirm(frame.confirm.through_number):
                     number = frame.confirm.through_number
                     raise ContractError("confirm.through_number", "a number that was sent", number)
                 self._send_letters(session)
             case "watch":
+                _check_role(session.may_watch, Role.OBSERVER)
                 self.watchers.add(session, frame.watch.worker_id)
             case "heartbeat":
                 session.echo_ns = frame.heartbeat.sent_at_ns
@@ -131,133 +135,52 @@ class ClientDesk:
                 self._end(session, "it said goodbye")
 
     def _generate(self, session: Session, generate: Generate) -> None:
+        _check_role(session.may_ask, Role.CLIENT)
         key = generate.request_key
         if key in session.requests:  # asked again, because the connection broke before the answer came
             return
-        if self._book.table.ended(key) is not None and session.mailbox.has_rows_of(key, session.limits):
+        ended, known = self._book.table.ended(key), self._book.table.get(key)
+        if ended is not None and has_last_row(session, ended):
             return  # the same, and it has ended since: all of it is on its way
-        known = self._book.table.get(key)
-        if known is not None and not known.is_claimed:
+        if known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner):
             # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
-            again = Resume(request_key=key, include_draft_logprobs=generate.include_draft_logprobs)
-            self._resume(session, again)
+            again = Resume(
+                request_key=key,
+                include_draft_logprobs=generate.include_draft_logprobs,
+                deadline_unix_ms=generate.deadline_unix_ms,
+            )
+            self.resumes.add(session, again)
             return
         if self.is_draining:
             error: RequestError | None = closing_error(key)
         else:
-            error = self._dispatch.submit(generate, session.route, may_wait=True)
+            error = self._dispatch.submit(generate, session.route, owner=session.owner, may_wait=True)
         if error is None:
             session.requests.add(key)
         else:
             session.put(error_letter(error))
 
-    def _resume(self, session: Session, resume: Resume) -> None:
-        """Take up a request again, with those that are resumed in the same moment: they share steps."""
-        self._resumed.append((session, resume))
-        if len(self._resumed) == 1:
-            self.call_soon(self.take_up_resumed)
-
-    def take_up_resumed(self) -> None:
-        """Take up the requests that were resumed: what waits goes to their clients, and so does what follows."""
-        # Of several clients that want one request the last has it; one that has left in the meantime has none.
-        latest = {each.request_key: (session, each) for session, each in self._resumed if session.key in self.sessions}
-        resumed, self._resumed = list(latest.values()), []
-        sessions = {session for session, _ in resumed}
-        for session in sessions:
-            session.gather()
-        endings = [ending for session, resume in resumed if (ending := self._take_up(session, resume)) is not None]
-        for session in sessions:
-            session.send_gathered()
-        for session, error in endings:
-            session.put(error_letter(error))
-
-    def _take_up(self, session: Session, resume: Resume) -> tuple[Session, RequestError] | None:
-        """Take up one request; return the error that it ended with, if it did."""
-        key, table = resume.request_key, self._book.table
-        ended, before = table.ended(key), table.get(key)
-        if ended is not None:
-            if ended.error is None and self._take_rest(session, key, resume.next_position):
-                return None
-            return session, ended.error or ended_error(key, ended.tokens)
-        if before is None and table.is_full:
-            return session, error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
-        was_claimed, other = before is not None and before.is_claimed, self._holder(key)
-        request = self._book.claim(key, resume.next_position, session.route, drafts=resume.include_draft_logprobs)
-        session.requests.add(key)
-        error = None
-        if not was_claimed:
-            tokens = self._book.buffers.tokens_of(request)
-            error = tokens.error
-            for step, row in tokens.give_up():
-                draft = step.draft_rows
-                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, key), step.hold)
-                step.hold.release()
-        elif other is not None and other is not session:
-            self._take_from(other, session, request, resume.next_position)
-        if table.get(key) is request:
-            self._book.settle(request)
-        if table.get(key) is not request:  # it had ended
-            session.requests.discard(key)
-        return None if error is None else (session, error)
-
-    def _holder(self, key: int) -> Session | None:
-        request = self._book.table.get(key)
-        if request is None:
-            return None
-        route = int(self._book.table.route[request.slot])
-        consumer = self._book.router.consumers.get(route)
-        return consumer if isinstance(consumer, Session) else None
-
-    def _take_rest(self, session: Session, key: int, position: int) -> bool:
-        """Give a client what is still on its way of a request that has ended; False if some of it is not."""
-        letters = [letter for other in self.sessions.values() for letter in other.mailbox.letters()]
-        found = [
-            (*rows, letter.hold)
-            for letter in letters
-            if letter.hold is not None and (rows := letter.rows_of(key, session.limits)) is not None
-        ]
-        rest: list[tuple[LogprobBatch, LogprobBatch | None, Hold]] = []
-        # Several clients that went away may each have some of it, or the same.
-        for target, draft, hold in sorted(found, key=lambda entry: int(entry[0].positions[0])):
-            begin, status = int(target.positions[0]), RowStatus(target.statuses[0])
-            end = begin + int(target.token_counts[0])
-            if begin <= position and (end > position or (end == position and status in FINISHED)):
-                rest.append((target, draft, hold))
-                position = end
-                if status in FINISHED:
-                    for entry in rest:
-                        session.put_outputs(*entry)
-                    return True
-        return False
-
-    def _take_from(self, other: Session, session: Session, request: Request, position: int) -> None:
-        """Move what is on its way to another client: this one has taken the request up."""
-        other.requests.discard(request.key)
-        first = int(self._book.table.next_position[request.slot])
-        found: list[tuple[LogprobBatch, LogprobBatch | None, Hold]] = []
-        for letter in other.mailbox.letters():
-            rows = letter.rows_of(request.key, session.limits)
-            if rows is not None and letter.hold is not None:
-                found.append((*rows, letter.hold))
-                first = min(first, int(rows[0].positions[0]))
-        if position < first:
-            lost = f"tokens {position} to {first - 1} were confirmed before and are not kept"
-            self._book.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
-            return
-        for target, draft, hold in found:
-            session.put_outputs(target, draft, hold)
-
     # The handshake.
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
-        check_secret(hello.secret, self._settings.bus.secret)
+        identity = self._peers.identity(peer)
+        may_ask = identity.may(Role.CLIENT, hello.name)
+        may_watch = identity.may(Role.OBSERVER, hello.name)
+        if not (may_ask or may_watch):
+            message = f"key {identity.name} may not be client {hello.name}"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
+        owner = owner_of(identity, hello.name)
         session = self.sessions.get(hello.session)
         resumed = session is not None
+        if session is not None:
+            self._check_same_life(session, peer, hello, owner)
+        if self._by_peer.get(peer, session) is not session:
+            raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, "hello.session: one session a connection")
         if session is None:
-            if len(self.sessions) >= self._settings.clients.max_clients:
-                message = f"clients: at most {self._settings.clients.max_clients}"
-                raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
-            session = self._new_session(hello)
+            self._make_room()
+            session = self._new_session(hello, owner)
+        self._count_handshake(session, now)
+        session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
         if session.peer is not None:
             self._by_peer.pop(session.peer, None)
         session.peer = peer
@@ -265,6 +188,7 @@ class ClientDesk:
         session.next_heartbeat = now + self._interval
         self._by_peer[peer] = session
         self._strangers.forget(peer)
+        self._peers.admit(peer)
         session.mailbox.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(
             processor_id=self._settings.processor.id,
@@ -277,13 +201,47 @@ class ClientDesk:
         _log.info("client connected", client=session.name, resumed=resumed)
         self._send_letters(session)
 
-    def _new_session(self, hello: ClientHello) -> Session:
+    def _check_same_life(self, session: Session, peer: bytes, hello: ClientHello, owner: int) -> None:
+        """Refuse a hello that takes a session over without being the life that has it."""
+        is_same = session.owner == owner and hmac.compare_digest(session.proof, hello.proof)
+        if not is_same or (not session.proof and session.peer != peer and self._is_alive(session)):
+            message = f"hello.session: {hello.session:016x} is another client's"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_SESSION_TAKEN, message)
+
+    def _is_alive(self, session: Session) -> bool:
+        """Tell whether a client is there: it was heard in time, and its connection takes messages."""
+        if session.peer is None or self._now() - session.last_heard > self._timeout:
+            return False
+        return self._send_heartbeat(session, self._now()) is not Outcome.GONE
+
+    def _count_handshake(self, session: Session, now: float) -> None:
+        """Refuse a client that shakes hands again and again: each time, what it did not acknowledge is sent again."""
+        passed = (now - session.shaken_at) / self._interval
+        session.handshakes, session.shaken_at = max(0.0, session.handshakes - passed), now
+        if session.handshakes + 1 > _MOST_HANDSHAKES:
+            message = f"hello: at most {_MOST_HANDSHAKES} at once, then one in {self._interval:g} s"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, message)
+        session.handshakes += 1
+
+    def _make_room(self) -> None:
+        """Forget a client that has nothing here, if there are as many as may be; one that is away goes first."""
+        most = self._settings.clients.max_clients
+        if len(self.sessions) < most:
+            return
+        idle = [each for each in self.sessions.values() if each.is_idle and each not in self.watchers]
+        if not idle:
+            raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, f"clients: at most {most}")
+        self._end(min(idle, key=lambda session: session.peer is not None), "another client needs its place")
+
+    def _new_session(self, hello: ClientHello, owner: int) -> Session:
         clients = self._settings.clients
         session = Session(
             hello.session,
             hello.name,
+            owner,
+            hello.proof,
             next(self._routes),
-            Mailbox(clients.mailbox_frames, clients.mailbox_bytes),
+            Mailbox(clients.mailbox_frames, clients.mailbox_bytes, self._budget),
             self._book.table,
             self._settings.limits,
             self._send_letters,
@@ -296,7 +254,7 @@ class ClientDesk:
         """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
         if self._strangers.is_to_be_told(peer, now):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
-            self._send_parts(peer, [write_frame(ServerFrame(refusal=refusal))])
+            self._peers.send(peer, [write_frame(ServerFrame(refusal=refusal))])
 
     def _refuse(self, peer: bytes, refused: RefusedError) -> None:
         self.refused += 1
@@ -305,7 +263,7 @@ class ClientDesk:
 
     def _tell_refused(self, peer: bytes, refused: RefusedError) -> None:
         refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
-        self._send_parts(peer, [write_frame(ServerFrame(refusal=refusal))])
+        self._peers.send(peer, [write_frame(ServerFrame(refusal=refusal))])
 
     # Their end.
 
@@ -315,7 +273,7 @@ class ClientDesk:
             session.peer = None
 
     def _end(self, session: Session, why: str) -> None:
-        """Forget a client; nobody is there any more to be told how its requests end."""
+        """Forget a client, and end its requests."""
         self._detach(session)
         self.sessions.pop(session.key, None)
         for key in list(session.requests):
@@ -330,8 +288,12 @@ class ClientDesk:
     def _end_slow(self, session: Session) -> None:
         """End the requests of a client that reads too slowly, and drop what waits for it."""
         waiting, size = len(session.mailbox), session.mailbox.bytes
-        reached = reached_in(session.mailbox.drop_outputs(), session.limits)
+        self.evicted += 1
         self.watchers.remove(session)
+        reached = reached_in(session.mailbox.drop_outputs(), session.limits)
+        if session.mailbox.is_over_full:
+            self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
+            return
         reason = f"its client left {waiting} frames with {size} bytes waiting"
         for key in list(session.requests):
             request = self._book.table.get(key)
@@ -343,45 +305,66 @@ class ClientDesk:
             session.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason, tokens)))
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
 
-    def relieve(self, hold: Hold) -> None:
-        """End what holds a stream back the longest, where that is a client."""
-        for session in list(self.sessions.values()):
-            if session.mailbox.holds_back(hold):
-                self._end_slow(session)
+    def evict(self, hold: Hold) -> None:
+        """End the requests of the clients that have not acknowledged a step, those with most first."""
+        queues = {id(queue) for queue in hold.holders}
+        slow = [session for session in self.sessions.values() if id(session.mailbox) in queues]
+        for session in sorted(slow, key=lambda session: session.mailbox.bytes, reverse=True):
+            self._end_slow(session)
+
+    def all_lag(self, stream: int) -> bool:
+        """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
+        table = self._book.table
+        consumers = map(self._book.router.consumers.get, set(table.route[table.owner == stream].tolist()))
+        return not any(isinstance(each, Session) and each.keeps_up for each in consumers)
 
     # What goes out.
 
     def _send_letters(self, session: Session) -> None:
         if session.mailbox.is_over_full:
             self._end_slow(session)
+        while self._budget.is_exceeded:
+            self._end_slow(max(self.sessions.values(), key=lambda each: each.mailbox.bytes))
         while session.peer is not None and (message := session.mailbox.next_message()) is not None:
-            if self._send_parts(session.peer, message) is not Outcome.SENT:
+            if self._peers.send(session.peer, message) is not Outcome.SENT:
                 return
             session.mailbox.sent()
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Tell a request's client that a worker took it."""
-        holder = self._holder(request.key)
-        if holder is not None:
+        holder = self._book.consumer_of(request)
+        if isinstance(holder, Session):
+            admitted.deadline_unix_ms = request.deadline_unix_ms
             holder.put(admitted_letter(admitted))
 
     def tick(self, now: float) -> None:
         """Do what time alone demands: heartbeats, silent clients, clients that do not come back."""
-        patience = self._settings.clients.detached_timeout_ms / 1000
         for session in list(self.sessions.values()):
-            silent = now - session.last_heard
-            if session.peer is not None and silent > self._timeout:
+            try:
+                self._look_at(session, now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self._episodes.begin("defect", _log.exception, "tick failed for a client", client=session.name)
                 self._detach(session)
-                _log.warning("client silent", client=session.name)
-            if session.peer is None and silent > self._timeout + patience:
-                self._end(session, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
-            elif session.peer is not None:
-                self._send_letters(session)
-                if now >= session.next_heartbeat:
-                    session.next_heartbeat = now + self._interval
-                    beat = Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=session.echo_ns)
-                    self._send(session, ServerFrame(heartbeat=beat))
+        self.resumes.tick()
         self._episodes.expire()
+
+    def _look_at(self, session: Session, now: float) -> None:
+        patience = self._settings.clients.detached_timeout_ms / 1000
+        silent = now - session.last_heard
+        if session.peer is not None and silent > self._timeout:
+            self._detach(session)
+            _log.warning("client silent", client=session.name)
+        if session.peer is None and silent > self._timeout + patience:
+            self._end(session, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
+        elif session.peer is not None:
+            self._send_letters(session)
+            if now >= session.next_heartbeat:
+                self._send_heartbeat(session, now)
+
+    def _send_heartbeat(self, session: Session, now: float) -> Outcome:
+        session.next_heartbeat = now + self._interval
+        beat = Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=session.echo_ns)
+        return self._send(session, ServerFrame(heartbeat=beat))
 
     def forgive(self, seconds: float, now: float) -> None:
         """Do not count some seconds as the clients' silence."""
@@ -395,6 +378,18 @@ class ClientDesk:
             self._send(session, ServerFrame(goodbye=Goodbye(reason=reason, message=message)))
         self._episodes.close()
 
-    def _send(self, session: Session, frame: ServerFrame) -> None:
-        if session.peer is not None:
-            self._send_parts(session.peer, [write_frame(frame)])
+    def _send(self, session: Session, frame: ServerFrame) -> Outcome:
+        if session.peer is None:
+            return Outcome.GONE
+        return self._peers.send(session.peer, [write_frame(frame)])
+
+
+def owner_of(identity: Identity, name: str) -> int:
+    """Return whose a client's requests are: its key's, or where none is needed, those of all clients of its name."""
+    said = f"key {identity.name}" if identity.name else f"name {name}"
+    return int.from_bytes(blake2b(said.encode(), digest_size=8).digest()) or 1
+
+
+def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private, and named at the call
+    if not is_granted:
+        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, f"role {role}: not granted to this key")

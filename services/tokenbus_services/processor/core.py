@@ -1,37 +1,39 @@
 """Core: the parts of a processor, wired together, without sockets, event loop and clock."""
 
-from collections.abc import Callable
-
-from tokenbus_services.bus import Outcome
 from tokenbus_services.delivery import Hold
-from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.processor.book import RequestBook, Time
 from tokenbus_services.processor.clients import ClientDesk
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake
+from tokenbus_services.processor.peers import Peers
 from tokenbus_services.processor.worker import Worker
 from tokenbus_services.processor.workers import WorkerDesk
 from tokenbus_services.settings import Settings
 
-Send = Callable[[bytes, list[bytes]], Outcome]
+_log = logger("processor")
 
 
 class Core:
     """Takes messages through its two desks, and answers through two functions; whoever runs it tells the time."""
 
-    def __init__(self, settings: Settings, now: Callable[[], float], send_worker: Send, send_client: Send) -> None:
-        """Take the settings, the time, and how to send to a worker and to a client."""
+    def __init__(self, settings: Settings, clock: Time, workers: Peers, clients: Peers) -> None:
+        """Take the settings, the time, and the peers at both addresses."""
+        self._episodes = Episodes()
         self.letters = DeadLetters(settings.dead_letters)
-        self.book = RequestBook(settings.processor, now)
-        self.intake = Intake(settings, self.book, self.letters, now)
-        self.workers = WorkerDesk(settings, self.intake, self.letters, send_worker)
+        self.book = RequestBook(settings.processor, clock)
+        self.intake = Intake(settings, self.book, self.letters, clock.now)
+        self.workers = WorkerDesk(settings, self.intake, self.letters, workers)
         self.dispatch = Dispatch(settings, self.book, self.workers)
-        self.clients = ClientDesk(settings, self.dispatch, self.letters, send_client)
+        self.clients = ClientDesk(settings, self.dispatch, self.letters, clients, clock.now)
         self.book.abort_at_worker = self.workers.abort
+        self.book.on_vouched = self.clients.resumes.settle_owner
         self.intake.on_admitted = self.clients.admitted
         self.intake.on_stream = self._on_stream
         self.intake.on_item = self.clients.watchers.show_item
-        self.intake.relieve = self._relieve
+        self.intake.evict = self._evict
+        self.intake.all_clients_lag = lambda worker: self.clients.all_lag(worker.source.stream)
         self.intake.resend = self.dispatch.resend
 
     def begin(self, now: float) -> None:
@@ -45,17 +47,24 @@ class Core:
 
     def tick(self, now: float) -> None:
         """Do what time alone demands."""
+        for part in (self._expire, self.dispatch.tick, self.workers.tick, self.clients.tick):
+            try:
+                part(now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self._episodes.begin("defect", _log.exception, "tick failed")
+        self._episodes.expire()
+
+    def _expire(self, _now: float) -> None:
         self.book.expire()
-        self.dispatch.tick(now)
-        self.workers.tick(now)
-        self.clients.tick(now)
 
     def _on_stream(self, worker: Worker) -> None:
         """Learn that a worker is there, or there again."""
         self.clients.watchers.show_stream(worker)
         self.dispatch.hand_out_waiting()
 
-    def _relieve(self, hold: Hold) -> None:
-        """End what holds a stream back the longest."""
-        self.clients.relieve(hold)
-        self.book.relieve(hold)
+    def _evict(self, hold: Hold) -> None:
+        """End the requests of those that hold a stream back the longest."""
+        held_here = hold.count > len(hold.holders)
+        self.clients.evict(hold)
+        if held_here:
+            self.book.relieve(hold)

@@ -6,10 +6,10 @@ from math import inf
 import numpy as np
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.processor.book import RequestBook
-from tokenbus_services.processor.requests import NO_STREAM, Request
+from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request
 from tokenbus_services.processor.worker import Worker
 from tokenbus_services.processor.workers import WorkerDesk
 from tokenbus_services.settings import Settings
@@ -53,19 +53,20 @@ class Dispatch:
         route: int,
         prepare: Callable[[Request], None] = lambda _: None,
         *,
+        owner: int = NO_OWNER,
         may_wait: bool = False,
     ) -> RequestError | None:
-        """Open a request and hand it to a worker, or return why not."""
-        error = self._submit(generate, route, prepare, may_wait=may_wait)
+        """Open a request of an owner's and hand it to a worker, or return why not."""
+        error = self._submit(generate, route, prepare, owner, may_wait=may_wait)
         if error is not None:
             name = code_name(error.code)
             self.refused[name] = self.refused.get(name, 0) + 1
         return error
 
     def _submit(
-        self, generate: Generate, route: int, prepare: Callable[[Request], None], *, may_wait: bool
+        self, generate: Generate, route: int, prepare: Callable[[Request], None], owner: int, *, may_wait: bool
     ) -> RequestError | None:
-        error = self._refusal(generate)
+        error = self._refusal(generate, owner)
         if error is not None:
             return error
         worker = self._choice(generate)
@@ -73,28 +74,29 @@ class Dispatch:
             has_room = len(self._waiting) < self._settings.processor.max_requests
             if not (may_wait and has_room and self._waits_until > -inf):
                 return self._no_worker(generate)
-            self._waiting.append(self.book.submit(generate, NO_STREAM, route))
+            self._waiting.append(self.book.submit(generate, NO_STREAM, route, owner))
             return None
-        request = self.book.submit(generate, worker.source.stream, route)
+        request = self.book.submit(generate, worker.source.stream, route, owner)
         prepare(request)
-        self._hand_out(request, worker, generate)
+        self._hand_out(request, worker)
         return None
 
-    def _hand_out(self, request: Request, worker: Worker, generate: Generate) -> None:
+    def _hand_out(self, request: Request, worker: Worker) -> None:
         """Tell a worker of its request; one that hands it off is told to whom."""
         heir = self._least_busy(self._heirs(worker))
         self._turns += 1
         worker.last_turn = self._turns
         if heir is not None:
             heir.last_turn = self._turns
-        address = "" if heir is None else heir.stream.hello.handoff_address
+        hello = Hello() if heir is None else heir.stream.hello
         self.book.table.heir[request.slot] = NO_STREAM if heir is None else heir.source.stream
-        if generate.handoff_address != address:
-            told = Generate()
-            told.CopyFrom(generate)
-            told.handoff_address = address
-            request.generate = generate = told
-        # One that cannot be told just now is told at its next hello, because the request is in the book.
+        generate = request.generate
+        if generate is None:
+            return
+        generate.handoff_address = hello.handoff_address
+        generate.handoff_ticket = hello.handoff_ticket
+        generate.handoff_server_key = hello.handoff_server_key
+        # A worker that cannot be reached just now gets it after its next hello, because the request is in the book.
         self._desk.generate(worker, generate)
 
     def hand_out_waiting(self) -> None:
@@ -111,7 +113,7 @@ class Dispatch:
                 self._waiting.append(request)
                 continue
             self.book.hand_to(request, worker.source.stream)
-            self._hand_out(request, worker, request.generate)
+            self._hand_out(request, worker)
 
     def tick(self, now: float) -> None:
         """Hand out what waits and finds a place now, and end the requests that waited long enough."""
@@ -134,12 +136,15 @@ class Dispatch:
         if request.generate is not None:
             self._desk.generate(worker, request.generate)
 
-    def _refusal(self, generate: Generate) -> RequestError | None:
-        key = generate.request_key
+    def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
+        key, table = generate.request_key, self.book.table
         if self.book.table.get(key) is not None:
             return _error(key, ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request")
-        if self.book.table.is_full:
+        if table.is_full and not self.book.make_room():
             message = f"open requests: at most {self._settings.processor.max_requests}"
+            return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, message, _RETRY_MS)
+        if owner != NO_OWNER and not table.has_room_for(("client", owner)):
+            message = f"open requests of one client: at most {self._settings.processor.requests_per_peer}"
             return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, message, _RETRY_MS)
         sampling = generate.sampling
         if sampling.HasField("top_p") and not sampling.top_p > 0:

@@ -37,7 +37,8 @@ class Intake:
         self.on_stream: Callable[[Worker], None] = lambda _worker: None
         self.on_admitted: Callable[[Request, Admitted], None] = lambda _request, _admitted: None
         self.on_step: Callable[[Step], None] = lambda _step: None
-        self.relieve: Callable[[Hold], None] = lambda _hold: None
+        self.evict: Callable[[Hold], None] = lambda _hold: None
+        self.all_clients_lag: Callable[[Worker], bool] = lambda _worker: True
         self.resend: Callable[[Worker, Request], None] = lambda _worker, _request: None
 
     def proceed(self, worker: Worker, now: float) -> None:
@@ -65,14 +66,20 @@ class Intake:
             self._step(worker, step, now, is_last=True)
 
     def is_throttled(self, worker: Worker) -> bool:
-        """Tell whether a worker gets no more credit for now, because its items are not taken."""
+        """Tell whether a worker gets no more credit for now, because its items are not taken.
+
+        A slow client alone does not do that while others at the same worker keep up: its frames pile up in its own
+        queue, and at their bound its requests end.
+        """
         if self.feed is not None and self.feed.is_full:
             return True
-        # Before it is too much: what is sent again comes in bursts, and whoever comes back after them is not slow.
-        oldest = worker.stream.holds.oldest
-        if self._share_held(worker) > _SHARE_WITH_CREDIT and not (oldest and worker.assembler.keeps(oldest)):
+        if self._settings.processor.slow_consumer == "wait" and self.book.buffers.is_over_full:
             return True
-        return self._settings.processor.slow_consumer == "wait" and self.book.buffers.is_over_full
+        # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
+        oldest = worker.stream.holds.oldest
+        if oldest is None or self._share_held(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
+            return False
+        return oldest.count > len(oldest.holders) or self.all_clients_lag(worker)
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
         self.on_item(worker, entry)
@@ -210,11 +217,22 @@ class Intake:
         if worker.held_back is None or worker.held_back[0] is not oldest:
             worker.held_back = oldest, now
         if share > 1 or now - worker.held_back[1] > self._settings.bus.heartbeat_timeout_ms / 1000:
-            self.relieve(oldest)
+            self._evict_slowest(worker)
+
+    def _evict_slowest(self, worker: Worker) -> None:
+        """End the requests of those that hold the stream back, the furthest behind first, until enough is free."""
+        holds = worker.stream.holds
+        while (oldest := holds.oldest) is not None and not worker.assembler.keeps(oldest):
+            has_remote_holders = bool(oldest.holders)
+            self.evict(oldest)
+            is_free = holds.advance() or not holds.oldest
+            if not (is_free and has_remote_holders) or self._share_held(worker) <= _SHARE_AFTER_EVICTION:
+                return
 
 
 _SHARE_WITH_CREDIT = 0.5
 """How much of what may wait for consumers may do so while their worker is given credit."""
+_SHARE_AFTER_EVICTION = 0.75
 
 
 def _keys(batch: LogprobBatch) -> frozenset[int]:

@@ -1,9 +1,9 @@
 """What is on its way to one client: encoded once, sent as its window allows, kept until it confirms."""
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenbus_contracts import Limits, LogprobBatch, decode, encode
 from tokenbus_contracts.frames import write_frame
@@ -12,34 +12,61 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_services.delivery import Hold
 
+Keys = npt.NDArray[np.uint64]
+_NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
-@dataclass(slots=True, eq=False)
+_OVERHEAD = 512
+"""What a frame costs in memory beside its bytes, in bytes, measured."""
+
+
 class Letter:
-    """One numbered frame and its parts; the number is given when it is sent."""
+    """One frame and its parts, encoded once; its number is put before it when it is sent."""
 
-    frame: ServerFrame
-    parts: list[bytes]
-    hold: Hold | None
-    size: int
+    __slots__ = ("body", "cost", "hold", "keys", "parts", "size")
 
-    def rows_of(self, key: int, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None] | None:
-        """Return the row of one request in it, and what was drafted for that, or None."""
-        if self.hold is None:
-            return None
+    def __init__(self, frame: ServerFrame, parts: list[bytes], hold: Hold | None = None, keys: bytes = b"") -> None:
+        """Take what it says, its batches with the hold of their step, and the request keys of its rows, as they lie."""
+        self.body = write_frame(frame)
+        self.parts = parts
+        self.hold = hold
+        self.keys = keys
+        self.size = sum(map(len, parts))
+        """What it takes of a client's window, in bytes."""
+        self.cost = len(self.body) + self.size + len(keys) + _OVERHEAD
+        """What it is charged with, in bytes."""
+
+    def rows_of(self, keys: Keys, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
+        """Return the rows of some requests in it, and what was drafted for them."""
         batches = [decode(part, limits) for part in self.parts]
-        target, *draft = [batch.select(np.flatnonzero(batch.request_keys == np.uint64(key))) for batch in batches]
-        if not target.row_count:
-            return None
+        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_keys, keys))) for batch in batches]
         return target, draft[0] if draft and draft[0].row_count else None
 
 
-class Mailbox:
-    """The letters to one client that it has not confirmed, oldest first: those that were sent, then those to send."""
+class Budget:
+    """What all clients' queues hold together, in bytes."""
 
-    def __init__(self, max_frames: int, max_bytes: int) -> None:
-        """Take at most so many letters, and so many bytes."""
+    def __init__(self, max_bytes: int) -> None:
+        """Allow so many bytes."""
+        self.max_bytes = max_bytes
+        self.bytes = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether they hold more than they may."""
+        return self.bytes > self.max_bytes
+
+
+class Mailbox:
+    """The frames for one client that it has not acknowledged, oldest first: those that were sent, then those to send.
+
+    All of it is charged to the client: outputs in frames, and everything in bytes.
+    """
+
+    def __init__(self, max_frames: int, max_bytes: int, budget: Budget | None = None) -> None:
+        """Take at most so many frames with tokens, and so many bytes of everything; count them in a budget."""
         self._max_frames = max_frames
         self._max_bytes = max_bytes
+        self._budget = budget or Budget(max_bytes)
         self._sent: deque[Letter] = deque()
         self._waiting: deque[Letter] = deque()
         self._window_frames = 0
@@ -47,6 +74,7 @@ class Mailbox:
         self._next_number = 1
         self._sent_bytes = 0
         self._outputs = 0
+        self._put = 0
         self.bytes = 0
         self.peak = 0
         self.peak_bytes = 0
@@ -57,16 +85,22 @@ class Mailbox:
 
     @property
     def is_over_full(self) -> bool:
-        """Whether it holds more than it may: its client reads too slowly.
-
-        News without tokens is not counted: a client that does not read may still have as much as it asked for.
-        """
+        """Whether it holds more than it may: its client reads too slowly."""
         return self._outputs > self._max_frames or self.bytes > self._max_bytes
 
     @property
-    def news(self) -> int:
-        """How many letters without tokens it holds."""
-        return len(self) - self._outputs
+    def outputs(self) -> int:
+        """How many frames with tokens it holds."""
+        return self._outputs
+
+    @property
+    def last_ordinal(self) -> int:
+        """The number of the last frame that was put here, counted from one over all connections."""
+        return self._put
+
+    def still_holds(self, ordinal: int) -> bool:
+        """Tell whether the frame with a number is not acknowledged yet; nothing was dropped since it was put."""
+        return ordinal > self._put - len(self)
 
     @property
     def has_room_in_window(self) -> bool:
@@ -85,9 +119,12 @@ class Mailbox:
         """Add a letter behind the others."""
         if letter.hold is not None:
             letter.hold.keep()
+            letter.hold.holders.append(self)
         self._waiting.append(letter)
+        self._put += 1
         self._outputs += bool(letter.parts)
-        self.bytes += letter.size
+        self.bytes += letter.cost
+        self._budget.bytes += letter.cost
         self.peak = max(self.peak, len(self))
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
@@ -96,8 +133,7 @@ class Mailbox:
         if not self._waiting or not self._fits(self._waiting[0].size):
             return None
         letter = self._waiting[0]
-        letter.frame.number = self._next_number
-        return [write_frame(letter.frame), *letter.parts]
+        return [_numbered(self._next_number) + letter.body, *letter.parts]
 
     def sent(self) -> None:
         """Count the letter that `next_message` returned as sent."""
@@ -138,13 +174,14 @@ class Mailbox:
         """Return all letters, oldest first."""
         return [*self._sent, *self._waiting]
 
-    def has_rows_of(self, key: int, limits: Limits) -> bool:
-        """Tell whether tokens of a request are on their way."""
-        return any(letter.rows_of(key, limits) is not None for letter in self.letters())
-
-    def holds_back(self, hold: Hold) -> bool:
-        """Tell whether a letter has a hold."""
-        return any(letter.hold is hold for letter in self.letters())
+    def letters_of(self, keys: Keys) -> list[Letter]:
+        """Return the frames that have rows of some requests, oldest first; nothing is decoded for that."""
+        letters = [letter for letter in self.letters() if letter.keys]
+        if not letters:
+            return []
+        ends = np.cumsum([len(letter.keys) for letter in letters]) // 8
+        found = np.isin(np.frombuffer(b"".join(letter.keys for letter in letters), np.uint64), keys)
+        return [letters[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
     def _fits(self, size: int) -> bool:
         return len(self._sent) < self._window_frames and (
@@ -153,8 +190,10 @@ class Mailbox:
 
     def _let_go(self, letter: Letter) -> None:
         self._outputs -= bool(letter.parts)
-        self.bytes -= letter.size
+        self.bytes -= letter.cost
+        self._budget.bytes -= letter.cost
         if letter.hold is not None:
+            letter.hold.holders.remove(self)
             letter.hold.release()
 
 
@@ -172,7 +211,7 @@ def outputs_letters(target: LogprobBatch, draft: LogprobBatch | None, hold: Hold
         if drafts is not None:
             parts.append(encode(_selection(drafts, follows=False), limits))
         frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
-        letters.append(Letter(frame, parts, hold, sum(map(len, parts))))
+        letters.append(Letter(frame, parts, hold, rows.request_keys.tobytes()))
     return letters
 
 
@@ -189,17 +228,27 @@ def reached_in(letters: list[Letter], limits: Limits) -> dict[int, int]:
 
 def admitted_letter(admitted: Admitted) -> Letter:
     """Return the news that a request was taken."""
-    return Letter(ServerFrame(admitted=admitted), [], None, 0)
+    return Letter(ServerFrame(admitted=admitted), [])
 
 
 def error_letter(error: RequestError) -> Letter:
     """Return the news that a request ended with an error."""
-    return Letter(ServerFrame(error=error), [], None, 0)
+    return Letter(ServerFrame(error=error), [])
 
 
 def watched_letter(item: Item, payload: bytes) -> Letter:
     """Return an item of a stream for who watches it."""
-    return Letter(ServerFrame(watched_item=item), [payload], None, len(payload))
+    return Letter(ServerFrame(watched_item=item), [payload])
+
+
+def _numbered(number: int) -> bytes:
+    """Return the field `number` of a ServerFrame as protobuf writes it, before all others."""
+    encoded = bytearray(_NUMBER_TAG)
+    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call

@@ -10,13 +10,14 @@ from typing import Self
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
-from tokenbus_services.bus import ClosedError, Listener, Outcome, Transport, transport_for
+from tokenbus_services.bus import ClosedError, Listener, Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.processor.answers import closing_error
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.feed import StepFeed
+from tokenbus_services.processor.peers import ListenerPeers
 from tokenbus_services.processor.router import BUFFERED, NOBODY
 from tokenbus_services.settings import Settings
 
@@ -39,12 +40,11 @@ class TokenProcessor:
         self.settings = _named(settings or Settings.load())
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
-        self._core = core = Core(self.settings, self.clock.now, self._send_worker, self._send_client)
+        self._worker_peers, self._client_peers = ListenerPeers(), ListenerPeers()
+        self._core = core = Core(self.settings, self.clock, self._worker_peers, self._client_peers)
         self.letters, self.book, self.intake = core.letters, core.book, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self._transport = transport
-        self._worker_listener: Listener | None = None
-        self._client_listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -58,17 +58,17 @@ class TokenProcessor:
         transport = self._transport or transport_for(self.settings.bus)
         bus = self.settings.bus
         loop = asyncio.get_running_loop()
-        self.clients.call_soon = loop.call_soon
+        self.clients.resumes.call_soon = loop.call_soon
         self._core.begin(self.clock.now())
         try:
-            self._worker_listener = await transport.listen(bus.workers_address, self._transport_refused)
-            self._client_listener = await transport.listen(bus.clients_address, self._transport_refused)
+            workers = self._worker_peers.listener = await transport.listen(bus.workers_address, self._transport_refused)
+            clients = self._client_peers.listener = await transport.listen(bus.clients_address, self._transport_refused)
         except BaseException:
             await self._close_listeners()
             raise
         self._tasks = [
-            asyncio.create_task(self._carry(self._worker_listener, self.workers.receive)),
-            asyncio.create_task(self._carry(self._client_listener, self.clients.receive)),
+            asyncio.create_task(self._carry(workers, self.workers.receive)),
+            asyncio.create_task(self._carry(clients, self.clients.receive)),
             asyncio.create_task(self._tick()),
         ]
         _log.info("listening", processor=self.id, workers=self.workers_address, clients=self.clients_address)
@@ -108,9 +108,9 @@ class TokenProcessor:
         _log.info("closed", processor=self.id)
 
     async def _close_listeners(self) -> None:
-        for listener in (self._worker_listener, self._client_listener):
-            if listener is not None:
-                await listener.close()
+        for peers in (self._worker_peers, self._client_peers):
+            if peers.listener is not None:
+                await peers.listener.close()
 
     @property
     def is_listening(self) -> bool:
@@ -120,12 +120,14 @@ class TokenProcessor:
     @property
     def workers_address(self) -> str:
         """Where workers connect, with the port that was chosen."""
-        return self._worker_listener.address if self._worker_listener else self.settings.bus.workers_address
+        listener = self._worker_peers.listener
+        return listener.address if listener else self.settings.bus.workers_address
 
     @property
     def clients_address(self) -> str:
         """Where clients connect, with the port that was chosen."""
-        return self._client_listener.address if self._client_listener else self.settings.bus.clients_address
+        listener = self._client_peers.listener
+        return listener.address if listener else self.settings.bus.clients_address
 
     # What runs.
 
@@ -150,23 +152,13 @@ class TokenProcessor:
             if stood_still > 0:
                 self._core.forgive(stood_still, now)
             looked = now
-            try:
-                self._core.tick(now)
-            except Exception:  # noqa: BLE001 - whatever it is
-                # As above: without a tick nobody would ever be found silent, or late.
-                self._episodes.begin("internal", _log.exception, "time could not be looked at")
+            self._core.tick(now)
             self._episodes.expire()
             self._changed.set()
 
     @property
     def _tick_seconds(self) -> float:
         return self.settings.bus.heartbeat_interval_ms / 1000 / _TICKS
-
-    def _send_worker(self, peer: bytes, parts: list[bytes]) -> Outcome:
-        return Outcome.GONE if self._worker_listener is None else self._worker_listener.send(peer, parts)
-
-    def _send_client(self, peer: bytes, parts: list[bytes]) -> Outcome:
-        return Outcome.GONE if self._client_listener is None else self._client_listener.send(peer, parts)
 
     def _transport_refused(self, reason: str) -> None:
         self.refused_connections += 1

@@ -17,6 +17,9 @@ from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_services.delivery.step import Step
 
 NO_STREAM = -1
+NO_OWNER = 0
+Payer = tuple[str, int]
+"""Which peer an open request counts against: the client that asked for it, or the worker that brought it unasked."""
 Slots = npt.NDArray[np.intp]
 
 
@@ -43,6 +46,13 @@ class Source:
     """Whether the stream began before this processor did."""
     takes_over: bool
     """Whether its worker goes on with requests that others began."""
+    owners: dict[int, int] = field(default_factory=dict, compare=False)
+    """Whose requests its worker had when it introduced itself, by request key."""
+
+    @property
+    def payer(self) -> Payer:
+        """What counts the requests that it brings unasked."""
+        return "worker", self.stream
 
 
 class EarlyRow(NamedTuple):
@@ -73,7 +83,13 @@ class Request:
     is_inherited: bool = False
     """Whether its heir said that it has it, before the stream that has it let go."""
     early: list["EarlyRow"] = field(default_factory=list)
-    """Rows that came before what is before them."""
+    """Rows that came out of order, before those that go before them."""
+    owner: int = NO_OWNER
+    """Who asked for it: only that client, or its next life, may take it up or end it."""
+    payer: Payer | None = None
+    deadline_unix_ms: int = 0
+    last_frame: tuple[int, int] | None = None
+    """The session that got its last row, and the number of that frame in the session's queue."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,13 +98,17 @@ class Ended:
 
     error: RequestError | None
     tokens: int
+    owner: int
+    last_frame: tuple[int, int] | None
 
 
 class RequestTable:
     """All open requests, and for a while those that ended."""
 
-    def __init__(self, max_requests: int, ended_requests: int) -> None:
-        """Hold at most so many open requests, and remember so many that ended."""
+    def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
+        """Hold at most so many open requests, so many of them for one peer, and remember so many that ended."""
+        self._per_peer = max_requests if per_peer is None else per_peer
+        self._charged: dict[Payer, dict[int, None]] = {}
         self._slots: dict[int, int] = {}
         self._requests: list[Request | None] = []
         self._free: list[int] = []
@@ -121,6 +141,32 @@ class RequestTable:
         """Whether no more may be opened."""
         return len(self._slots) >= self._max_requests
 
+    def has_room_for(self, payer: Payer | None) -> bool:
+        """Whether one more may be opened for a peer."""
+        return not self.is_full and (payer is None or self.charged_to(payer) < self._per_peer)
+
+    def charged_to(self, payer: Payer) -> int:
+        """Return how many open requests count against a peer."""
+        return len(self._charged.get(payer, ()))
+
+    def charge(self, request: Request, payer: Payer | None) -> None:
+        """Count a request against another peer from now on."""
+        if request.payer is not None:
+            of_before = self._charged[request.payer]
+            of_before.pop(request.slot)
+            if not of_before:
+                del self._charged[request.payer]
+        request.payer = payer
+        if payer is not None:
+            self._charged.setdefault(payer, {})[request.slot] = None
+
+    def oldest_unasked(self) -> Request | None:
+        """Return the oldest request of the worker that brought most of those that were not asked for."""
+        payers = [payer for payer in self._charged if payer[0] == "worker"]
+        if not payers:
+            return None
+        return self.at(next(iter(self._charged[max(payers, key=self.charged_to)])))
+
     def get(self, key: int) -> Request | None:
         """Return an open request."""
         slot = self._slots.get(key)
@@ -143,11 +189,11 @@ class RequestTable:
 
     def of_stream(self, stream: int) -> list[Request]:
         """Return the open requests that a stream has."""
-        return [self.at(slot) for slot in self._slots.values() if self.owner[slot] == stream]
+        return [self.at(slot) for slot in np.flatnonzero(self.owner == stream).tolist()]
 
     def of_heir(self, stream: int) -> list[Request]:
         """Return the open requests that a stream is to go on with."""
-        return [self.at(slot) for slot in self._slots.values() if self.heir[slot] == stream]
+        return [self.at(slot) for slot in np.flatnonzero(self.heir == stream).tolist()]
 
     def give(self, request: Request, stream: int) -> None:
         """Let a stream have a request that another let go of."""
@@ -173,12 +219,15 @@ class RequestTable:
         self._cached_version, self._cached_keys, self._cached_slots = self._version, contents, slots
         return slots
 
-    def open(self, key: int, position: int, owner: int, state: State, deadline: float) -> Request:
-        """Open a request; its owner asked before whether there is room."""
+    def open(  # noqa: PLR0913, PLR0917 - what a request begins with
+        self, key: int, position: int, owner: int, state: State, deadline: float, payer: Payer | None = None
+    ) -> Request:
+        """Open a request at the stream that has it; the caller asked before whether there is room."""
         slot = self._free.pop() if self._free else self._new_slot()
         request = Request(key, slot, position, deadline)
         self._slots[key] = slot
         self._requests[slot] = request
+        self.charge(request, payer)
         self._version += 1
         self._ended.pop(key, None)
         self.next_position[slot] = position
@@ -195,6 +244,7 @@ class RequestTable:
     def close(self, request: Request, error: RequestError | None) -> None:
         """Forget an open request, but remember for a while how it ended."""
         del self._slots[request.key]
+        self.charge(request, None)
         self._requests[request.slot] = None
         self._version += 1
         self._free.append(request.slot)
@@ -203,7 +253,8 @@ class RequestTable:
         self.state[request.slot] = 0
         self.due[request.slot] = np.inf
         self.contexts[request.slot] = None
-        self._ended[request.key] = Ended(error, int(self.next_position[request.slot]))
+        tokens = int(self.next_position[request.slot])
+        self._ended[request.key] = Ended(error, tokens, request.owner, request.last_frame)
         if len(self._ended) > self._ended_requests:
             self._ended.popitem(last=False)
 

@@ -14,6 +14,8 @@ from tokenbus_services.processor.mailbox import Letter, Mailbox, error_letter, o
 from tokenbus_services.processor.requests import Request, RequestTable, Slots
 from tokenbus_services.processor.router import Rows
 
+_KEEPS_UP = 64
+"""How many frames with tokens a client that keeps up may not have acknowledged yet."""
 _Piece = tuple[LogprobBatch, LogprobBatch | None]
 
 
@@ -59,17 +61,37 @@ class Session:
 
     key: int
     name: str
+    owner: int
+    """Who it is, as requests know their owners: the same for the client's next life."""
+    proof: bytes
     route: int
     mailbox: Mailbox
     table: RequestTable
     limits: Limits
     on_letter: Callable[["Session"], None]
+    is_proven: bool = False
+    """Whether a key proves who it is; else it only says so."""
+    may_ask: bool = True
+    may_watch: bool = True
+    handshakes: float = 0.0
+    """How many handshakes count against its rate just now, and when that was looked at last."""
+    shaken_at: float = 0.0
     peer: bytes | None = None
     last_heard: float = 0.0
     next_heartbeat: float = 0.0
     echo_ns: int = 0
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request, and nothing waits for it."""
+        return not self.requests and not len(self.mailbox)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it is there, and acknowledges what it is sent about as fast as it comes."""
+        return self.peer is not None and self.mailbox.outputs <= _KEEPS_UP
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all, as one letter."""
@@ -110,6 +132,7 @@ class Session:
 
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""
+        request.last_frame = self.key, self.mailbox.last_ordinal
         self.requests.discard(request.key)
 
     def fail(self, request: Request, error: RequestError) -> None:

@@ -24,8 +24,14 @@ class Watchers:
         """Return how many sessions watch."""
         return len(self._watched)
 
+    def __contains__(self, session: Session) -> bool:
+        """Tell whether a session watches."""
+        return session in self._watched
+
     def add(self, session: Session, worker_id: str) -> None:
         """Show a session a worker's streams, or every worker's, from now on."""
+        if self._watched.get(session) == worker_id:
+            return
         self._watched[session] = worker_id
         for worker in self._workers():
             if worker_id in ("", worker.stream.worker_id):
@@ -63,6 +69,6 @@ class Watchers:
 def _announce(session: Session, worker: Worker) -> None:
     watched = WatchedStream(epoch=worker.stream.epoch)
     watched.hello.CopyFrom(worker.stream.hello)
-    watched.hello.ClearField("secret")
-    watched.hello.ClearField("request_keys")
-    session.put(Letter(ServerFrame(watched_stream=watched), [], None, 0))
+    for name in ("secret", "proof", "handoff_ticket", "request_keys", "request_owners"):
+        watched.hello.ClearField(name)
+    session.put(Letter(ServerFrame(watched_stream=watched), []))

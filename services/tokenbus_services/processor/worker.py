@@ -1,10 +1,10 @@
 """A worker as the processor knows it, and the checks of what it says of itself."""
 
-import hmac
 from dataclasses import dataclass
 
 from tokenbus_contracts import ContractError, Limits, Rule
 from tokenbus_contracts.generated.stream_pb2 import Hello, RefusalReason, WorkerRole
+from tokenbus_services.bus import Identity, Role
 from tokenbus_services.delivery import Hold, Step
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.requests import Source
@@ -20,6 +20,8 @@ class Worker:
     source: Source
     peer: bytes | None
     last_heard: float
+    identity: Identity
+    proof: bytes
     next_heartbeat: float = 0.0
     echo_ns: int = 0
     acknowledged: int = 0
@@ -51,9 +53,15 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-def check_hello(hello: Hello, limits: Limits, secret: str) -> None:
+MOST_SEQUENCE = 2**61
+"""Beyond that a worker is not followed: half of the schema's bound, so that a grant beyond it can still be said."""
+
+
+def check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:
     """Refuse a worker that may not be here, or whose batches would be wider than what is taken."""
-    check_secret(hello.secret, secret)
+    if not identity.may(Role.WORKER, hello.worker_id):
+        message = f"key {identity.name} may not be worker {hello.worker_id}"
+        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
     for name in ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k"):
         most, found = getattr(limits, name), getattr(hello.limits, name)
         if found > most:
@@ -62,12 +70,13 @@ def check_hello(hello: Hello, limits: Limits, secret: str) -> None:
     if hello.next_sequence < hello.first_sequence:
         error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)
         raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, str(error))
-
-
-def check_secret(given: bytes, secret: str) -> None:
-    """Refuse a peer that does not know the secret, in time that does not depend on how wrong it is."""
-    if not hmac.compare_digest(given, secret.encode()):
-        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, "hello.secret: not the processor's")
+    if hello.next_sequence > MOST_SEQUENCE:
+        error = ContractError("hello.next_sequence", MOST_SEQUENCE, hello.next_sequence, rule=Rule.MAX)
+        raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, str(error))
+    if hello.request_owners and len(hello.request_owners) != len(hello.request_keys):
+        limit = f"{len(hello.request_keys)}, one for each of request_keys"
+        error = ContractError("hello.request_owners", limit, len(hello.request_owners), rule=Rule.LENGTH)
+        raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, str(error))
 
 
 def protocol_error(error: ContractError) -> RefusedError:

@@ -1,7 +1,7 @@
 """The processor's side of the stream protocol: who may publish, in which order, with how much credit."""
 
+import hmac
 from collections import OrderedDict
-from collections.abc import Callable
 from itertools import count
 
 from tokenbus_contracts import ContractError, Rule
@@ -23,15 +23,23 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerFrame,
 )
 from tokenbus_contracts.schema import MINOR
-from tokenbus_services.bus import Outcome
+from tokenbus_services.bus import Identity, Outcome
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.intake import Intake
+from tokenbus_services.processor.peers import Peers
 from tokenbus_services.processor.requests import Source
 from tokenbus_services.processor.strangers import Strangers
 from tokenbus_services.processor.stream import Fate, Stream, StreamCounts
-from tokenbus_services.processor.worker import RefusedError, Worker, check_hello, protocol_error, takes_over
+from tokenbus_services.processor.worker import (
+    MOST_SEQUENCE,
+    RefusedError,
+    Worker,
+    check_hello,
+    protocol_error,
+    takes_over,
+)
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -49,15 +57,16 @@ class WorkerDesk:
         settings: Settings,
         intake: Intake,
         letters: DeadLetters,
-        send: Callable[[bytes, list[bytes]], Outcome],
+        peers: Peers,
     ) -> None:
-        """Take where items go, where what is refused goes, and how to send."""
+        """Take where items go, where refused frames go, and the transport's side of the peers."""
         self._settings = settings
         self._intake = intake
         self._letters = letters
-        self._send_parts = send
+        self._peers = peers
         self._by_peer: dict[bytes, Worker] = {}
-        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
         self._streams = count()
         self._episodes = Episodes()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
@@ -115,6 +124,8 @@ class WorkerDesk:
                 if frame.gap.last_sequence < frame.gap.first_sequence:
                     limit = frame.gap.first_sequence
                     raise ContractError("gap.last_sequence", limit, frame.gap.last_sequence, rule=Rule.MIN)
+                if frame.gap.last_sequence > MOST_SEQUENCE:
+                    raise ContractError("gap.last_sequence", MOST_SEQUENCE, frame.gap.last_sequence, rule=Rule.MAX)
                 keys = frozenset(frame.gap.request_keys)
                 worker.stream.declare_lost(frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason, keys)
                 self._proceed(worker, now)
@@ -124,7 +135,7 @@ class WorkerDesk:
                 worker.stream.heard_of(frame.heartbeat.last_sequence)
                 self._proceed(worker, now)
             case "goodbye":
-                self._goodbye(worker, frame.goodbye)
+                self._goodbye(worker, frame.goodbye, now)
 
     def _item(self, worker: Worker, frame: WorkerFrame, payload: bytes, now: float) -> None:
         stream = worker.stream
@@ -150,19 +161,19 @@ class WorkerDesk:
     # The handshake.
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
-        check_hello(hello, self._settings.limits, self._settings.bus.secret)
+        identity = self._peers.identity(peer)
+        check_hello(hello, self._settings.limits, identity)
         if self.is_draining:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
+        before = self._by_peer.get(peer)
+        if before is not None and before.stream.worker_id != hello.worker_id:
+            raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, "hello.worker_id: one worker a connection")
         known = self.by_id.get(hello.worker_id)
-        if known is not None and known.stream.epoch < epoch:
-            self._make_way(known, now)
-            known = None
-        latest = known.stream.epoch if known is not None else self._epochs.get(hello.worker_id, 0)
-        if epoch < latest or (known is None and epoch == latest):
-            message = f"epoch {epoch} of worker {hello.worker_id}: {latest} was here already"
-            raise RefusedError(RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED, message)
+        if known is not None:
+            known = self._same_life(known, peer, epoch, hello, now)
         if known is None:
-            known = self._new_worker(hello, epoch, now)
+            self._check_fence(hello.worker_id, epoch, now)
+            known = self._new_worker(hello, epoch, identity, now)
         elif hello.next_sequence < known.stream.expected:
             message = (
                 f"hello.next_sequence: at least {known.stream.expected}, which is expected, got {hello.next_sequence}"
@@ -170,15 +181,41 @@ class WorkerDesk:
             raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, message)
         self._connect(known, peer, hello, now)
 
-    def _make_way(self, known: Worker, now: float) -> None:
-        """Let a new life of a worker replace the old one, unless that is alive."""
-        reachable = known.peer is not None and self._heartbeat(known, now) is not Outcome.GONE
-        if reachable and now - known.last_heard <= self._timeout:
-            message = f"worker {known.stream.worker_id}: epoch {known.stream.epoch} of it is alive"
+    def _same_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
+        """Return the known worker if it is the one that says hello, or None where another life may take its place."""
+        name = known.stream.worker_id
+        if epoch == known.stream.epoch:
+            is_same_key = known.identity.name == self._peers.identity(peer).name
+            is_same = is_same_key and hmac.compare_digest(known.proof, hello.proof)
+            if not is_same or (not known.proof and known.peer != peer and self._is_alive(known, now)):
+                message = f"worker {name}: epoch {epoch} of it is another connection's"
+                raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
+            return known
+        self._check_epoch(name, epoch, known.stream.epoch)
+        if self._is_alive(known, now):
+            message = f"worker {name}: epoch {known.stream.epoch} of it is alive"
             raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
         self._lose(known, "a new life of it said hello")
+        return None
 
-    def _new_worker(self, hello: Hello, epoch: int, now: float) -> Worker:
+    def _is_alive(self, worker: Worker, now: float) -> bool:
+        """Tell whether a worker is there: it was heard in time, and its connection takes messages."""
+        is_reachable = worker.peer is not None and self._heartbeat(worker, now) is not Outcome.GONE
+        return is_reachable and now - worker.last_heard <= self._timeout
+
+    def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
+        """Refuse an older life for a while after a younger one has gone; never for good, however large its epoch."""
+        latest, until = self._fenced.get(worker_id, (0, now))
+        if now < until:
+            self._check_epoch(worker_id, epoch, latest)
+        self._fenced.pop(worker_id, None)
+
+    def _check_epoch(self, worker_id: str, epoch: int, latest: int) -> None:
+        if epoch < latest:
+            message = f"epoch {epoch} of worker {worker_id}: a younger life was here, at least {latest} may come now"
+            raise RefusedError(RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED, message)
+
+    def _new_worker(self, hello: Hello, epoch: int, identity: Identity, now: float) -> Worker:
         if len(self.by_id) >= self._settings.processor.max_workers:
             message = f"workers: at most {self._settings.processor.max_workers}"
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, message)
@@ -186,13 +223,11 @@ class WorkerDesk:
         stream.counts = self.departed.pop(hello.worker_id, stream.counts)
         source = Source(next(self._streams), stream.name, hello.first_sequence > 1, takes_over(hello))
         assembler = Assembler(hello.worker_id, epoch, self._settings.processor)
-        worker = Worker(stream, assembler, source, None, now, acknowledged=hello.first_sequence - 1)
+        worker = Worker(
+            stream, assembler, source, None, now, identity, hello.proof, acknowledged=hello.first_sequence - 1
+        )
         self.by_id[hello.worker_id] = worker
         self.by_stream[source.stream] = worker
-        self._epochs[hello.worker_id] = epoch
-        self._epochs.move_to_end(hello.worker_id)
-        if len(self._epochs) > _MOST_EPOCHS:
-            self._epochs.popitem(last=False)
         return worker
 
     def _connect(self, worker: Worker, peer: bytes, hello: Hello, now: float) -> None:
@@ -203,6 +238,7 @@ class WorkerDesk:
         worker.next_heartbeat = now + self._interval
         self._by_peer[peer] = worker
         self._strangers.forget(peer)
+        self._peers.admit(peer)
         stream = worker.stream
         stream.open_connection()
         if hello.first_sequence > stream.expected:
@@ -217,6 +253,8 @@ class WorkerDesk:
             heartbeat_timeout_ms=self._settings.bus.heartbeat_timeout_ms,
         )
         self._send(worker, ProcessorFrame(welcome=welcome))
+        worker.source.owners.clear()
+        worker.source.owners.update(zip(hello.request_keys, hello.request_owners, strict=False))
         # After the welcome: before that, a worker hears of no request that it is to end.
         for key in hello.request_keys:
             self._intake.book.answer(key, worker.source)
@@ -230,7 +268,7 @@ class WorkerDesk:
         """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
         if self._strangers.is_to_be_told(peer, now):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
-            self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
+            self._peers.send(peer, [write_frame(ProcessorFrame(refusal=refusal))])
 
     def _refuse(self, peer: bytes, worker: Worker | None, refused: RefusedError) -> None:
         self.refused += 1
@@ -243,18 +281,19 @@ class WorkerDesk:
 
     def _tell_refused(self, peer: bytes, refused: RefusedError) -> None:
         refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
-        self._send_parts(peer, [write_frame(ProcessorFrame(refusal=refusal))])
+        self._peers.send(peer, [write_frame(ProcessorFrame(refusal=refusal))])
 
     def _disconnect(self, worker: Worker) -> None:
         if worker.peer is not None:
             self._by_peer.pop(worker.peer, None)
             worker.peer = None
 
-    def _goodbye(self, worker: Worker, goodbye: Goodbye) -> None:
+    def _goodbye(self, worker: Worker, goodbye: Goodbye, now: float) -> None:
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
             self._disconnect(worker)  # its retention stays good until the heartbeat's time is over
             return
         self._lose(worker, goodbye.message or "it stopped")
+        self._fence(worker, worker.stream.epoch + 1, now)
 
     def _lose(self, worker: Worker, why: str) -> None:
         """Forget a worker: nothing more comes from it, and its requests end."""
@@ -324,20 +363,33 @@ class WorkerDesk:
     def tick(self, now: float) -> None:
         """Do what time alone demands: heartbeats, lost workers, late steps, late replays, acknowledgements."""
         for worker in list(self.by_id.values()):
-            if now - worker.last_heard > self._timeout:
-                self._lose(worker, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
-                self._epochs[worker.stream.worker_id] = worker.stream.epoch - 1  # the same life may come back
-                continue
-            self._mind_silence(worker, now)
-            self._proceed(worker, now)
-            self.acknowledge(worker, at_once=True)
-            if now >= worker.next_heartbeat:
-                self._heartbeat(worker, now)
-                # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
-                self._send(worker, ProcessorFrame(ack=Ack(through_sequence=worker.acknowledged)))
-                self._send(worker, ProcessorFrame(credit=self._credit(worker)))
+            try:
+                self._look_at(worker, now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self._episodes.begin("defect", _log.exception, "tick failed for a worker", **_names(worker))
+                self._disconnect(worker)
         self._intake.book.check_buffers(max((len(worker.stream.holds) for worker in self.by_id.values()), default=0))
         self._episodes.expire()
+
+    def _look_at(self, worker: Worker, now: float) -> None:
+        if now - worker.last_heard > self._timeout:
+            self._lose(worker, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
+            self._fence(worker, worker.stream.epoch, now)
+            return
+        self._mind_silence(worker, now)
+        self._proceed(worker, now)
+        self.acknowledge(worker, at_once=True)
+        if now >= worker.next_heartbeat:
+            self._heartbeat(worker, now)
+            # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
+            self._send(worker, ProcessorFrame(ack=Ack(through_sequence=worker.acknowledged)))
+            self._send(worker, ProcessorFrame(credit=self._credit(worker)))
+
+    def _fence(self, worker: Worker, oldest: int, now: float) -> None:
+        """Remember for a while which is the oldest life of a worker that may come now."""
+        self._fenced[worker.stream.worker_id] = oldest, now + self._timeout
+        if len(self._fenced) > _MOST_EPOCHS:
+            self._fenced.popitem(last=False)
 
     def _mind_silence(self, worker: Worker, now: float) -> None:
         """Count no time against a worker's steps in which it could not send: its link stalls, or we give no credit."""
@@ -371,7 +423,7 @@ class WorkerDesk:
     def _send(self, worker: Worker, frame: ProcessorFrame) -> Outcome:
         if worker.peer is None:
             return Outcome.GONE
-        outcome = self._send_parts(worker.peer, [write_frame(frame)])
+        outcome = self._peers.send(worker.peer, [write_frame(frame)])
         if outcome is Outcome.FULL:
             # A worker that reads nothing: what it is to know is told again at its next hello.
             self._disconnect(worker)

@@ -172,6 +172,10 @@ class ProcessorSettings:
     replay_attempts: int = setting(3, _count("attempts", "how often missing items are asked for again", high=1000))
     replay_timeout_ms: int = setting(1000, _time("how long each such attempt waits for the items"))
     max_requests: int = setting(65_536, _count("requests", "the most that are open at once; others are refused"))
+    requests_per_peer: int = setting(
+        16_384,
+        _count("requests", "the most that one client may have open, or a worker bring unasked"),
+    )
     ended_requests: int = setting(
         65_536, _count("requests", "the most that are remembered after their end, so that a late row is known")
     )
@@ -214,6 +218,10 @@ class ClientsSettings:
     mailbox_frames: int = setting(16_384, _count("frames", "the most that wait for one client"))
     mailbox_bytes: int = setting(
         67_108_864, _size("the most that waits for one client; at least limits.max_message_bytes")
+    )
+    buffer_bytes: int = setting(
+        268_435_456,
+        _size("the most that waits for all clients together; then the one with most loses its requests"),
     )
     detached_timeout_ms: int = setting(
         30_000, _time("how long the requests of a client that went away wait for it to come back")

@@ -12,6 +12,7 @@ from tests.services.metrics.running import Bus, Scrape, scrape, settings, until
 from tests.services.metrics.test_speculation import rows
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
+from tokenbus_services.bus import ANONYMOUS
 from tokenbus_services.gateway.families import GATEWAY
 from tokenbus_services.metrics.collectors import PROCESSOR, ProcessorCollector, PublisherCollector
 from tokenbus_services.metrics.document import families
@@ -241,11 +242,11 @@ async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
     assert watched.processor()("stream_tokens_total", worker=W) == 3
     desk = bus.processor.workers
     hello = Hello(worker_id=W, first_sequence=1, next_sequence=1, schema_major=1)
-    back = desk._new_worker(hello, 2, 0.0)
+    back = desk._new_worker(hello, 2, ANONYMOUS, 0.0)
     back.stream.counts.tokens += 4
     assert watched.processor()("stream_tokens_total", worker=W) == 7
     desk._lose(back, "again")
-    desk._lose(desk._new_worker(Hello(worker_id="w", first_sequence=1, next_sequence=1), 1, 0.0), "too")
+    desk._lose(desk._new_worker(Hello(worker_id="w", first_sequence=1, next_sequence=1), 1, ANONYMOUS, 0.0), "too")
     assert list(desk.departed) == ["w"]
     assert watched.processor()("stream_tokens_total", worker=W) is None
 

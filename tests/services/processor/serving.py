@@ -22,6 +22,12 @@ def places(client: BenchClient) -> list[tuple[int, int, int]]:
     return [(row.key, row.position, row.token_ids.size) for row in found]
 
 
-def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False) -> None:
+def resume(client: BenchClient, key: int, position: int, *, drafts: bool = False, deadline_unix_ms: int = 0) -> None:
     """Take up a request."""
-    client.say(ClientFrame(resume=Resume(request_key=key, next_position=position, include_draft_logprobs=drafts)))
+    frame = Resume(
+        request_key=key,
+        next_position=position,
+        include_draft_logprobs=drafts,
+        deadline_unix_ms=deadline_unix_ms,
+    )
+    client.say(ClientFrame(resume=frame))

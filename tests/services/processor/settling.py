@@ -58,7 +58,7 @@ class Table:
         """Open requests, each at a stream, and spread them over the routes."""
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
-        self.book = RequestBook(settings(overrides).processor, self.clock.now)
+        self.book = RequestBook(settings(overrides).processor, self.clock)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.book.router.consumers.update(self.recorders)
         self.aborted: list[tuple[int, int]] = []

@@ -39,16 +39,18 @@ def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
     assert len(bench.core.book.table) == 0
 
 
-def test_wrong_secret_and_too_many_are_refused() -> None:
-    """Who does not know the secret is refused, and so is one more than may be here; who is known comes back."""
-    bench = Bench({"bus.secret": "word", "clients.max_clients": 1})
-    assert [heard.frame.refusal.reason for heard in bench.client(1).heard()] == [
-        RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
-    ]
-    client = bench.client(2, secret=b"word")
-    assert client.heard()[0].body == "welcome"
-    assert bench.client(3, secret=b"word").heard()[0].body == "refusal"
-    client.reconnect(secret=b"word")
+def test_one_too_many_is_refused_unless_another_is_idle() -> None:
+    """A client takes the place of one that has nothing here; where all are at work it is refused, and says why."""
+    bench, _, client = serving(1, clients__max_clients=2)
+    client.heard()
+    idle = bench.client(6)
+    newcomer = bench.client(7)
+    assert newcomer.heard()[0].body == "welcome"
+    idle.beat()
+    assert idle.heard()[-1].frame.refusal.reason == HELLO_FIRST
+    newcomer.ask(generate_of(2))
+    assert bench.client(8).heard()[0].frame.refusal.message == "clients: at most 2"
+    client.reconnect()
     assert client.heard()[0].frame.welcome.resumed
 
 

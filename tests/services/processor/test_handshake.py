@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 
 from tests.services.bench import Bench, BenchWorker
-from tests.services.builders import generate_of, hello_of, rows
+from tests.services.builders import Wanted, generate_of, hello_of, rows
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import (
+    Gap,
+    GapReason,
     Goodbye,
     GoodbyeReason,
     Heartbeat,
@@ -17,7 +19,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     StreamLimits,
     WorkerFrame,
 )
-from tokenbus_services.bus import Outcome
+from tokenbus_services.bus import Identity, Outcome, Role
 
 LIMITS = RefusalReason.REFUSAL_REASON_LIMITS
 PROTOCOL = RefusalReason.REFUSAL_REASON_PROTOCOL
@@ -99,16 +101,26 @@ def test_wider_limits_are_refused(name: str) -> None:
     assert "b" not in bench.core.workers.by_id
 
 
-@pytest.mark.parametrize(("given", "is_taken"), [(b"word", True), (b"wor", False), (b"", False), (b"words", False)])
-def test_secret_must_be_the_processors(given: bytes, *, is_taken: bool) -> None:
-    """Only who knows the secret is taken, and the refusal does not tell it."""
-    bench = Bench({"bus.secret": "word"})
-    worker = bench.worker(secret=given)
+@pytest.mark.parametrize(
+    ("roles", "names", "is_taken"),
+    [
+        ({Role.WORKER}, ("worker-*",), True),
+        ({Role.WORKER, Role.CLIENT}, ("a", "worker-0"), True),
+        ({Role.WORKER}, ("worker-1", "w"), False),
+        ({Role.CLIENT, Role.OBSERVER, Role.HANDOFF}, ("*",), False),
+    ],
+)
+def test_key_must_be_allowed_to_be_that_worker(roles: set[Role], names: tuple[str, ...], *, is_taken: bool) -> None:
+    """A key publishes under the worker ids that it may use, and only if it has the role."""
+    bench = Bench()
+    bench.peers.identities[b"worker-0/7"] = Identity("gpu-node", frozenset(roles), names)
+    worker = bench.worker()
     assert ("worker-0" in bench.core.workers.by_id) is is_taken
+    assert (worker.peer in bench.peers.admitted) is is_taken
     if not is_taken:
         (frame,) = worker.heard()
         assert frame.refusal.reason == RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
-        assert "word" not in frame.refusal.message
+        assert frame.refusal.message == "key gpu-node may not be worker worker-0"
 
 
 def test_live_workers_id_cannot_be_taken() -> None:
@@ -139,8 +151,87 @@ def test_new_life_takes_over_at_once_where_the_old_one_is_gone() -> None:
     assert client.errors() == {1: ErrorCode.ERROR_CODE_WORKER_LOST}
 
 
+@pytest.mark.parametrize("proof", [b"", b"guessed"])
+def test_live_workers_stream_cannot_be_fed_by_another_connection(proof: bytes) -> None:
+    """A hello with a live worker's name and epoch is refused unless it proves to be the same life; nothing changes."""
+    bench = Bench()
+    worker = bench.worker(proof=b"drawn at random")
+    forger = BenchWorker(bench, "worker-0", 7)
+    forger.peer = b"forger"
+    forger.say_hello(proof=proof)
+    assert forger.refusals() == [TAKEN]
+    forger.publish([Wanted(1)])
+    assert forger.refusals() == [HELLO_FIRST]
+    assert worker.known.stream.expected == 1
+    worker.peer = b"another connection"
+    worker.say_hello(proof=b"drawn at random")
+    assert worker.heard()[0].HasField("welcome")
+
+
+def test_worker_without_proof_may_come_back_only_where_it_is_gone() -> None:
+    """A worker that proves nothing is known by its connection: while that lives, no other one may be it."""
+    bench = Bench()
+    first = bench.worker(proof=b"")
+    first.say_hello(proof=b"")
+    assert first.refusals() == []
+    again = BenchWorker(bench, "worker-0", 7)
+    again.peer = b"another connection"
+    again.say_hello(proof=b"")
+    assert again.refusals() == [TAKEN]
+    bench.outcomes[first.peer] = Outcome.GONE
+    again.say_hello(proof=b"")
+    assert again.heard()[0].HasField("welcome")
+
+
+def test_no_epoch_locks_a_name_out_for_good() -> None:
+    """After a life of the largest epoch has left or was lost, an ordinary one is taken as soon as its time is over."""
+    bench = Bench()
+    for leaves in (True, False):
+        forged = bench.worker(epoch=2**64 - 1)
+        assert "welcome" in forged.heard_bodies()
+        if leaves:
+            forged.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+        else:
+            bench.advance(3.1)
+        assert bench.worker(epoch=7).refusals() == [OUTDATED]
+        bench.advance(3.1)
+        worker = bench.worker(epoch=7)
+        assert worker.heard()[0].HasField("welcome")
+        worker.say(WorkerFrame(goodbye=Goodbye(reason=STOPPED)))
+        bench.advance(3.1)
+
+
+@pytest.mark.parametrize("first", [2**61 + 1, 2**62])
+def test_sequence_that_leaves_no_room_is_refused(first: int) -> None:
+    """A hello or a gap so far out that no credit could be said is refused, and supervision goes on."""
+    bench = Bench()
+    far = bench.worker("far", first_sequence=first, next_sequence=first)
+    assert far.refusals() == [PROTOCOL]
+    liar, silent = bench.worker("liar"), bench.worker("silent")
+    gap = Gap(first_sequence=1, last_sequence=first, reason=GapReason.GAP_REASON_RETENTION)
+    liar.say(WorkerFrame(gap=gap))
+    assert liar.known.stream.expected == 1
+    gap.last_sequence = 2**61
+    liar.say(WorkerFrame(gap=gap))
+    assert liar.known.stream.expected == 2**61 + 1
+    silent.heard()
+    bench.pass_time(3.5, liar)
+    assert set(bench.core.workers.by_id) == {"liar"}
+    assert "heartbeat" in liar.heard_bodies()
+
+
+def test_connection_is_one_worker() -> None:
+    """A connection that is one worker cannot be another one as well."""
+    bench = Bench()
+    worker = bench.worker("a")
+    worker.worker_id = "b"
+    worker.say_hello()
+    assert worker.refusals() == [PROTOCOL]
+    assert set(bench.core.workers.by_id) == {"a"}
+
+
 def test_older_life_is_refused() -> None:
-    """An epoch before the latest one is refused, also after that one has left."""
+    """An epoch before the latest one is refused, also for a while after that one has left."""
     bench = Bench()
     worker = bench.worker(epoch=8)
     assert bench.worker(epoch=7).refusals() == [OUTDATED]

@@ -7,18 +7,18 @@ import pytest
 
 from tests.services.builders import Wanted, batch, row_values, rows, settings
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, decode
-from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_services.delivery import Hold
-from tokenbus_services.processor.mailbox import Letter, Mailbox, admitted_letter, error_letter, outputs_letters
+from tokenbus_services.processor.mailbox import Budget, Letter, Mailbox, admitted_letter, error_letter, outputs_letters
 
 LIMITS = settings().limits
 
 
 def letter(size: int = 10, hold: Hold | None = None) -> Letter:
     """Return a letter with tokens of some size."""
-    return Letter(ServerFrame(outputs=Outputs()), [bytes(size)], hold or Hold(), size)
+    return Letter(ServerFrame(outputs=Outputs()), [bytes(size)], hold or Hold())
 
 
 def news(key: int = 1) -> Letter:
@@ -26,11 +26,16 @@ def news(key: int = 1) -> Letter:
     return error_letter(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x"))
 
 
-def mailbox(frames: int = 4, size: int = 100, *, window_frames: int = 64, window_bytes: int = 1000) -> Mailbox:
+def mailbox(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> Mailbox:
     """Return a mailbox whose client is connected."""
     made = Mailbox(frames, size)
     made.connect(window_frames, window_bytes)
     return made
+
+
+def read(made: Letter) -> ServerFrame:
+    """Return what a letter says."""
+    return read_frame(ServerFrame, made.body)
 
 
 def sent(box: Mailbox) -> list[int]:
@@ -102,9 +107,8 @@ def test_letters_are_kept_until_they_are_confirmed() -> None:
     assert [hold.count for hold in holds] == [2, 2, 2]
     assert box.confirm(2)
     assert [hold.count for hold in holds] == [1, 1, 2]
-    assert (len(box), box.bytes) == (1, 10)
-    assert box.holds_back(holds[2])
-    assert not box.holds_back(holds[1])
+    assert (len(box), box.bytes) == (1, box.letters()[0].cost)
+    assert [hold.holders for hold in holds] == [[], [], [box]]
     assert box.confirm(2)
     assert box.confirm(0)
     assert len(box) == 1
@@ -138,20 +142,50 @@ def test_new_connection_sends_again_what_was_not_confirmed() -> None:
 
 
 def test_mailbox_is_over_full_beyond_its_bounds() -> None:
-    """As many letters, or bytes, as there may be are not too many; one more is. News is counted apart."""
-    box = mailbox(frames=2, size=100)
+    """As many frames with tokens, or bytes of everything, as there may be are not too many; one more is."""
+    box = mailbox(frames=2)
     for _ in range(2):
         box.put(letter(50))
         box.put(news())
         assert not box.is_over_full
     box.put(letter(0))
     assert box.is_over_full
-    assert (box.news, box.peak, box.peak_bytes) == (2, 5, 100)
-    box = mailbox(frames=9, size=100)
+    assert (box.outputs, box.peak, box.peak_bytes) == (3, 5, sum(each.cost for each in box.letters()))
+    box = mailbox(frames=9, size=letter(100).cost)
     box.put(letter(100))
     assert not box.is_over_full
-    box.put(letter(1))
+    box.put(news())
     assert box.is_over_full
+
+
+def test_news_costs_what_it_takes_in_memory() -> None:
+    """An error costs its bytes and what a frame takes beside them, so a client cannot pile up a million for nothing."""
+    budget = Budget(10_000)
+    box = Mailbox(4, 10_000, budget)
+    made = news()
+    assert made.cost > len(made.body) + 500
+    while not box.is_over_full:
+        box.put(news())
+    assert len(box) <= 10_000 // 500 + 1
+    assert budget.is_exceeded
+    box.discard()
+    assert budget.bytes == 0
+
+
+def test_last_row_is_known_to_be_on_its_way() -> None:
+    """A frame is known by its number over all connections, until it is acknowledged or dropped."""
+    box = mailbox()
+    box.put(letter())
+    box.put(letter())
+    first, last = 1, box.last_ordinal
+    assert box.still_holds(first)
+    sent(box)
+    box.connect(64, 1000)
+    sent(box)
+    box.confirm(1)
+    assert (box.still_holds(first), box.still_holds(last)) == (False, True)
+    box.drop_outputs()
+    assert not box.still_holds(last)
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
@@ -166,7 +200,7 @@ def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
     (dropped,) = box.drop_outputs()
     assert dropped.hold is hold
     assert hold.count == 1
-    assert (len(box), box.bytes, box.news) == (1, 0, 1)
+    assert (len(box), box.outputs) == (1, 0)
     assert not box.is_over_full
     assert sent(box) == [3 if is_sent else 1]
 
@@ -203,7 +237,7 @@ def test_letter_is_a_selection_of_the_step() -> None:
     target = batch(rows([3, 5], tokens=2), step=9).select([1, 0]).select([0, 1])
     (made,) = outputs_letters(target, None, Hold(), LIMITS)
     found = decode(made.parts[0])
-    assert made.frame == ServerFrame(outputs=Outputs(has_draft=False))
+    assert read(made) == ServerFrame(outputs=Outputs(has_draft=False))
     assert (found.header.selection, found.header.step, found.header.draft_follows) == (True, 9, False)
     assert [row_values(row) for row in found.rows()] == [row_values(row) for row in target.rows()]
     assert made.size == len(made.parts[0])
@@ -214,7 +248,7 @@ def test_draft_follows_its_target() -> None:
     target, draft = batch(rows([3, 5])), batch(rows([3, 5]), kind=BatchKind.DRAFT)
     (made,) = outputs_letters(target, draft, Hold(), LIMITS)
     first, second = (decode(part) for part in made.parts)
-    assert made.frame.outputs.has_draft
+    assert read(made).outputs.has_draft
     assert (first.header.draft_follows, second.header.draft_follows) == (True, False)
     assert (first.header.kind, second.header.kind) == (BatchKind.TARGET, BatchKind.DRAFT)
     assert made.size == len(made.parts[0]) + len(made.parts[1])
@@ -235,18 +269,34 @@ def test_more_rows_than_a_message_may_have_become_several_letters(count: int, si
 
 
 def test_rows_of_one_request_are_found() -> None:
-    """A request's row in a letter is found with what was drafted for it; other letters have none."""
+    """A request's row in a letter is found with what was drafted for it; letters without are not looked at."""
     target, draft = batch([Wanted(3), Wanted(5)]), batch([Wanted(3), Wanted(5)], kind=BatchKind.DRAFT)
     (made,) = outputs_letters(target, draft, Hold(), LIMITS)
-    found = made.rows_of(5, LIMITS)
-    assert found is not None
+    five = np.array([5], np.uint64)
+    found = made.rows_of(five, LIMITS)
     assert [each.request_keys.tolist() for each in found if each is not None] == [[5], [5]]
-    assert made.rows_of(4, LIMITS) is None
-    assert news(5).rows_of(5, LIMITS) is None
     (bare,) = outputs_letters(target, draft.select(np.array([0])), Hold(), LIMITS)
-    alone = bare.rows_of(5, LIMITS)
-    assert alone is not None
-    assert alone[1] is None
+    assert bare.rows_of(five, LIMITS)[1] is None
+    (other,) = outputs_letters(batch([Wanted(4), Wanted(6)]), None, Hold(), LIMITS)
+    box = mailbox(frames=9)
+    for each in (other, made, news(5), bare, other):
+        box.put(each)
+    assert box.letters_of(five) == [made, bare]
+    assert box.letters_of(np.array([4, 3], np.uint64)) == [other, made, bare, other]
+    assert box.letters_of(np.array([9], np.uint64)) == []
+
+
+def test_number_is_put_before_a_frame_as_protobuf_writes_it() -> None:
+    """A frame that was encoded once is, with its number, the bytes that the whole frame would be."""
+    made = news()
+    box = mailbox(window_frames=400)
+    for number in range(1, 301):
+        box.put(made)
+        message = box.next_message()
+        frame = read(made)
+        frame.number = number
+        assert message == [write_frame(frame)]
+        box.sent()
 
 
 def test_schema_sized_steps_split_into_letters() -> None:
@@ -261,4 +311,4 @@ def test_news_says_what_it_is() -> None:
     """An admission and an error are letters without parts, holds and bytes."""
     admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
     made = admitted_letter(admitted)
-    assert (made.frame.admitted, made.parts, made.hold, made.size) == (admitted, [], None, 0)
+    assert (read(made).admitted, made.parts, made.hold, made.size) == (admitted, [], None, 0)

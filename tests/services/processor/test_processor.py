@@ -64,7 +64,10 @@ async def test_new_request_goes_to_a_worker_and_its_tokens_come_back() -> None:
     """A request that is asked for here is handed to a worker, and its iterator gets its tokens."""
     async with running() as made:
         tokens = made.processor.generate(generate_of(5, 3))
-        assert (await made.worker.heard("generate")).generate == generate_of(5, 3)
+        asked = (await made.worker.heard("generate")).generate
+        assert asked.deadline_unix_ms == made.processor.clock.unix_ms() + 600_000
+        asked.ClearField("deadline_unix_ms")
+        assert asked == generate_of(5, 3)
         await made.worker.publish([Wanted(5, 0, 3, FINISHED)])
         assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
 

@@ -1,0 +1,277 @@
+"""Resumes: requests that a client takes up again, after it or the processor was away."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts.generated.client_pb2 import Resume
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.processor.answers import ended_error, error_of
+from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.mailbox import Keys, error_letter
+from tokenbus_services.processor.requests import NO_OWNER, Ended, Request
+from tokenbus_services.processor.session import Session, drafts_of
+
+_Rows = tuple[LogprobBatch, LogprobBatch | None, Hold]
+_CHEAP_SEARCH = 64
+"""How many queued frames may be looked through at any time; more than that, once a tick."""
+_MOST_RIVALS = 1024
+
+
+class Resumes:
+    """Takes up again what clients ask for, all that came in the same moment together: those requests share steps.
+
+    A request belongs to who asked for it. Whoever else asks for it gets the answer that no such request is known.
+    """
+
+    def __init__(self, book: RequestBook, sessions: dict[int, Session], is_alive: Callable[[Session], bool]) -> None:
+        """Take the requests, the clients, and how to find out whether a client is there."""
+        self._book = book
+        self._sessions = sessions
+        self._is_alive = is_alive
+        self._waiting: dict[tuple[int, int], Resume] = {}
+        self._rivals: dict[int, list[tuple[Session, Resume]]] = {}
+        """Who else resumed what no worker has vouched for yet."""
+        self._contested: dict[tuple[int, int], tuple[Resume, float]] = {}
+        """What an earlier life may still have, and since when a later one wants it."""
+        self._is_searched_out = False
+        self.refused = 0
+        """How many were refused because the request is another client's."""
+        self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
+
+    def add(self, session: Session, resume: Resume) -> None:
+        """Take one up, with those that come in the same moment."""
+        self._waiting[session.key, resume.request_key] = resume
+        if len(self._waiting) == 1 and not self._is_searched_out:
+            self.call_soon(self.take_up)
+
+    def tick(self) -> None:
+        """Take up what had to wait because much had been looked through."""
+        self._is_searched_out = False
+        for key in list(self._rivals):
+            request = self._book.table.get(key)
+            if request is None:
+                for session, _ in self._rivals.pop(key):
+                    self._refuse(session, key)
+            elif not self._book.is_unvouched(request):
+                self.settle_owner(request, NO_OWNER)
+        for place, (resume, _) in self._contested.items():
+            self._waiting.setdefault(place, resume)
+        if self._waiting:
+            self.take_up()
+
+    def take_up(self) -> None:
+        """Take up the requests that were resumed: what waits goes to their clients, and so does what follows."""
+        if self._is_searched_out:
+            return
+        waiting, self._waiting = self._waiting, {}
+        self._contested = {place: entry for place, entry in self._contested.items() if place[0] in self._sessions}
+        resumed = [(self._sessions[key], each) for (key, _), each in waiting.items() if key in self._sessions]
+        found = self._search(resumed)
+        sessions = {session for session, _ in resumed}
+        for session in sessions:
+            session.gather()
+        endings = []
+        for session, resume in resumed:
+            error = self._take_up(session, resume, found.get(resume.request_key, []))
+            if error is not None:
+                endings.append((session, error))
+        for session in sessions:
+            session.send_gathered()
+        for session, error in endings:
+            session.put(error_letter(error))
+
+    def settle_owner(self, request: Request, owner: int) -> None:
+        """Learn from a worker whose a request is that was resumed before any worker had it."""
+        rivals = self._rivals.pop(request.key, [])
+        if owner in (NO_OWNER, request.owner):
+            for session, _ in rivals:
+                self._refuse(session, request.key)
+            return
+        holder = self._holder(request)
+        if holder is None:
+            request.owner = owner
+            return
+        holder.requests.discard(request.key)
+        self._refuse(holder, request.key)
+        request.owner = owner
+        self._book.disown(request)
+        for session, resume in rivals:
+            if session.owner == owner:
+                self.add(session, resume)
+            else:
+                self._refuse(session, request.key)
+
+    # What is found where.
+
+    def _search(self, resumed: list[tuple[Session, Resume]]) -> dict[int, list[_Rows]]:
+        """Return the rows of resumed requests that are on their way to other sessions of the same owners."""
+        wanted: dict[int, set[int]] = {}
+        for session, resume in resumed:
+            if not self._is_on_its_way(session, resume.request_key):
+                wanted.setdefault(session.owner, set()).add(resume.request_key)
+        found: dict[int, list[_Rows]] = {}
+        asking = {session.key for session, _ in resumed}
+        searched = 0
+        for other in self._sessions.values():
+            keys = wanted.get(other.owner)
+            if not keys or (asking == {other.key}):
+                continue
+            searched += len(other.mailbox)
+            self._search_one(other, np.array(sorted(keys), np.uint64), found)
+        self._is_searched_out = searched > _CHEAP_SEARCH
+        return found
+
+    def _search_one(self, other: Session, keys: Keys, found: dict[int, list[_Rows]]) -> None:
+        for letter in other.mailbox.letters_of(keys):
+            if letter.hold is None:
+                continue
+            target, draft = letter.rows_of(keys, other.limits)
+            for row, key in enumerate(target.request_keys.tolist()):
+                rows = target.select([row]), draft and drafts_of(draft, key), letter.hold
+                found.setdefault(key, []).append(rows)
+
+    def _is_on_its_way(self, session: Session, key: int) -> bool:
+        """Tell whether a request's last row waits in the session's own queue: it comes without being looked for."""
+        ended = self._book.table.ended(key)
+        if ended is None:
+            request = self._book.table.get(key)
+            return request is not None and self._holder(request) is session
+        return has_last_row(session, ended)
+
+    def _holder(self, request: Request) -> Session | None:
+        consumer = self._book.consumer_of(request)
+        return consumer if isinstance(consumer, Session) else None
+
+    # What becomes of one.
+
+    def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
+        """Take up one request; return the error that it ended with, if it did."""
+        key, table = resume.request_key, self._book.table
+        ended, request = table.ended(key), table.get(key)
+        if ended is not None:
+            return self._take_rest(session, resume, ended, found)
+        if request is None:
+            if not table.has_room_for(("client", session.owner)):
+                return error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
+            self._claim(session, resume)
+            return None
+        holder = self._holder(request)
+        if request.is_claimed and holder is not session:
+            return self._take_over(session, resume, request, found)
+        if request.owner not in (NO_OWNER, session.owner):
+            return self._not_theirs(key)
+        return self._claim(session, resume)
+
+    def _take_over(self, session: Session, resume: Resume, request: Request, found: list[_Rows]) -> RequestError | None:
+        """Take a request from another session, if that is an earlier life of the same client."""
+        key, holder = request.key, self._holder(request)
+        contested = self._contested.pop((session.key, key), None)
+        if holder is None or request.owner != session.owner:
+            if self._book.is_unvouched(request):
+                self._add_rival(session, resume)
+                return None
+            return self._not_theirs(key)
+        if not session.is_proven and self._is_alive(holder):
+            # A life that was killed looks alive until its silence has lasted; one that is heard again lives.
+            since = session.last_heard if contested is None else contested[1]
+            if holder.last_heard > since:
+                return self._not_theirs(key)
+            self._contested[session.key, key] = resume, since
+            return None
+        holder.requests.discard(key)
+        holder.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up", 0)))
+        error = self._claim(session, resume, settle=False)
+        held = [int(rows[0].positions[0]) for rows in found]
+        first = min([int(self._book.table.next_position[request.slot]), *held])
+        if resume.next_position < first:
+            lost = f"tokens {resume.next_position} to {first - 1} were confirmed before and are not kept"
+            self._book.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+            return error
+        for rows in found:
+            session.put_outputs(*rows)
+        self._settle(session, request)
+        return error
+
+    def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
+        """Lead a request to a session; return the error that it ended with before, if it did."""
+        book, key = self._book, resume.request_key
+        before = book.table.get(key)
+        was_claimed = before is not None and before.is_claimed
+        request = book.claim(
+            key,
+            resume.next_position,
+            session.route,
+            drafts=resume.include_draft_logprobs,
+            owner=session.owner,
+            deadline_unix_ms=resume.deadline_unix_ms,
+        )
+        session.requests.add(key)
+        error = None
+        if not was_claimed:
+            tokens = book.buffers.tokens_of(request)
+            error = tokens.error
+            for step, row in tokens.give_up():
+                draft = step.draft_rows
+                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, key), step.hold)
+                step.hold.release()
+        if settle:
+            self._settle(session, request)
+        return error
+
+    def _settle(self, session: Session, request: Request) -> None:
+        table = self._book.table
+        if table.get(request.key) is request:
+            self._book.settle(request)
+        if table.get(request.key) is not request:  # it had ended
+            session.requests.discard(request.key)
+
+    def _take_rest(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
+        """Give a client what is still on its way of a request that has ended, or return why not."""
+        key, position = resume.request_key, resume.next_position
+        if ended.owner not in (NO_OWNER, session.owner):
+            return self._not_theirs(key)
+        if ended.error is not None:
+            return ended.error
+        if has_last_row(session, ended):
+            return None
+        rest: list[_Rows] = []
+        # Several clients that went away may each have some of it, or the same.
+        for target, draft, hold in sorted(found, key=lambda entry: int(entry[0].positions[0])):
+            begin, status = int(target.positions[0]), RowStatus(target.statuses[0])
+            end = begin + int(target.token_counts[0])
+            if begin <= position and (end > position or (end == position and status in FINISHED)):
+                rest.append((target, draft, hold))
+                position = end
+                if status in FINISHED:
+                    for entry in rest:
+                        session.put_outputs(*entry)
+                    return None
+        return ended_error(key, ended.tokens)
+
+    def _add_rival(self, session: Session, resume: Resume) -> None:
+        """Let a resume wait until a worker says whose the request is; the first that came has no better right."""
+        if len(self._rivals) < _MOST_RIVALS or resume.request_key in self._rivals:
+            rivals = self._rivals.setdefault(resume.request_key, [])
+            rivals[:] = [entry for entry in rivals if entry[0] is not session][: _MOST_RIVALS - 1]
+            rivals.append((session, resume))
+
+    def _not_theirs(self, key: int) -> RequestError:
+        self.refused += 1
+        return error_of(key, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
+
+    def _refuse(self, session: Session, key: int) -> None:
+        if session.key in self._sessions:
+            session.put(error_letter(self._not_theirs(key)))
+
+
+def has_last_row(session: Session, ended: Ended) -> bool:
+    """Tell whether a session's queue has the last row of a request that has ended."""
+    return (
+        ended.last_frame is not None
+        and ended.last_frame[0] == session.key
+        and session.mailbox.still_holds(ended.last_frame[1])
+    )

@@ -1,0 +1,234 @@
+"""Fairness: what a client lets pile up is charged to it alone, and what a worker brings unasked to that worker."""
+
+import pytest
+
+from tests.services.bench import Bench, BenchClient, BenchWorker
+from tests.services.builders import Wanted, generate_of, rows
+from tests.services.processor.serving import places, resume, serving
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.bus import Outcome
+from tokenbus_services.processor import mailbox
+
+SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
+OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
+
+
+def hoarding(items: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient, BenchClient]:
+    """Return a worker whose stream may be held so far, a client that acknowledges nothing, and one that keeps up."""
+    bench, worker, hoarder = serving(1, processor__hold_items=items, processor__credit_items=items, **overrides)
+    victim = bench.client(6, name="victim")
+    victim.ask(generate_of(2))
+    worker.heard()
+    hoarder.heard()
+    return bench, worker, hoarder, victim
+
+
+def granted(worker: BenchWorker) -> int:
+    """Return up to which sequence a worker may send now."""
+    return worker.known.stream.granted_sequence
+
+
+def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:
+    """A hoarder's frames pile up until its requests end; the worker has credit throughout, others every token."""
+    bench, worker, hoarder, victim = hoarding(32)
+    for position in range(200):
+        assert granted(worker) > worker.sequence, "the worker waits"
+        worker.publish(rows([1, 2], position=position))
+        assert places(victim) == [(2, position, 1)]
+        victim.confirm()
+        if position % 8 == 0:
+            bench.advance(0.0)
+            hoarder.beat()
+    assert hoarder.errors() == {1: SLOW}
+    assert bench.core.clients.evicted == 1
+    assert len(worker.known.stream.holds) <= 32
+
+
+def test_many_hoarders_end_together() -> None:
+    """Clients that came one after the other and acknowledge nothing are ended as far as needed at once."""
+    bench, worker, _, victim = hoarding(64)
+    hoarders = [bench.client(10 + place) for place in range(6)]
+    for place, hoarder in enumerate(hoarders):
+        hoarder.ask(generate_of(100 + place))
+        worker.publish([Wanted(100 + place, 0, 1)])
+        hoarder.heard()
+    for position in range(150):
+        assert granted(worker) > worker.sequence, "the worker waits"
+        worker.publish(rows([2], position=position))
+        assert places(victim) == [(2, position, 1)]
+        victim.confirm()
+    assert [hoarder.errors() for hoarder in hoarders] == [{100 + place: SLOW} for place in range(6)]
+
+
+def test_worker_waits_for_clients_that_are_all_behind() -> None:
+    """Where every client is behind none makes another one wait: then the worker slows down, and no request ends."""
+    bench, worker, client = serving(1, processor__hold_items=200, processor__credit_items=200)
+    client.reconnect(window_frames=1)
+    worker.heard()
+    for position in range(120):
+        worker.publish(rows([1], position=position))
+    bench.advance(0.0)
+    assert not worker.known.stream.grant() or granted(worker) == 320
+    before = granted(worker)
+    worker.publish(rows([1], position=120))
+    assert granted(worker) == before
+    assert client.errors() == {}
+    victim = bench.client(6)
+    victim.ask(generate_of(2))
+    bench.advance(0.0)
+    assert granted(worker) >= before
+
+
+def test_trickle_of_acknowledgements_holds_up_only_its_sender() -> None:
+    """A client that acknowledges half of what it is sent falls behind alone."""
+    bench, worker, trickler, victim = hoarding(32)
+    for position in range(200):
+        assert granted(worker) > worker.sequence, "the worker waits"
+        worker.publish(rows([1, 2], position=position))
+        victim.heard()
+        victim.confirm()
+        if trickler.outputs():
+            trickler.say(ClientFrame(confirm=Confirm(through_number=trickler.number // 2)))
+    table = bench.core.book.table
+    assert (table.get(1) is None, table.get(2) is None) == (True, False)
+
+
+def test_all_clients_together_are_bounded() -> None:
+    """When all queues hold more than they may together, the client with most loses its requests, and no other."""
+    bench, worker, big = serving(1, clients__buffer_bytes=2**21, clients__mailbox_bytes=2**21)
+    small = bench.client(6)
+    small.ask(generate_of(2))
+    big.heard()
+    worker.publish(rows([2]))
+    assert len(places(small)) == 1
+    position = 0
+    while bench.core.clients.evicted == 0:
+        worker.publish([Wanted(1, position, 8, top_k=20)])
+        position += 8
+        assert sum(each.mailbox.bytes for each in bench.core.clients.sessions.values()) <= 2**21
+        if position % 512 == 0:
+            big.heard()
+    assert SLOW in big.errors().values()
+    assert small.errors() == {}
+    assert bench.core.book.table.get(2) is not None
+
+
+def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many resumes come, nothing that waits for any client is decoded for those that have none of it."""
+    bench, worker, victim = serving(1)
+    for position in range(50):
+        worker.publish(rows([1], position=position))
+    attacker = bench.client(6, name="attacker")
+    attacker.ask(generate_of(9))
+    worker.publish([Wanted(9, 0, 1, RowStatus.FINISHED_LENGTH)])
+    attacker.heard()
+    attacker.confirm()
+    decoded: list[tuple[object, ...]] = []
+    monkeypatch.setattr(mailbox, "decode", lambda *arguments: decoded.append(arguments))
+    for _ in range(100):
+        resume(attacker, 9, 0)
+        resume(attacker, 1, 0)
+        resume(attacker, 77, 0)
+    assert decoded == []
+    assert len(places(victim)) == 50
+
+
+def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A next life's resumes, one by one, look through the queue of the life before at most once in each tick."""
+    bench, worker, client = serving(*range(1, 9))
+    for position in range(100):
+        worker.publish(rows(range(1, 9), position=position))
+    bench.outcomes[client.peer] = Outcome.GONE
+    again = bench.client(6)
+    searches = []
+    found = mailbox.Mailbox.letters_of
+
+    def _counted(box: mailbox.Mailbox, keys: mailbox.Keys) -> list[mailbox.Letter]:
+        if keys.size and box is bench.core.clients.sessions[5].mailbox:
+            searches.append(keys.size)
+        return found(box, keys)
+
+    monkeypatch.setattr(mailbox.Mailbox, "letters_of", _counted)
+    for key in range(1, 9):
+        resume(again, key, 0)
+    assert searches == [1]
+    bench.advance(0.1)
+    assert searches == [1, 7]
+    taken: dict[int, int] = {}
+    while more := places(again):
+        for key, position, tokens in more:
+            assert position == taken.get(key, 0)
+            taken[key] = position + tokens
+        again.confirm()
+    assert taken == dict.fromkeys(range(1, 9), 100)
+
+
+def test_requests_of_one_client_are_bounded() -> None:
+    """A client has its share of the table; at it, others still find room."""
+    bench, _, client = serving(1, 2, processor__requests_per_peer=2)
+    client.heard()
+    client.ask(generate_of(3))
+    (heard,) = client.heard()
+    assert heard.frame.error.code == OVERLOADED
+    assert heard.frame.error.message == "open requests of one client: at most 2"
+    other = bench.client(6, name="other")
+    other.ask(generate_of(4))
+    assert other.errors() == {}
+
+
+def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
+    """A worker that invents requests has its share of the table, and loses them where clients need the room."""
+    bench, worker, client = serving(processor__max_requests=4, processor__requests_per_peer=3)
+    liar = bench.worker("liar")
+    liar.publish(rows(range(100, 110)))
+    table = bench.core.book.table
+    assert len(table) == 3
+    liar.heard()
+    for key in range(1, 4):
+        client.ask(generate_of(key))
+    assert client.errors() == {}
+    assert sorted(request.key for request in table.open_requests())[:3] == [1, 2, 3]
+    assert worker.known is not None
+
+
+def test_hello_that_lists_more_requests_than_its_share_is_cheap_and_bounded() -> None:
+    """A hello with more requests than a worker may bring unasked opens its share and answers no more for the rest."""
+    bench = Bench({"processor.requests_per_peer": 5})
+    worker = bench.worker(request_keys=list(range(1, 1001)))
+    assert len(bench.core.book.table) == 5
+    assert worker.heard_bodies().count("abort") == 0
+
+
+def test_handshakes_are_bounded() -> None:
+    """A client that says hello again and again has its frames sent again a few times, then once an interval."""
+    bench, worker, client = serving(1)
+    worker.publish(rows([1]))
+    client.heard()
+    for _ in range(50):
+        client.say_hello()
+    again = [heard.body for heard in client.heard()]
+    assert again.count("outputs") == again.count("welcome") <= 10
+    assert again.count("refusal") == 50 - again.count("welcome")
+    bench.advance(1.0)
+    client.say_hello()
+    assert "welcome" in [heard.body for heard in client.heard()]
+
+
+def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
+    """A defect in looking at one worker or client is logged; a silent neighbour is found all the same."""
+    bench = Bench()
+    bench.worker("a")
+    bench.worker("b")
+    bench.client(5)
+    bench.client(6)
+    bench.core.workers.by_id["a"].stream.missing = None  # type: ignore[method-assign, assignment]
+    bench.core.clients.sessions[5].mailbox = None  # type: ignore[assignment]
+    bench.clock.advance(1.0)
+    for peer in (b"a/7", b"b/7"):
+        bench.core.workers._by_peer[peer].last_heard = bench.clock.now()
+    bench.core.tick(bench.clock.now())
+    assert {name: worker.peer for name, worker in bench.core.workers.by_id.items()} == {"a": None, "b": b"b/7"}
+    assert bench.core.clients.sessions[5].peer is None
+    assert bench.core.clients.sessions[6].peer is not None

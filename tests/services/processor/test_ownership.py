@@ -1,0 +1,235 @@
+"""Ownership: a request and a session belong to who began them, and to its next life; to others they are unknown."""
+
+import pytest
+
+from tests.services.bench import Bench, BenchClient
+from tests.services.builders import Wanted, client_hello, generate_of, rows
+from tests.services.processor.serving import places, resume, serving
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import RefusalReason
+from tokenbus_services.bus import Identity, Outcome, Role
+from tokenbus_services.processor.clients import owner_of
+
+FINISHED = RowStatus.FINISHED_LENGTH
+UNKNOWN = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+TAKEN_UP = ErrorCode.ERROR_CODE_TAKEN_UP
+ALL = frozenset(Role)
+UNPROVEN = Identity("", ALL)
+
+
+def client_of(bench: Bench, session: int, key: str, name: str = "client", roles: frozenset[Role] = ALL) -> BenchClient:
+    """Return a client whose key has a name and roles."""
+    client = BenchClient(bench, session)
+    bench.peers.identities[client.peer] = Identity(key, roles)
+    client.say_hello(name=name)
+    return client
+
+
+@pytest.mark.parametrize("name", ["client", "other"])
+def test_request_of_a_live_client_cannot_be_taken_without_a_key(name: str) -> None:
+    """Another connection's resume of a live client's request is answered as unknown, whatever name it gives."""
+    bench, worker, client = serving(1)
+    thief = bench.client(6, name=name)
+    resume(thief, 1, 0)
+    bench.clock.advance(0.1)
+    client.beat()
+    bench.advance(0.1)
+    assert thief.errors() == {1: UNKNOWN}
+    worker.publish(rows([1]))
+    assert places(client) == [(1, 0, 1)]
+    assert places(thief) == []
+    assert bench.core.clients.resumes.refused == 1
+
+
+def test_next_life_takes_up_what_a_silent_one_left() -> None:
+    """A life that was killed looks alive for a while: its next life waits for that, and has the request then."""
+    bench, worker, client = serving(1)
+    worker.publish(rows([1]))
+    bench.clock.advance(0.5)
+    again = bench.client(6)
+    resume(again, 1, 0)
+    assert again.outputs() == []
+    bench.pass_time(3.0, worker, again, most=0.5)
+    assert places(again) == [(1, 0, 1)]
+    client.reconnect()
+    assert client.errors() == {1: TAKEN_UP}
+
+
+def test_other_name_never_has_it() -> None:
+    """A client of another name does not get a request, even when its owner is gone."""
+    bench, worker, client = serving(1)
+    bench.outcomes[client.peer] = Outcome.GONE
+    thief = bench.client(6, name="other")
+    resume(thief, 1, 0)
+    assert thief.errors() == {1: UNKNOWN}
+    worker.publish(rows([1]))
+    assert places(thief) == []
+
+
+def test_key_proves_whose_a_request_is() -> None:
+    """With keys a request belongs to the key: another connection of it may take it at any time, other keys never."""
+    bench = Bench()
+    worker = bench.worker()
+    first = client_of(bench, 5, "team-a", name="x")
+    first.ask(generate_of(1))
+    thief = client_of(bench, 6, "team-b", name="x")
+    resume(thief, 1, 0)
+    assert thief.errors() == {1: UNKNOWN}
+    second = client_of(bench, 7, "team-a", name="y")
+    worker.publish(rows([1]))
+    resume(second, 1, 0)
+    assert places(second) == [(1, 0, 1)]
+    assert first.errors() == {1: TAKEN_UP}
+
+
+def test_request_of_another_cannot_be_aborted() -> None:
+    """An abort of another client's request does nothing."""
+    bench, worker, _ = serving(1)
+    thief = bench.client(6)
+    worker.heard()
+    thief.say(ClientFrame(abort=Abort(request_key=1)))
+    assert worker.heard_bodies() == []
+
+
+def test_what_has_ended_is_its_owners_alone() -> None:
+    """The rest of a request that has ended is given to its owner's next life, and is unknown to others."""
+    bench, worker, client = serving(1)
+    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    bench.outcomes[client.peer] = Outcome.GONE
+    thief = bench.client(6, name="other")
+    resume(thief, 1, 0)
+    assert thief.errors() == {1: UNKNOWN}
+    again = bench.client(7)
+    resume(again, 1, 0)
+    assert places(again) == [(1, 0, 3)]
+
+
+def test_ended_request_that_is_on_its_way_is_not_looked_for() -> None:
+    """A client that resumes what waits in its own queue gets it once, from there, however often it asks."""
+    bench, worker, client = serving(1)
+    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    for _ in range(3):
+        resume(client, 1, 0)
+    assert places(client) == [(1, 0, 3)]
+    assert client.errors() == {}
+    assert len(bench.core.clients.sessions[5].mailbox) == 1
+
+
+@pytest.mark.parametrize("thief_first", [False, True])
+def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> None:
+    """After a restart a worker says whose its requests are: another's resume does not get one by coming first."""
+    bench = Bench()
+    owner, thief = bench.client(5, name="owner"), bench.client(6, name="thief")
+    if thief_first:
+        resume(thief, 1, 0)
+        resume(owner, 1, 0)
+    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
+    if not thief_first:
+        resume(thief, 1, 0)
+        resume(owner, 1, 0)
+    bench.advance(0.1)
+    worker.publish(rows([1]))
+    assert thief.errors() == {1: UNKNOWN}
+    assert places(owner) == [(1, 0, 1)]
+
+
+def test_owner_may_come_after_a_thief_was_refused() -> None:
+    """A request that only another client resumed waits for its owner once a worker has said whose it is."""
+    bench = Bench()
+    thief = bench.client(6, name="thief")
+    resume(thief, 1, 0)
+    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
+    assert thief.errors() == {1: UNKNOWN}
+    worker.publish(rows([1]))
+    owner = bench.client(5, name="owner")
+    resume(owner, 1, 0)
+    assert places(owner) == [(1, 0, 1)]
+
+
+def test_rival_of_a_request_without_a_worker_is_answered() -> None:
+    """Where no worker has a request that two clients resumed, both learn that it is unknown."""
+    bench = Bench({"processor.handoff_timeout_ms": 2000, "processor.unclaimed_timeout_ms": 2000})
+    first, second = bench.client(5, name="one"), bench.client(6, name="two")
+    for client in (first, second):
+        resume(client, 1, 0)
+    bench.pass_time(3.0, first, second, most=0.5)
+    assert (first.errors(), second.errors()) == ({1: UNKNOWN}, {1: UNKNOWN})
+
+
+def test_workers_are_given_the_owner() -> None:
+    """What a worker is handed says whose it is and until when, whatever the client said."""
+    bench, worker, client = serving()
+    client.ask(generate_of(1, owner=7, handoff_ticket=b"stolen", deadline_ms=2000))
+    (generate,) = [frame.generate for frame in worker.heard() if frame.HasField("generate")]
+    assert generate.owner == owner_of(UNPROVEN, "client")
+    assert generate.handoff_ticket == b""
+    assert generate.deadline_unix_ms == bench.clock.unix_ms() + 2000
+
+
+@pytest.mark.parametrize("proof", [b"", b"guessed"])
+def test_session_number_is_no_credential(proof: bytes) -> None:
+    """A hello with a session's number alone does not take it over, whether its client is there or away."""
+    bench, worker, client = serving(1)
+    for is_away in (False, True):
+        if is_away:
+            bench.pass_time(3.5, worker)
+        thief = BenchClient(bench, 5)
+        thief.peer = b"thief"
+        thief.say(ClientFrame(hello=client_hello(5, proof=proof)))
+        assert thief.heard()[0].frame.refusal.reason == RefusalReason.REFUSAL_REASON_SESSION_TAKEN
+    client.reconnect()
+    worker.publish(rows([1]))
+    assert places(client) == [(1, 0, 1)]
+
+
+def test_roles_are_asked_for() -> None:
+    """A key that may only watch asks for nothing, and one that may only ask does not watch."""
+    bench = Bench()
+    worker = bench.worker()
+    observer = client_of(bench, 5, "grafana", roles=frozenset({Role.OBSERVER}))
+    asker = client_of(bench, 6, "app", roles=frozenset({Role.CLIENT}))
+    worker.heard()
+    for client in (observer, asker):
+        client.heard()
+    observer.ask(generate_of(1))
+    resume(observer, 2, 0)
+    asker.say(ClientFrame(watch=Watch()))
+    for client in (observer, asker):
+        assert {heard.frame.refusal.reason for heard in client.heard()} == {RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED}
+    assert worker.heard_bodies() == []
+    assert len(bench.core.clients.watchers) == 0
+    other = client_of(bench, 7, "worker-key", roles=frozenset({Role.WORKER}))
+    assert other.heard()[0].frame.refusal.message == "key worker-key may not be client client"
+
+
+def test_connection_is_one_session() -> None:
+    """One connection cannot fill the clients' places: a second session on it is refused."""
+    bench = Bench()
+    client = bench.client(5)
+    client.heard()
+    client.say(ClientFrame(hello=client_hello(6)))
+    assert client.heard()[0].frame.refusal.message == "hello.session: one session a connection"
+    assert set(bench.core.clients.sessions) == {5}
+
+
+def test_deadline_survives_a_restart() -> None:
+    """A moment that was settled holds in the next life of the processor: no more time is granted than is left."""
+    bench = Bench()
+    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "client")])
+    client = bench.client()
+    resume(client, 1, 0, deadline_unix_ms=bench.clock.unix_ms() + 4000)
+    bench.pass_time(3.5, worker, client)
+    assert client.errors() == {}
+    bench.pass_time(1.0, worker, client)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_DEADLINE}
+
+
+def test_admission_tells_the_deadline() -> None:
+    """A client learns the moment that the processor settled on, which is never later than what it allows."""
+    bench, worker, client = serving(processor__request_timeout_ms=5000)
+    client.ask(generate_of(1, deadline_unix_ms=2**64 - 1))
+    worker.admit(1)
+    (admitted,) = [heard.frame.admitted for heard in client.heard() if heard.body == "admitted"]
+    assert admitted.deadline_unix_ms == bench.clock.unix_ms() + 5000
