@@ -175,6 +175,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"{{outcome}}": f"sum by (outcome) (increase(tokenbus_dead_letters_total{_RANGE}))"},
         ),
         Panel("Workers gone", "short", {"gone": f"sum(increase(tokenbus_gone_workers_total{_RANGE}))"}),
+        Panel(
+            "Refused and evicted peers",
+            "short",
+            {
+                "{{side}} {{reason}}": f"sum by (side, reason) (increase(tokenbus_refused_peers_total{_RANGE}))",
+                "resumes": f"sum(increase(tokenbus_refused_resumes_total{_RANGE}))",
+                "evicted clients": f"sum(increase(tokenbus_evicted_clients_total{_RANGE}))",
+                "failed ticks": f"sum(increase(tokenbus_failed_ticks_total{_RANGE}))",
+            },
+        ),
     ),
     "Latency": (
         Panel("Step made to step delivered", "s", _quantiles("delivery_latency_seconds")),

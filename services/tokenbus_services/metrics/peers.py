@@ -32,6 +32,12 @@ def _assigned(view: ProcessorView) -> Samples:
         yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), requests
 
 
+def _refused(view: ProcessorView) -> Samples:
+    for side, desk in (("worker", view.processor.workers), ("client", view.processor.clients)):
+        for reason, refused in desk.refusals.copy().items():
+            yield (side, reason), refused
+
+
 PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
@@ -67,6 +73,43 @@ PEERS: tuple[Family[ProcessorView], ...] = (
         "away high: clients crash, or their network breaks.",
         _clients,
         ("state",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_refused_peers_total",
+        "Workers and clients that were refused, by why: a key without the right, a name or a session that another has.",
+        "Moves: who is it, and what does it want? The log's `worker refused` and `client refused` name it.",
+        _refused,
+        ("side", "reason"),
+        "sum by (side, reason) (increase(tokenbus_refused_peers_total"
+        '{reason=~"not_authorized|worker_id_taken|session_taken"}[5m])) > 0',
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_refused_resumes_total",
+        "Resumed requests that are another client's.",
+        "Moves: a client asks for what is not its own; the log's `resume refused` names it.",
+        lambda view: one(view.processor.clients.resumes.refused),
+        (),
+        "increase(tokenbus_refused_resumes_total[5m]) > 0",
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_evicted_clients_total",
+        "How often a client lost its requests because too much waited for it.",
+        "Moves: the log's `slow client` names it; it reads too slowly, or acknowledges nothing.",
+        lambda view: one(view.processor.clients.evicted),
+        (),
+        "increase(tokenbus_evicted_clients_total[5m]) > 0",
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_failed_ticks_total",
+        "How often looking at one worker, client or request failed, a defect; the rest was looked at all the same.",
+        "Moves: report it, with the traceback of the log's `tick failed`.",
+        lambda view: one(view.processor.failed_ticks),
+        (),
+        "increase(tokenbus_failed_ticks_total[5m]) > 0",
     ),
     Family(
         Kind.GAUGE,

@@ -55,6 +55,7 @@ class RequestBook:
         self.on_vouched: Callable[[Request, int], None] = lambda _request, _owner: None
         """Learns from a worker whose a request is that was resumed before."""
         self._episodes = Episodes()
+        self.failed_ticks = 0
 
     # How they begin.
 
@@ -342,7 +343,8 @@ class RequestBook:
             try:
                 self._look_at(request, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
-                self._episodes.begin("defect", _log.exception, "tick failed for a request", request=request.key)
+                self.failed_ticks += 1
+                self._episodes.begin("defect", _log.exception, "tick failed", request=request.key)
                 self.table.close(request, None)
 
     def _look_at(self, request: Request, now: float) -> None:

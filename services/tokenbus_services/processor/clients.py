@@ -1,6 +1,7 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
 import hmac
+from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import count
@@ -76,6 +77,9 @@ class ClientDesk:
         self.resumes = Resumes(self._book, self.sessions, self._is_alive)
         self.is_draining = False
         self.refused = 0
+        self.refusals: Counter[str] = Counter()
+        """How many peers were refused, by why."""
+        self.failed_ticks = 0
         self.evicted = 0
         """How many clients lost their requests because too much waited for them."""
 
@@ -258,6 +262,7 @@ class ClientDesk:
 
     def _refuse(self, peer: bytes, refused: RefusedError) -> None:
         self.refused += 1
+        self.refusals[refused.name] += 1
         self._tell_refused(peer, refused)
         self._episodes.begin(("refused", str(refused)), _log.warning, "client refused", reason=str(refused))
 
@@ -343,7 +348,8 @@ class ClientDesk:
             try:
                 self._look_at(session, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
-                self._episodes.begin("defect", _log.exception, "tick failed for a client", client=session.name)
+                self.failed_ticks += 1
+                self._episodes.begin("defect", _log.exception, "tick failed", client=session.name)
                 self._detach(session)
         self.resumes.tick()
         self._episodes.expire()

@@ -21,6 +21,7 @@ class Core:
     def __init__(self, settings: Settings, clock: Time, workers: Peers, clients: Peers) -> None:
         """Take the settings, the time, and the peers at both addresses."""
         self._episodes = Episodes()
+        self._failed_ticks = 0
         self.letters = DeadLetters(settings.dead_letters)
         self.book = RequestBook(settings.processor, clock)
         self.intake = Intake(settings, self.book, self.letters, clock.now)
@@ -35,6 +36,11 @@ class Core:
         self.intake.evict = self._evict
         self.intake.all_clients_lag = lambda worker: self.clients.all_lag(worker.source.stream)
         self.intake.resend = self.dispatch.resend
+
+    @property
+    def failed_ticks(self) -> int:
+        """How often looking at something failed."""
+        return self._failed_ticks + self.book.failed_ticks + self.workers.failed_ticks + self.clients.failed_ticks
 
     def begin(self, now: float) -> None:
         """Learn that messages may come from now on."""
@@ -51,6 +57,7 @@ class Core:
             try:
                 part(now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self._failed_ticks += 1
                 self._episodes.begin("defect", _log.exception, "tick failed")
         self._episodes.expire()
 

@@ -118,6 +118,11 @@ class TokenProcessor:
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     @property
+    def failed_ticks(self) -> int:
+        """How often looking at a worker, a client or a request failed: a defect."""
+        return self._core.failed_ticks
+
+    @property
     def workers_address(self) -> str:
         """Where workers connect, with the port that was chosen."""
         listener = self._worker_peers.listener

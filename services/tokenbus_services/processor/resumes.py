@@ -9,6 +9,7 @@ from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Hold
 from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.processor.answers import ended_error, error_of
 from tokenbus_services.processor.book import RequestBook
 from tokenbus_services.processor.mailbox import Keys, error_letter
@@ -16,6 +17,7 @@ from tokenbus_services.processor.requests import NO_OWNER, Ended, Request
 from tokenbus_services.processor.session import Session, drafts_of
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, Hold]
+_log = logger("processor")
 _CHEAP_SEARCH = 64
 """How many queued frames may be looked through at any time; more than that, once a tick."""
 _MOST_RIVALS = 1024
@@ -38,6 +40,7 @@ class Resumes:
         self._contested: dict[tuple[int, int], tuple[Resume, float]] = {}
         """What an earlier life may still have, and since when a later one wants it."""
         self._is_searched_out = False
+        self._episodes = Episodes()
         self.refused = 0
         """How many were refused because the request is another client's."""
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -51,6 +54,7 @@ class Resumes:
     def tick(self) -> None:
         """Take up what had to wait because much had been looked through."""
         self._is_searched_out = False
+        self._episodes.expire()
         for key in list(self._rivals):
             request = self._book.table.get(key)
             if request is None:
@@ -163,7 +167,7 @@ class Resumes:
         if request.is_claimed and holder is not session:
             return self._take_over(session, resume, request, found)
         if request.owner not in (NO_OWNER, session.owner):
-            return self._not_theirs(key)
+            return self._not_theirs(session, key)
         return self._claim(session, resume)
 
     def _take_over(self, session: Session, resume: Resume, request: Request, found: list[_Rows]) -> RequestError | None:
@@ -174,12 +178,12 @@ class Resumes:
             if self._book.is_unvouched(request):
                 self._add_rival(session, resume)
                 return None
-            return self._not_theirs(key)
+            return self._not_theirs(session, key)
         if not session.is_proven and self._is_alive(holder):
             # A life that was killed looks alive until its silence has lasted; one that is heard again lives.
             since = session.last_heard if contested is None else contested[1]
             if holder.last_heard > since:
-                return self._not_theirs(key)
+                return self._not_theirs(session, key)
             self._contested[session.key, key] = resume, since
             return None
         holder.requests.discard(key)
@@ -233,7 +237,7 @@ class Resumes:
         """Give a client what is still on its way of a request that has ended, or return why not."""
         key, position = resume.request_key, resume.next_position
         if ended.owner not in (NO_OWNER, session.owner):
-            return self._not_theirs(key)
+            return self._not_theirs(session, key)
         if ended.error is not None:
             return ended.error
         if has_last_row(session, ended):
@@ -259,13 +263,14 @@ class Resumes:
             rivals[:] = [entry for entry in rivals if entry[0] is not session][: _MOST_RIVALS - 1]
             rivals.append((session, resume))
 
-    def _not_theirs(self, key: int) -> RequestError:
+    def _not_theirs(self, session: Session, key: int) -> RequestError:
         self.refused += 1
+        self._episodes.begin(("resume", session.name), _log.warning, "resume refused", client=session.name, request=key)
         return error_of(key, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
 
     def _refuse(self, session: Session, key: int) -> None:
         if session.key in self._sessions:
-            session.put(error_letter(self._not_theirs(key)))
+            session.put(error_letter(self._not_theirs(session, key)))
 
 
 def has_last_row(session: Session, ended: Ended) -> bool:

@@ -52,6 +52,11 @@ class RefusedError(Exception):
         super().__init__(message)
         self.reason = reason
 
+    @property
+    def name(self) -> str:
+        """The reason's name in metrics."""
+        return RefusalReason.Name(self.reason).removeprefix("REFUSAL_REASON_").lower()
+
 
 MOST_SEQUENCE = 2**61
 """Beyond that a worker is not followed: half of the schema's bound, so that a grant beyond it can still be said."""

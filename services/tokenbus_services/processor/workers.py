@@ -1,7 +1,7 @@
 """The processor's side of the stream protocol: who may publish, in which order, with how much credit."""
 
 import hmac
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from itertools import count
 
 from tokenbus_contracts import ContractError, Rule
@@ -77,6 +77,9 @@ class WorkerDesk:
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
         """What was counted of workers that are gone, for as many as may be here: who adds it up misses nothing."""
         self.refused = 0
+        self.refusals: Counter[str] = Counter()
+        """How many peers were refused, by why."""
+        self.failed_ticks = 0
         self.lost = 0
         self.is_draining = False
 
@@ -272,6 +275,7 @@ class WorkerDesk:
 
     def _refuse(self, peer: bytes, worker: Worker | None, refused: RefusedError) -> None:
         self.refused += 1
+        self.refusals[refused.name] += 1
         self._tell_refused(peer, refused)
         if worker is not None and worker.peer == peer:
             self._disconnect(worker)
@@ -366,7 +370,8 @@ class WorkerDesk:
             try:
                 self._look_at(worker, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
-                self._episodes.begin("defect", _log.exception, "tick failed for a worker", **_names(worker))
+                self.failed_ticks += 1
+                self._episodes.begin("defect", _log.exception, "tick failed", **_names(worker))
                 self._disconnect(worker)
         self._intake.book.check_buffers(max((len(worker.stream.holds) for worker in self.by_id.values()), default=0))
         self._episodes.expire()
