@@ -44,6 +44,11 @@ class Program:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    @property
     def output(self) -> str:
         """The last lines that it wrote."""
         with self._news:

@@ -23,6 +23,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, Co
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import (
+    GapReason,
     Goodbye,
     GoodbyeReason,
     Heartbeat,
@@ -37,7 +38,13 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 _FORGED_ID = 4242
 """The token that every forged row consists of."""
+RANDOM = random.Random()  # noqa: S311 - an attacker's: keys that no one else draws, and nothing that is secret
 Frame = TypeVar("Frame", ServerFrame, ProcessorFrame, DecodeFrame)
+
+
+def drawn() -> int:
+    """Return a key, a session or a number that is nobody else's."""
+    return RANDOM.getrandbits(63) | 1
 
 
 class Peer:
@@ -100,14 +107,18 @@ class ClientPeer(Peer):
             window_frames=window_frames,
             window_bytes=1 << 40,
             secret=secret,
-            session=session or random.getrandbits(63) | 1,
-            proof=proof or random.randbytes(16),
+            session=session or drawn(),
+            proof=proof or RANDOM.randbytes(16),
         )
 
     def hello(self) -> ServerFrame | None:
         """Say hello, and return the answer: a welcome or a refusal; None: there was none."""
-        self.tell(ClientFrame(hello=self._hello))
+        self.greet()
         return self.heard("welcome", "refusal")
+
+    def greet(self) -> None:
+        """Say hello, and wait for nothing."""
+        self.tell(ClientFrame(hello=self._hello))
 
     def tell(self, frame: ClientFrame) -> None:
         """Say a frame, whatever the bounds are that it breaks."""
@@ -131,6 +142,11 @@ class ClientPeer(Peer):
         self.tell(
             ClientFrame(resume=Resume(request_key=key, next_position=position, deadline_unix_ms=deadline_unix_ms))
         )
+
+    def resume_all(self, keys: Iterable[int]) -> None:
+        """Ask for the rest of some requests, each from its first token."""
+        for key in keys:
+            self.resume(key)
 
     def acknowledge(self, number: int) -> None:
         """Acknowledge everything up to a number."""
@@ -158,7 +174,7 @@ class WorkerPeer(Peer):
         """Take what its hello says."""
         super().__init__(address)
         self.epoch = epoch
-        said: dict[str, object] = {"first_sequence": 1, "next_sequence": 1, "proof": random.randbytes(16), **fields}
+        said: dict[str, object] = {"first_sequence": 1, "next_sequence": 1, "proof": RANDOM.randbytes(16), **fields}
         self._hello = Hello(
             schema_major=1,
             worker_id=worker_id,
@@ -193,7 +209,11 @@ class WorkerPeer(Peer):
     def gap(self, first: int, last: int) -> None:
         """Claim that some items cannot be had, so that every request of the stream would end."""
         frame = WorkerFrame(epoch=self.epoch)
-        frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason = first, last, 1
+        frame.gap.first_sequence, frame.gap.last_sequence, frame.gap.reason = (
+            first,
+            last,
+            GapReason.GAP_REASON_RETENTION,
+        )
         self.tell(frame)
 
     def leave(self) -> None:
@@ -215,7 +235,7 @@ class WorkerPeer(Peer):
 def request(key: int = 0, tokens: int = 300, top_logprobs: int = 0, **fields: object) -> Generate:
     """Return a request for some tokens."""
     return Generate(
-        request_key=key or random.getrandbits(63) | 1,
+        request_key=key or drawn(),
         tokens=TokenPrompt(token_ids=[1]),
         sampling=SamplingParameters(max_tokens=tokens),
         top_logprobs=top_logprobs,
@@ -258,7 +278,7 @@ def handoff(generate: Generate, state: bytes, ticket: bytes = b"", worker_id: st
         generate=generate,
         state_bytes=len(state),
         state_crc32=crc32(state),
-        number=random.getrandbits(63) | 1,
+        number=drawn(),
     )
     shown = "ticket" if "ticket" in Handoff.DESCRIPTOR.fields_by_name else "secret"
     setattr(said, shown, ticket)
@@ -291,7 +311,7 @@ class Tcp:
         try:
             self._socket.sendall(self.GREETING)
             received = b""
-            while len(received) < 64:  # noqa: PLR2004 - a greeting's length
+            while len(received) < 64:
                 chunk = self._socket.recv(64 - len(received))
                 if not chunk:
                     return False

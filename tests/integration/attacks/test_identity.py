@@ -1,13 +1,12 @@
 """Attackers that claim to be a worker or a client that is alive, or take its name for ever (findings 2 and 6)."""
 
 import asyncio
-import random
 from contextlib import ExitStack
 
 import pytest
 
 from tests.integration.asking import wanted
-from tests.integration.attacks.peers import ClientPeer, WorkerPeer
+from tests.integration.attacks.peers import ClientPeer, WorkerPeer, drawn
 from tests.integration.attacks.scene import Scene, repeat, scene
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
@@ -197,7 +196,7 @@ async def test_session_that_is_stolen_at_a_high_rate_stays_its_clients(deploymen
 async def test_session_whose_client_was_killed_is_not_taken(deployment: Deployment) -> None:
     """The frames that wait for a client that was killed are not given to an attacker that knows its session number."""
     async with scene(deployment) as at:
-        session = random.getrandbits(63) | 1
+        session = drawn()
         heard: list[str] = []
 
         def attack() -> None:

@@ -1,14 +1,13 @@
 """Attackers that resume, abort or ask for the requests of others (finding 10)."""
 
 import asyncio
-import random
 import time
 from contextlib import ExitStack
 
 import pytest
 
 from tests.integration.asking import Asked, all_exact, begun, wanted
-from tests.integration.attacks.peers import ClientPeer, request
+from tests.integration.attacks.peers import ClientPeer, drawn, request
 from tests.integration.attacks.scene import Scene, repeat, scene
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
@@ -52,7 +51,13 @@ async def test_resumes_at_a_high_rate_take_nothing(deployment: Deployment) -> No
                 thieves = [stack.enter_context(ClientPeer(at.clients, name=f"thief-{place}")) for place in range(10)]
                 for thief in thieves:
                     thief.hello()
-                repeat(lambda: [thief.resume(key) for thief in thieves for key in _keys(at)], 2.0, 0.02)
+
+                def resume_all() -> None:
+                    """Resume all of it from each side."""
+                    for thief in thieves:
+                        thief.resume_all(_keys(at))
+
+                repeat(resume_all, 2.0, 0.02)
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
@@ -151,7 +156,9 @@ async def test_request_of_a_killed_client_is_resumed_by_its_next_life_alone(depl
 
 async def test_client_that_lost_its_request_to_its_next_life_is_told(deployment: Deployment) -> None:
     """A client that was silent for too long, and comes back, is told that its request was taken up elsewhere."""
-    async with scene(deployment, bus__heartbeat_interval_ms=300, bus__heartbeat_timeout_ms=1500, worker__max_requests=8) as at:
+    async with scene(
+        deployment, bus__heartbeat_interval_ms=300, bus__heartbeat_timeout_ms=1500, worker__max_requests=8
+    ) as at:
 
         def attack() -> ServerFrame | None:
             """Be silent, lose the request, and come back."""
@@ -178,9 +185,9 @@ async def test_client_that_lost_its_request_to_its_next_life_is_told(deployment:
 
 
 async def test_resumes_beside_a_processors_restart_take_nothing_for_long(deployment: Deployment) -> None:
-    """Attackers that resume a live client's requests around a restart of the processor do not keep it from its tokens."""
+    """Resumes of a live client's requests just before a restart of the processor do not keep it from its tokens."""
     async with scene(deployment, processor__handoff_timeout_ms=2000, processor__unclaimed_timeout_ms=2000) as at:
-        keys = [random.getrandbits(63) | 1 for _ in range(4)]
+        keys = [drawn() for _ in range(4)]
         asked = [Asked(at.client.generate(wanted(2400, key=key))) for key in keys]
         await begun(asked)
 
@@ -188,7 +195,7 @@ async def test_resumes_beside_a_processors_restart_take_nothing_for_long(deploym
             """Resume all of it before the restart, when it is owned."""
             with ClientPeer(at.clients) as thief:
                 thief.hello()
-                repeat(lambda: [thief.resume(key) for key in keys], 0.5, 0.01)
+                repeat(lambda: thief.resume_all(keys), 0.5, 0.01)
 
         await asyncio.to_thread(attack)
         await asyncio.to_thread(at.restart)
