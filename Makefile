@@ -88,6 +88,8 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 MINUTES=10)
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
 	@echo "==> soak: the processor killed $(KILLS) times"
 	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
+	@echo "==> soak: every variant of the attacks"
+	@SOAK_ATTACKS=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 

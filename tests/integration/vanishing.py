@@ -70,7 +70,7 @@ class Vanishing:
         deployment.overrides.update(AS_DEPLOYED)
         deployment.overrides.update({"bus.workers_address": addresses[0], "bus.clients_address": addresses[1]})
         self._address = addresses[1]
-        self._ends = time.monotonic() + seconds
+        self._seconds, self._ends = seconds, 0.0
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
         self._vanished: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
@@ -85,6 +85,7 @@ class Vanishing:
         await asyncio.gather(
             *(start(deployment.start_worker, name, worker__role=name.partition("-")[0]) for name in names)
         )
+        self._ends = time.monotonic() + self._seconds
         steady = [TokenClient(deployment.settings(client__name=f"steady-{place}")) for place in range(_STEADY)]
         async with steady[0], steady[1]:
             asking = [self._steady(steady[place % _STEADY]) for place in range(_AT_ONCE * _STEADY)]

@@ -1,6 +1,7 @@
 """The system under attack: a processor and workers as processes, and a victim that asks all the while."""
 
 import asyncio
+import os
 import random
 import socket
 import time
@@ -27,6 +28,11 @@ AS_DEPLOYED: Overrides = {
 _DEADLINE_MS = 10_000
 """Far above what a request of the victim takes here, and far below what the attacks made of it."""
 _MIB = 1024
+
+
+def variants(*short: object, long: Sequence[object] = ()) -> list[object]:
+    """Return the variants of an attack that are tried: a few, or all of them in `make soak`."""
+    return [*short, *(long if os.environ.get("SOAK_ATTACKS") else ())]
 
 
 class Victim:

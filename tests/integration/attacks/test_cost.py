@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.asking import all_failed, ask, begun
 from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, WorkerPeer, drawn, request
-from tests.integration.attacks.scene import Scene, repeat, scene
+from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -31,8 +31,9 @@ def _leave_frames(peer: ClientPeer, count: int = 800) -> list[int]:
     return keys
 
 
-@pytest.mark.parametrize("frame", ["resume", "generate"])
-@pytest.mark.parametrize("peers", [1, 5])
+@pytest.mark.parametrize(
+    ("frame", "peers"), variants(("resume", 1), ("generate", 1), long=(("resume", 5), ("generate", 5)))
+)
 async def test_frames_of_ended_requests_cost_no_decoding(deployment: Deployment, frame: str, peers: int) -> None:
     """5,000 resumes of ended requests, or requests anew of their keys, keep no other client from its tokens."""
     async with scene(deployment, steps_per_second=1000) as at:
@@ -63,7 +64,7 @@ async def test_resumes_at_a_trickle_cost_no_decoding(deployment: Deployment) -> 
             """Resume a hundred a tick, each in a moment of its own."""
             with ClientPeer(at.clients) as hoarder:
                 keys = _leave_frames(hoarder)
-                repeat(lambda: hoarder.resume_all(keys), 6.0, 0.05)
+                repeat(lambda: hoarder.resume_all(keys), 4.0, 0.05)
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
@@ -104,9 +105,17 @@ def _numbers(at: Scene, number: str, places: int) -> None:
         repeat(beat, 1.5, 0.2)
 
 
-@pytest.mark.parametrize("places", [1, 14])
 @pytest.mark.parametrize(
-    "number", ["hello", "widest hello", "gap", "gap without next", "widest gap", "item", "heartbeat"]
+    ("number", "places"),
+    variants(
+        ("hello", 14),
+        ("gap", 1),
+        ("heartbeat", 14),
+        long=[
+            *((number, places) for number in ("widest hello", "gap without next", "widest gap") for places in (1, 14)),
+            *(("item", 14), ("hello", 1), ("gap", 14), ("heartbeat", 1), ("item", 1)),
+        ],
+    ),
 )
 async def test_workers_numbers_at_their_ends_leave_supervision_on(
     deployment: Deployment, number: str, places: int
@@ -145,7 +154,7 @@ async def test_clients_numbers_at_their_ends_harm_no_other(deployment: Deploymen
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("kind", ["refusals", "damaged frames", "requests that end at once"])
+@pytest.mark.parametrize("kind", variants("refusals", long=("damaged frames", "requests that end at once")))
 async def test_news_that_is_not_acknowledged_is_bounded_by_its_size(deployment: Deployment, kind: str) -> None:
     """A client that asks for refusals without end, and acknowledges none, has no more memory than its bound allows."""
     async with scene(deployment, steps_per_second=1000) as at:

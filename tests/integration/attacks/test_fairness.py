@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.integration.attacks.peers import ClientPeer, WorkerPeer, drawn
-from tests.integration.attacks.scene import repeat, scene
+from tests.integration.attacks.scene import repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tests.integration.serving import served
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
@@ -18,7 +18,7 @@ FAST = 1500
 """Steps a second: what may wait for consumers is full in a second or two."""
 
 
-@pytest.mark.parametrize("manner", ["silent", "alive", "all but the first", "reads nothing"])
+@pytest.mark.parametrize("manner", variants("silent", "all but the first", long=("alive", "reads nothing")))
 async def test_clients_that_acknowledge_nothing_stall_nobody_else(deployment: Deployment, manner: str) -> None:
     """Clients that ask for a request each and acknowledge nothing, or not the oldest, keep no other one waiting."""
     async with scene(deployment, steps_per_second=FAST) as at:
@@ -42,7 +42,7 @@ async def test_clients_that_acknowledge_nothing_stall_nobody_else(deployment: De
                         if manner == "all but the first":
                             each.ask(tokens=30)
 
-                repeat(one, 8.0, 0.25)
+                repeat(one, 5.0, 0.2)
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
@@ -66,7 +66,7 @@ async def test_ten_clients_that_acknowledge_nothing_lose_their_own_requests(depl
                         peer.ask(tokens=100_000, top_logprobs=20)
                         peer.beat()
 
-                repeat(ask, 10.0, 1.0)
+                repeat(ask, 6.0, 0.5)
                 for peer in peers:
                     errors = [frame for frame, _ in peer.frames(ServerFrame, 0.2) if frame.HasField("error")]
                     codes.update(frame.error.code for frame in errors)
@@ -88,7 +88,7 @@ async def test_client_that_crashes_and_comes_back_stalls_nobody_else(deployment:
                 life.ask(tokens=300)
                 life.heard("outputs")
 
-        await asyncio.to_thread(repeat, attack, 8.0, 0.15)
+        await asyncio.to_thread(repeat, attack, 5.0, 0.1)
         await at.victim.unharmed()
 
 
@@ -111,7 +111,7 @@ async def test_clients_that_acknowledge_nothing_before_a_restart_stall_nobody_af
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("workers", [1, 10], ids=["one worker", "ten workers"])
+@pytest.mark.parametrize("workers", variants(1, long=(10,)))
 async def test_rows_that_no_client_asked_for_fill_no_table(deployment: Deployment, workers: int) -> None:
     """Workers that publish rows of 65,536 invented keys leave room for every other peer's requests."""
     async with scene(deployment) as at:
@@ -132,7 +132,7 @@ async def test_rows_that_no_client_asked_for_fill_no_table(deployment: Deploymen
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("every", [0.0, 0.5], ids=["at a high rate", "at a trickle"])
+@pytest.mark.parametrize("every", variants(0.0, long=(0.5,)))
 async def test_keys_of_a_hello_fill_no_table(deployment: Deployment, every: float) -> None:
     """A hello that names 65,536 invented keys, again and again with others, leaves room for other peers' requests."""
     async with scene(deployment) as at:
@@ -145,11 +145,11 @@ async def test_keys_of_a_hello_fill_no_table(deployment: Deployment, every: floa
                 peer.leave()
                 peer.listen(0.05)
 
-        await asyncio.to_thread(repeat, attack, 3.0, every)
+        await asyncio.to_thread(repeat, attack, 2.0, every)
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("clients", [1, 10], ids=["one client", "ten clients"])
+@pytest.mark.parametrize("clients", variants(10, long=(1,)))
 async def test_resumes_of_invented_keys_fill_no_table(deployment: Deployment, clients: int) -> None:
     """Clients that resume 70,000 requests that never were leave room for every other client's requests."""
     async with scene(deployment) as at:
@@ -182,7 +182,7 @@ async def _unread(url: str, count: int, body: bytes) -> list[asyncio.StreamWrite
     return writers
 
 
-@pytest.mark.parametrize("streams", [20, 200])
+@pytest.mark.parametrize("streams", variants(200, long=(20,)))
 async def test_stream_that_is_not_read_ends_alone(streams: int) -> None:
     """Streams that are not read end, or wait, alone: who reads beside them at the same gateway gets every token."""
     body = b'{"model": "tokenbus", "prompt": [1], "max_tokens": 20000, "logprobs": 5, "stream": true}'

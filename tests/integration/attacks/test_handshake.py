@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.asking import all_exact, ask
 from tests.integration.attacks.peers import ClientPeer, Tcp, many
-from tests.integration.attacks.scene import Scene, scene
+from tests.integration.attacks.scene import Scene, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_services.client import TokenClient
@@ -24,8 +24,10 @@ ADDRESSES = ("clients", "workers_address")
 FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -Sn 1024; exec "$@"', "limited")
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("peers", [1, 10])
+@pytest.mark.parametrize(
+    ("address", "peers"),
+    variants((ADDRESSES[0], 1), (ADDRESSES[1], 10), long=((ADDRESSES[0], 10), (ADDRESSES[1], 1))),
+)
 async def test_message_that_never_ends_is_not_held(deployment: Deployment, address: str, peers: int) -> None:
     """Parts of 1 MiB, each with "more" set, from a peer that never says hello, are not kept; the peer is cut off."""
     async with scene(deployment) as at:
@@ -48,7 +50,7 @@ def _send_parts(address: str, peers: int, part: bytes, count: int) -> bool:
         return any(is_open) and not all(attacker.is_closed_within(10) for attacker in attackers)
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("address", variants("clients", long=("workers_address",)))
 async def test_message_of_ever_more_tiny_parts_is_not_held(deployment: Deployment, address: str) -> None:
     """Four million parts of one byte are not kept: what each of them costs is more than what it carries."""
     async with scene(deployment) as at:
@@ -67,7 +69,7 @@ async def test_message_of_ever_more_tiny_parts_is_not_held(deployment: Deploymen
         assert at.peak - before < _MORE_MIB
 
 
-@pytest.mark.parametrize("when", ["after its hello", "around a restart"])
+@pytest.mark.parametrize("when", variants("after its hello", long=("around a restart",)))
 async def test_message_that_never_ends_behind_others_is_not_held(deployment: Deployment, when: str) -> None:
     """A peer that was welcomed, or that was there before the processor was, is bounded in the same way."""
     async with scene(deployment) as at:
@@ -109,8 +111,13 @@ def _begin(peer: Tcp) -> None:
     peer.send(Tcp.GREETING[:11])
 
 
-@pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("manner", [_greet, _say_nothing, _begin], ids=["handshaken", "mute", "half a greeting"])
+@pytest.mark.parametrize(
+    ("address", "manner"),
+    variants(
+        ("clients", _greet),
+        long=[(address, manner) for address in ADDRESSES for manner in (_greet, _say_nothing, _begin)][1:],
+    ),
+)
 async def test_silent_connections_use_up_no_descriptors(
     deployment: Deployment, address: str, manner: Callable[[Tcp], None]
 ) -> None:

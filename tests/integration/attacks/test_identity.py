@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.asking import wanted
 from tests.integration.attacks.peers import ClientPeer, WorkerPeer, drawn
-from tests.integration.attacks.scene import Scene, repeat, scene
+from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, RefusalReason
@@ -42,7 +42,7 @@ def _forge(at: Scene, epoch: int) -> None:
         forger.heard("refusal", seconds=0.2)
 
 
-@pytest.mark.parametrize("later", [0, 1, 1 << 40], ids=["equal epoch", "next epoch", "far epoch"])
+@pytest.mark.parametrize("later", variants(0, long=(1, 1 << 40)))
 async def test_rows_of_a_forged_worker_reach_no_client(deployment: Deployment, later: int) -> None:
     """A hello with a live worker's name and a burst of rows delivers none of them, whatever epoch it claims."""
     async with scene(deployment, steps_per_second=SLOW) as at:
@@ -61,7 +61,7 @@ async def test_hello_of_a_live_worker_is_refused(deployment: Deployment) -> None
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("order", ["gap", "goodbye", "heartbeat", "nothing"])
+@pytest.mark.parametrize("order", variants("gap", "goodbye", long=("heartbeat", "nothing")))
 async def test_forged_hello_ends_no_request(deployment: Deployment, order: str) -> None:
     """A hello with a live worker's name and epoch, and a gap, a goodbye or a claim behind it, end no request."""
     fields = {"first_sequence": 1 << 40, "next_sequence": 1 << 40} if order == "nothing" else {"next_sequence": 1 << 40}
@@ -102,8 +102,12 @@ async def test_ten_forged_workers_at_once_end_no_request(deployment: Deployment)
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("epoch", [1 << 63, (1 << 64) - 1], ids=["2^63", "the largest"])
-@pytest.mark.parametrize("leaves", ["with a goodbye", "without a word"])
+@pytest.mark.parametrize(
+    ("epoch", "leaves"),
+    variants(
+        (1 << 63, "a goodbye"), ((1 << 64) - 1, "no word"), long=((1 << 63, "no word"), ((1 << 64) - 1, "a goodbye"))
+    ),
+)
 async def test_no_epoch_locks_a_name_out(deployment: Deployment, epoch: int, leaves: str) -> None:
     """While a worker is away an attacker takes its name with a vast epoch; once that is gone, the worker is served."""
     async with scene(deployment, workers=("worker-0", "worker-1"), bus__heartbeat_timeout_ms=2000) as at:
@@ -117,7 +121,7 @@ async def test_no_epoch_locks_a_name_out(deployment: Deployment, epoch: int, lea
                 answer = thief.hello()
                 assert answer is not None
                 assert answer.HasField("welcome"), answer
-                if leaves == "with a goodbye":
+                if leaves == "a goodbye":
                     thief.leave()
                     thief.listen(0.1)
 
@@ -154,8 +158,10 @@ def _session(client: TokenClient) -> int:
     return hello.hello.session
 
 
-@pytest.mark.parametrize("proof", [b"", b"x" * 16], ids=["no proof", "another proof"])
-@pytest.mark.parametrize("name", ["attacker", "victim"])
+@pytest.mark.parametrize(
+    ("name", "proof"),
+    variants(("attacker", b""), ("victim", b"x" * 16), long=(("attacker", b"x" * 16), ("victim", b""))),
+)
 async def test_session_that_is_alive_is_not_taken(deployment: Deployment, proof: bytes, name: str) -> None:
     """A hello with a live client's session number is refused, and the client goes on; the number is no credential."""
     async with scene(deployment) as at:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.asking import Asked, all_exact, begun, wanted
 from tests.integration.attacks.peers import ClientPeer, drawn, request
-from tests.integration.attacks.scene import Scene, repeat, scene
+from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
@@ -21,8 +21,10 @@ def _keys(at: Scene) -> list[int]:
     return [asked.tokens.key for asked in list(at.victim.asked.values())]
 
 
-@pytest.mark.parametrize("name", ["attacker", "victim"])
-@pytest.mark.parametrize("position", [0, 30, (1 << 31) - 1], ids=["from the first token", "from within", "from beyond"])
+@pytest.mark.parametrize(
+    ("name", "position"),
+    variants(("attacker", 0), ("victim", 30), long=(("attacker", 30), ("victim", 0), ("victim", (1 << 31) - 1))),
+)
 async def test_request_of_a_live_client_cannot_be_resumed(deployment: Deployment, name: str, position: int) -> None:
     """A resume of another's request is answered as one of no request, whatever its name; its owner misses nothing."""
     async with scene(deployment, steps_per_second=50) as at:
@@ -63,7 +65,7 @@ async def test_resumes_at_a_high_rate_take_nothing(deployment: Deployment) -> No
         await at.victim.unharmed()
 
 
-@pytest.mark.parametrize("name", ["attacker", "victim"])
+@pytest.mark.parametrize("name", variants("victim", long=("attacker",)))
 async def test_request_of_a_live_client_cannot_be_aborted(deployment: Deployment, name: str) -> None:
     """An abort of another's request ends nothing, alone or behind a resume of it."""
     async with scene(deployment, steps_per_second=50) as at:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.asking import Asked, begun, wanted
 from tests.integration.attacks.peers import ClientPeer
-from tests.integration.attacks.scene import Scene, scene
+from tests.integration.attacks.scene import Scene, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -38,7 +38,7 @@ async def _ended_at_the_deadline(asked: list[Asked]) -> None:
         assert audit.error.code == _DEADLINE, audit.error
 
 
-@pytest.mark.parametrize("restarts", [1, 3])
+@pytest.mark.parametrize("restarts", variants(1, long=(3,)))
 async def test_deadline_survives_a_restart_of_the_processor(deployment: Deployment, restarts: int) -> None:
     """A request whose processor is killed, once or more often, ends when it would have ended without that."""
     async with scene(deployment, steps_per_second=100) as at:
@@ -61,7 +61,7 @@ async def test_deadline_that_passes_while_no_processor_is_there_ends_the_request
         await _ended_at_the_deadline(asked)
 
 
-@pytest.mark.parametrize("moment", [0, 1 << 62, (1 << 64) - 1], ids=["unknown", "far", "farthest"])
+@pytest.mark.parametrize("moment", variants((1 << 64) - 1, long=(0, 1 << 62)))
 async def test_resume_moves_no_deadline_back(deployment: Deployment, moment: int) -> None:
     """The next life of a client that resumes with a later deadline, or with none, has no more time than the first."""
     fields = {"deadline_unix_ms": moment} if moment else {}
