@@ -34,6 +34,7 @@ _STEADY = 2
 _AT_ONCE = 6
 _RETURNING_TOKENS = 900
 _FEW = 40
+_TRIES = 60
 _DECODERS = ("decode-0", "decode-1")
 
 
@@ -195,13 +196,13 @@ class Vanishing:
 
 
 async def _resumed(client: TokenClient, key: int, position: int) -> Audit:
-    """Go on with a request of an earlier life, once that is known to be gone."""
-    while True:
+    """Go on with a request of an earlier life, once that is known to be gone: until then there is no such request."""
+    for _ in range(_TRIES):
         audit = await Asked(client.resume(key, position), position).task
-        unknown = audit.error is not None and audit.error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
-        if not unknown or audit.position > position or "open" not in str(audit.error):
-            return audit
+        if audit.error is None or audit.error.code != ErrorCode.ERROR_CODE_UNKNOWN_REQUEST:
+            break
         await asyncio.sleep(0.5)
+    return audit
 
 
 async def vanishing(deployment: Deployment, seconds: float, seed: int) -> Figures:

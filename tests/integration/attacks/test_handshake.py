@@ -52,7 +52,7 @@ def _send_parts(address: str, peers: int, part: bytes, count: int) -> bool:
 
 @pytest.mark.parametrize("address", variants("clients", long=("workers_address",)))
 async def test_message_of_ever_more_tiny_parts_is_not_held(deployment: Deployment, address: str) -> None:
-    """Four million parts of one byte are not kept: what each of them costs is more than what it carries."""
+    """Eight million parts of one byte are not kept: what each of them costs is more than what it carries."""
     async with scene(deployment) as at:
         before = at.peak
 
@@ -60,7 +60,7 @@ async def test_message_of_ever_more_tiny_parts_is_not_held(deployment: Deploymen
             """Send many at once."""
             with Tcp(getattr(at, address)) as attacker:
                 assert attacker.shake_hands()
-                for _ in range(1000):
+                for _ in range(2000):
                     if not attacker.send(b"\x01\x01x" * 4000):
                         return
 
