@@ -4,6 +4,7 @@ PYTHON ?= python3
 MESSAGES ?= 2000000
 EXAMPLES ?= 2000
 KILLS ?= 200
+MINUTES ?= 10
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -20,7 +21,7 @@ GPU_HOST := --python-platform x86_64-manylinux_2_28
 # What is deployed is what was tested.
 AS_TESTED := --constraint requirements/dev.txt
 
-.PHONY: help setup demo test check format proto vectors baseline fuzz soak bench lock clean
+.PHONY: help setup demo test check format proto vectors baseline fuzz soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,14 +83,18 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 	@echo "==> fuzz"
 	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
 
-soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000)
+soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 MINUTES=10)
 	@echo "==> soak: the bus under random faults"
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
 	@echo "==> soak: the processor killed $(KILLS) times"
 	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
+	@echo "==> soak: every variant of the attacks"
+	@SOAK_ATTACKS=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
+	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
+	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
 bench: setup ## Run every benchmark, beside its peers where it has some
-	@for each in codec bus worker ngram gateway gpu_ops; do \
+	@for each in codec bus worker ngram gateway gpu_ops attacks; do \
 		echo "==> bench: $$each"; \
 		$(BIN)/python -m benchmarks.$$each || exit; \
 	done
@@ -105,6 +110,12 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	done
 	@echo "==> lock: gpu"
 	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
+
+sbom: setup ## Write what each lock holds as CycloneDX, into build/sbom
+	@$(BIN)/python requirements/supply.py sbom
+
+audit: setup ## Ask the package index for known vulnerabilities of what is locked
+	@$(BIN)/python requirements/supply.py audit
 
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"

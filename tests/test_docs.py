@@ -82,3 +82,13 @@ def test_links_to_headings_lead_there() -> None:
         for target, anchor in links:
             other = page if not target else page.parent / target
             assert anchor in _anchors(other.read_text()), f"{page.name}: {target}#{anchor}"
+
+
+def test_attacks_that_security_names_are_tests() -> None:
+    """Every test that docs/security.md names is there, and every test of an attacker's module has its finding named."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE), test
+    modules = {path.name for path in (ROOT / "tests" / "integration" / "attacks").glob("test_*.py")}
+    assert modules <= {Path(file).name for file, _ in named}

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-MOST = 30.0
+MOST = 60.0
 """Seconds after which a test that waits has failed; a machine that stands still for a while is no failure."""
 _LINES = 4096
 
@@ -42,6 +42,11 @@ class Program:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
 
     @property
     def output(self) -> str:

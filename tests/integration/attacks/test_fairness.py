@@ -1,0 +1,203 @@
+"""Clients that take without acknowledging, and peers that fill what all share (findings 3, 12 and 13)."""
+
+import asyncio
+from collections import Counter
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.integration.attacks.peers import ClientPeer, WorkerPeer, drawn
+from tests.integration.attacks.scene import repeat, scene, variants
+from tests.integration.deployment import Deployment
+from tests.integration.serving import served
+from tokenbus_contracts.generated.client_pb2 import ServerFrame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+FAST = 1500
+"""Steps a second: what may wait for consumers is full in a second or two."""
+
+
+@pytest.mark.parametrize("manner", variants("silent", "all but the first", long=("alive", "reads nothing")))
+async def test_clients_that_acknowledge_nothing_stall_nobody_else(deployment: Deployment, manner: str) -> None:
+    """Clients that ask for a request each and acknowledge nothing, or not the oldest, keep no other one waiting."""
+    async with scene(deployment, steps_per_second=FAST) as at:
+
+        def attack() -> None:
+            """Come, ask, and leave one's tokens; the connections stay until all have come."""
+            with ExitStack() as stack:
+                peers: list[ClientPeer] = []
+
+                def one() -> None:
+                    """Come one more."""
+                    peer = stack.enter_context(ClientPeer(at.clients, window_frames=65_536))
+                    peers.append(peer)
+                    peer.greet()
+                    if manner != "reads nothing":
+                        peer.heard("welcome")
+                    peer.ask(tokens=300)
+                    for each in peers:
+                        if manner != "silent":
+                            each.beat()
+                        if manner == "all but the first":
+                            each.ask(tokens=30)
+
+                repeat(one, 5.0, 0.2)
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+
+
+async def test_ten_clients_that_acknowledge_nothing_lose_their_own_requests(deployment: Deployment) -> None:
+    """Ten clients that ask on and on end with slow_client, each for itself, while another client gets every token."""
+    codes: Counter[int] = Counter()
+    async with scene(deployment, steps_per_second=FAST) as at:
+
+        def attack() -> None:
+            """Ask from ten sides at once, and look at what was said at the end."""
+            with ExitStack() as stack:
+                peers = [stack.enter_context(ClientPeer(at.clients, name=f"hoarder-{place}")) for place in range(10)]
+                for peer in peers:
+                    peer.hello()
+
+                def ask() -> None:
+                    """Ask for more, and be alive."""
+                    for peer in peers:
+                        peer.ask(tokens=100_000, top_logprobs=20)
+                        peer.beat()
+
+                repeat(ask, 6.0, 0.5)
+                for peer in peers:
+                    errors = [frame for frame, _ in peer.frames(ServerFrame, 0.2) if frame.HasField("error")]
+                    codes.update(frame.error.code for frame in errors)
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+    assert codes[ErrorCode.ERROR_CODE_SLOW_CLIENT]
+    assert set(codes) <= {ErrorCode.ERROR_CODE_SLOW_CLIENT, ErrorCode.ERROR_CODE_OVERLOADED}, codes
+
+
+async def test_client_that_crashes_and_comes_back_stalls_nobody_else(deployment: Deployment) -> None:
+    """A client that crashes with tokens on their way, again and again, each life a session, keeps no other waiting."""
+    async with scene(deployment, steps_per_second=FAST) as at:
+
+        def attack() -> None:
+            """Live for a moment."""
+            with ClientPeer(at.clients, name="crashing") as life:
+                life.hello()
+                life.ask(tokens=300)
+                life.heard("outputs")
+
+        await asyncio.to_thread(repeat, attack, 5.0, 0.1)
+        await at.victim.unharmed()
+
+
+async def test_clients_that_acknowledge_nothing_before_a_restart_stall_nobody_after(deployment: Deployment) -> None:
+    """What clients left unacknowledged when the processor was killed keeps no other client waiting at the next one."""
+    async with scene(deployment, steps_per_second=FAST) as at:
+
+        def attack() -> None:
+            """Ask before and after the processor is killed."""
+            with ExitStack() as stack:
+                for life in range(2):
+                    for _ in range(16):
+                        peer = stack.enter_context(ClientPeer(at.clients))
+                        peer.hello()
+                        peer.ask(tokens=600)
+                    if not life:
+                        at.restart()
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+
+
+@pytest.mark.parametrize("workers", variants(1, long=(10,)))
+async def test_rows_that_no_client_asked_for_fill_no_table(deployment: Deployment, workers: int) -> None:
+    """Workers that publish rows of 65,536 invented keys leave room for every other peer's requests."""
+    async with scene(deployment) as at:
+
+        def attack() -> None:
+            """Publish rows of keys that no client knows."""
+            with ExitStack() as stack:
+                for place in range(workers):
+                    peer = stack.enter_context(WorkerPeer(at.workers_address, f"evil-{place}", 7))
+                    peer.hello()
+                    for sequence in range(1, 1 + 140 // workers):
+                        keys = [drawn() for _ in range(512)]
+                        peer.publish(sequence, sequence, [(key, 0) for key in keys])
+                    peer.beat()
+                peer.heard("abort", "refusal", seconds=10)  # as soon as there is room for no more of its rows
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+
+
+@pytest.mark.parametrize("every", variants(0.0, long=(0.5,)))
+async def test_keys_of_a_hello_fill_no_table(deployment: Deployment, every: float) -> None:
+    """A hello that names 65,536 invented keys, again and again with others, leaves room for other peers' requests."""
+    async with scene(deployment) as at:
+
+        def attack() -> None:
+            """Claim to have requests that no client knows."""
+            with WorkerPeer(at.workers_address, "evil", drawn()) as peer:
+                peer._hello.request_keys.extend({drawn() for _ in range(65_536)})
+                peer.hello()
+                peer.leave()
+                peer.listen(0.05)
+
+        await asyncio.to_thread(repeat, attack, 2.0, every)
+        await at.victim.unharmed()
+
+
+@pytest.mark.parametrize("clients", variants(10, long=(1,)))
+async def test_resumes_of_invented_keys_fill_no_table(deployment: Deployment, clients: int) -> None:
+    """Clients that resume 70,000 requests that never were leave room for every other client's requests."""
+    async with scene(deployment) as at:
+
+        def attack() -> None:
+            """Resume what never was."""
+            with ExitStack() as stack:
+                for _ in range(clients):
+                    peer = stack.enter_context(ClientPeer(at.clients))
+                    peer.hello()
+                    for _ in range(70_000 // clients):
+                        peer.resume(drawn())
+                    peer.beat()
+                stack.enter_context(ClientPeer(at.clients)).listen(2)
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+
+
+async def _unread(url: str, count: int, body: bytes) -> list[asyncio.StreamWriter]:
+    """Open streams that are not read, each in a connection of its own."""
+    address = httpx.URL(url)
+    writers = []
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nContent-Type: application/json\r\n"
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection(address.host, address.port, limit=1024)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        writers.append(writer)
+    return writers
+
+
+@pytest.mark.parametrize("streams", variants(200, long=(20,)))
+async def test_stream_that_is_not_read_ends_alone(streams: int) -> None:
+    """Streams that are not read end, or wait, alone: who reads beside them at the same gateway gets every token."""
+    body = b'{"model": "tokenbus", "prompt": [1], "max_tokens": 20000, "logprobs": 5, "stream": true}'
+    with served() as system:
+        system.deployment.start_worker("worker-0", "--steps-per-second", "1000", worker__max_requests=1024)
+        writers = await _unread(system.url, streams, body)
+        try:
+            async with httpx.AsyncClient(base_url=system.url, timeout=60) as reader:
+                for _ in range(6):
+                    answer = await reader.post(
+                        "/v1/completions", json={"model": "tokenbus", "prompt": [1], "max_tokens": 60, "logprobs": 1}
+                    )
+                    assert answer.status_code == 200, answer.text
+                    choice = answer.json()["choices"][0]
+                    assert len(choice["logprobs"]["tokens"]) == 60, choice
+        finally:
+            for writer in writers:
+                writer.transport.abort()

@@ -1,0 +1,176 @@
+"""Peers that have not proved anything: messages without end and connections without a word (findings 1 and 7)."""
+
+import asyncio
+import json
+import random
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from tests.integration.asking import all_exact, ask
+from tests.integration.attacks.peers import ClientPeer, Tcp, many
+from tests.integration.attacks.scene import Scene, scene, variants
+from tests.integration.deployment import Deployment
+from tokenbus_contracts.generated.client_pb2 import ClientFrame
+from tokenbus_services.client import TokenClient
+
+_MIB = 1 << 20
+_MORE_MIB = 192
+"""What the processor may take above what it had, whatever comes before the handshake."""
+_SENT_MIB = 768
+ADDRESSES = ("clients", "workers_address")
+FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -Sn 1024; exec "$@"', "limited")
+
+
+@pytest.mark.parametrize(
+    ("address", "peers"),
+    variants((ADDRESSES[0], 1), (ADDRESSES[1], 10), long=((ADDRESSES[0], 10), (ADDRESSES[1], 1))),
+)
+async def test_message_that_never_ends_is_not_held(deployment: Deployment, address: str, peers: int) -> None:
+    """Parts of 1 MiB, each with "more" set, from a peer that never says hello, are not kept; the peer is cut off."""
+    async with scene(deployment) as at:
+        before = at.peak
+        is_open = await asyncio.to_thread(_send_parts, getattr(at, address), peers, b"\0" * _MIB, _SENT_MIB)
+        await at.victim.unharmed()
+        assert at.peak - before < _MORE_MIB
+        assert not is_open
+
+
+def _send_parts(address: str, peers: int, part: bytes, count: int) -> bool:
+    """Send parts of messages that never end, in turn; tell whether any of the peers is still connected."""
+    with many(lambda: Tcp(address), peers) as attackers:
+        for attacker in attackers:
+            assert attacker.shake_hands()
+        is_open = [True] * len(attackers)
+        for number in range(count):
+            place = number % len(attackers)
+            is_open[place] = is_open[place] and attackers[place].part(part, more=True)
+        return any(is_open) and not all(attacker.is_closed_within(10) for attacker in attackers)
+
+
+@pytest.mark.parametrize("address", variants("clients", long=("workers_address",)))
+async def test_message_of_ever_more_tiny_parts_is_not_held(deployment: Deployment, address: str) -> None:
+    """Eight million parts of one byte are not kept: what each of them costs is more than what it carries."""
+    async with scene(deployment) as at:
+        before = at.peak
+
+        def attack() -> None:
+            """Send many at once."""
+            with Tcp(getattr(at, address)) as attacker:
+                assert attacker.shake_hands()
+                for _ in range(2000):
+                    if not attacker.send(b"\x01\x01x" * 4000):
+                        return
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+        assert at.peak - before < _MORE_MIB
+
+
+@pytest.mark.parametrize("when", variants("after its hello", long=("around a restart",)))
+async def test_message_that_never_ends_behind_others_is_not_held(deployment: Deployment, when: str) -> None:
+    """A peer that was welcomed, or that was there before the processor was, is bounded in the same way."""
+    async with scene(deployment) as at:
+        if when == "around a restart":
+            await asyncio.to_thread(at.restart)
+        before = at.peak
+
+        def attack() -> None:
+            """Be a client, and then send without end."""
+            with Tcp(at.clients) as attacker, ClientPeer("tcp://127.0.0.1:1") as said:
+                assert attacker.shake_hands()
+                hello = ClientFrame(hello=said._hello).SerializeToString()
+                assert attacker.part(hello, more=False)
+                for _ in range(_SENT_MIB):
+                    if not attacker.part(b"\0" * _MIB, more=True):
+                        return
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
+        assert at.peak - before < _MORE_MIB
+
+
+def _serves(at: Scene) -> None:
+    """Fail unless the processor's own page answers."""
+    address = json.loads(at.processor.wait_for('"serving metrics"'))["address"]
+    with urllib.request.urlopen(f"{address}/metrics", timeout=20) as answer:  # noqa: S310
+        assert answer.status == 200
+
+
+def _greet(peer: Tcp) -> None:
+    peer.shake_hands()
+
+
+def _say_nothing(_peer: Tcp) -> None:
+    """Connect, and no more."""
+
+
+def _begin(peer: Tcp) -> None:
+    peer.send(Tcp.GREETING[:11])
+
+
+@pytest.mark.parametrize(
+    ("address", "manner"),
+    variants(
+        ("clients", _greet),
+        long=[(address, manner) for address in ADDRESSES for manner in (_greet, _say_nothing, _begin)][1:],
+    ),
+)
+async def test_silent_connections_use_up_no_descriptors(
+    deployment: Deployment, address: str, manner: Callable[[Tcp], None]
+) -> None:
+    """With 600 silent connections a new client is served, and so is /metrics; the silent ones are closed in time."""
+    async with scene(deployment, before=FEW_DESCRIPTORS, metrics__address="127.0.0.1:0") as at:
+        with ExitStack() as stack:
+            peers = await asyncio.to_thread(stack.enter_context, many(lambda: Tcp(getattr(at, address)), 600))
+
+            def attack() -> None:
+                """Say what is to be said before the silence."""
+                for peer in peers[:300] if manner is _greet else peers:
+                    manner(peer)
+
+            await asyncio.to_thread(attack)
+            await _new_client_is_served(at)
+            await asyncio.to_thread(_serves, at)
+            closed = [await asyncio.to_thread(peer.is_closed_within, 20) for peer in (peers[0], peers[150], peers[-1])]
+            assert all(closed)
+        await at.victim.unharmed()
+
+
+async def test_silent_connections_that_come_at_a_trickle_use_up_no_descriptors(deployment: Deployment) -> None:
+    """Connections that come a few at a time, and each stay silent, are closed as fast as they come."""
+    async with scene(deployment, before=FEW_DESCRIPTORS, metrics__address="127.0.0.1:0") as at:
+        with ExitStack() as stack:
+
+            def attack() -> None:
+                """Connect and do the handshake, now and then."""
+                for _ in range(60):
+                    for peer in stack.enter_context(many(lambda: Tcp(at.clients), 10)):
+                        peer.send(Tcp.GREETING)
+
+            await asyncio.to_thread(attack)
+            await _new_client_is_served(at)
+            await asyncio.to_thread(_serves, at)
+        await at.victim.unharmed()
+
+
+async def _new_client_is_served(at: Scene) -> None:
+    async with TokenClient(at.deployment.settings(client__drain_timeout_ms=0)) as client:
+        await all_exact(ask(client, 2, 60), 60)
+
+
+async def test_random_bytes_at_a_high_rate_harm_no_client(deployment: Deployment) -> None:
+    """Connections that say random bytes, hundreds a second at both addresses, keep no client from its tokens."""
+    noise = random.Random(3).randbytes(256)  # noqa: S311 - the same each time
+    async with scene(deployment) as at:
+
+        def attack() -> None:
+            """Come and go."""
+            for number in range(1000):
+                with Tcp((at.clients, at.workers_address)[number % 2]) as peer:
+                    peer.send(noise)
+
+        await asyncio.to_thread(attack)
+        await at.victim.unharmed()
