@@ -1,6 +1,6 @@
 """RequestBook: how requests begin, change hands and end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,8 @@ class RequestBook:
         self.default_route = BUFFERED
         self.counts = RequestCounts()
         self.abort_at_worker: Callable[[int, int], None] = lambda _stream, _key: None
+        self.known_streams: Container[int] = ()
+        """The streams whose workers are there, or may come back."""
         self.on_vouched: Callable[[Request, int], None] = lambda _request, _owner: None
         """Learns from a worker whose a request is that was resumed before."""
         self._episodes = Episodes()
@@ -359,15 +361,25 @@ class RequestBook:
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, "it took longer than it may")
             return
         times = [request.deadline]
+        handoff = settings.handoff_timeout_ms / 1000
         if request.aborted_at is not None:
             times.append(request.aborted_at + settings.abort_timeout_ms / 1000)
         if state is State.HANDED_OFF and request.handed_off_at is not None:
-            given_up_at = request.handed_off_at + settings.handoff_timeout_ms / 1000
+            given_up_at = now + handoff if self._is_between_workers(request) else request.handed_off_at + handoff
             if now >= given_up_at:
                 self._fail_handed_off(request)
                 return
             times.append(given_up_at)
         self.table.due[request.slot] = min(times)
+
+    def _is_between_workers(self, request: Request) -> bool:
+        """Tell whether both workers of a hand-off are there: then they say so themselves if it fails.
+
+        The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
+        that takes; only where one of them is gone its silence means anything.
+        """
+        target = int(self.table.heir[request.slot])
+        return request.handed_off_by in self.known_streams and target in self.known_streams
 
     def _fail_handed_off(self, request: Request) -> None:
         expected = int(self.table.next_position[request.slot])

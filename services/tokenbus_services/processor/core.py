@@ -29,6 +29,7 @@ class Core:
         self.dispatch = Dispatch(settings, self.book, self.workers)
         self.clients = ClientDesk(settings, self.dispatch, self.letters, clients, clock.now)
         self.book.abort_at_worker = self.workers.abort
+        self.book.known_streams = self.workers.by_stream
         self.book.on_vouched = self.clients.resumes.settle_owner
         self.intake.on_admitted = self.clients.admitted
         self.intake.on_stream = self._on_stream
