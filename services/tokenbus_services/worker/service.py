@@ -79,6 +79,7 @@ class EngineLoop:
             try:
                 self._take_all(0 if self._engine.has_work else _IDLE_SECONDS)
                 if not self._engine.has_work:
+                    self._untried.clear()
                     continue
                 if pace is not None:
                     pace()

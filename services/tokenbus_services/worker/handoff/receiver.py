@@ -116,9 +116,9 @@ class HandoffReceiver:
         if refusal:
             self.counts.refused += 1
             self._answers.pop(handoff.number, None)  # there may be room when it comes again
-            self._episodes.begin(
-                ("handoff", refusal), _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}"
-            )
+            # By the field that is wrong: a value that differs each time must not fill the log.
+            kind = ("handoff", refusal.partition(":")[0])
+            self._episodes.begin(kind, _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}")
         else:
             self.counts.taken_over += 1
             self._answers[handoff.number] = refusal
