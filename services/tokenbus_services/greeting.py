@@ -2,11 +2,21 @@
 
 from abc import ABC, abstractmethod
 
+from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientWelcome
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, Refusal, RefusalReason, Welcome
 from tokenbus_services.link import SessionState
 
 _NS = 1_000_000_000
+PROOF_BYTES = 16
+"""How long the proof is that a session draws once, and shows in each hello: who has it is the same life of its peer."""
+
+
+def check_times(welcome: Welcome | ClientWelcome) -> None:
+    """Refuse a welcome whose times contradict each other."""
+    if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
+        limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
+        raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
 
 
 class Greeter(ABC):

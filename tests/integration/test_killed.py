@@ -75,4 +75,5 @@ async def test_request_cannot_be_resumed_from_before_what_was_confirmed(deployme
     assert audit.error is not None
     assert audit.error.code == ErrorCode.ERROR_CODE_GAP
     assert audit.error.reason.startswith("tokens 3 to ")
-    assert audit.error.emitted_tokens >= position
+    assert audit.error.emitted_tokens == 3
+    assert audit.error.generated_tokens >= position

@@ -121,7 +121,8 @@ class WorkerNode(Node):
         """Start."""
         self.publisher = DrivenPublisher(settings, epoch)
         self.engine = SyntheticEngine(tokens_per_step=3, drafts=drafts, parts=parts)
-        self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
+        emitter = Emitter(self.publisher, self.engine.vocabulary_size)
+        self._loop = EngineLoop(self.engine, emitter, unix_ms=clock.unix_ms)
         self.epoch = epoch
         self.settings = settings
         self._messages_per_step = parts * (1 + drafts)
@@ -232,7 +233,8 @@ class ClientNode(Node):
                     _take(asked)
 
     def watch_over(self) -> None:
-        """Give up when there has been no processor for too long, as TokenClient does."""
+        """End what is overdue, and give up when there has been no processor for too long, as TokenClient does."""
+        self.client.end_overdue(self.clock.unix_ms())
         since, patience = self.client.lost_since, self.settings.client.resume_timeout_ms / 1000
         if since is not None and self.clock.now() - since >= patience:
             self.client.give_up("no processor answered in time")

@@ -294,6 +294,7 @@ class World:
             elif asked.status is not None:
                 assert asked.status is RowStatus.ABORTED
             if asked.error is not None:
-                has, emitted = len(asked.tokens), asked.error.emitted_tokens
-                assert has <= emitted <= asked.generate.sampling.max_tokens, (str(asked.error), has)
+                has, error = len(asked.tokens), asked.error
+                assert has == error.emitted_tokens, (str(error), has)
+                assert has <= error.generated_tokens <= asked.generate.sampling.max_tokens, (str(error), has)
                 assert asked.error.code != ErrorCode.ERROR_CODE_INTERNAL, str(asked.error)

@@ -93,26 +93,41 @@ class TokenClient:
         await asyncio.gather(*self._tasks)
 
     async def _watch_over(self) -> None:
-        """Give the requests up when there has been no processor for too long."""
+        """End requests whose deadline has passed, and give all up when there has been no processor for too long."""
         patience = self.settings.client.resume_timeout_ms
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
+            self._session.end_overdue(self._clock.unix_ms())
             lost_since = self._session.lost_since
             if lost_since is not None and self._clock.now() - lost_since >= patience / 1000:
                 self._session.give_up(f"no processor answered for {patience} ms")
 
     def generate(self, generate: Generate) -> RequestTokens:
-        """Ask for a new request; a key is drawn where it has none. Its errors are raised by what is returned."""
+        """Ask for a new request; a key is drawn where it has none. Its errors are raised by what is returned.
+
+        What it may take, `deadline_ms`, counts from now, whatever happens to processors and connections.
+        """
         if not generate.request_key:
             generate.request_key = _drawn()
         self._check_room(generate.request_key)
+        if generate.deadline_ms:
+            moment = self._clock.unix_ms() + generate.deadline_ms
+            timed = Generate()
+            timed.CopyFrom(generate)
+            timed.deadline_unix_ms = min(generate.deadline_unix_ms or moment, moment)
+            generate = timed
         tokens = self._session.open(generate)
         self._link.wake()
         return tokens
 
-    def resume(self, key: int, position: int, *, include_drafts: bool = False) -> RequestTokens:
-        """Ask for the rest of a request that another client, or an earlier life of this one, began."""
+    def resume(
+        self, key: int, position: int, *, include_drafts: bool = False, deadline_unix_ms: int = 0
+    ) -> RequestTokens:
+        """Ask for the rest of a request that another client, or an earlier life of this one, began.
+
+        The moment at which it ends at the latest is in milliseconds since 1970-01-01 UTC; 0: as its processor allows.
+        """
         self._check_room(key)
-        tokens = self._session.resume(key, position, include_drafts=include_drafts)
+        tokens = self._session.resume(key, position, include_drafts=include_drafts, deadline_unix_ms=deadline_unix_ms)
         self._link.wake()
         return tokens
 

@@ -1,5 +1,6 @@
 """A client's side of the client protocol, without sockets and without a clock of its own."""
 
+import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate,
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.delivery import Hold, RequestTokens, Step
 from tokenbus_services.delivery.tokens import FINISHED
-from tokenbus_services.greeting import Greeter
+from tokenbus_services.greeting import PROOF_BYTES, Greeter, check_times
 from tokenbus_services.link import SessionState
 
 _MOST_STRAYS = 1024
+_MOST_POSITION = 2**31 - 1
+"""Of a Resume; a row's last token may lie beyond it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,8 @@ class OpenRequest:
     generate: Generate | None
     """What was asked for, until it is known to have been taken."""
     include_drafts: bool
+    deadline_unix_ms: int = 0
+    """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
     asked_of: str = ""
     """Which life of a processor may have been asked for it; empty: none."""
     is_answered: bool = False
@@ -50,14 +55,17 @@ class ClientSession(Greeter):
     def __init__(self, hello: ClientHello, limits: Limits, max_rows: int, *, interval: float, timeout: float) -> None:
         """Take what the client says of itself, what it takes, and how often peers are to be heard, in seconds."""
         super().__init__(interval, timeout)
-        self._introduction = hello
+        self._introduction = ClientHello()
+        self._introduction.CopyFrom(hello)
+        self._introduction.proof = secrets.token_bytes(PROOF_BYTES)
         self._limits = limits
         self._max_rows = max_rows
         self._outgoing: deque[bytes] = deque()
         self._number = 0
         self._confirmed = 0
         self._watched_worker: str | None = None
-        self._strays: set[int] = set()
+        self._strays: dict[int, None] = {}
+        """Keys whose rows need no abort any more, the oldest first."""
         self.requests: dict[int, OpenRequest] = {}
         self.repeated = 0
         self.is_paused = False
@@ -82,13 +90,14 @@ class ClientSession(Greeter):
         tokens = RequestTokens(generate.request_key)
         drafts = generate.include_draft_logprobs
         # The frame's own copy: the application may do with its message what it likes.
-        self.requests[tokens.key] = OpenRequest(tokens, 0, frame.generate, drafts, asked_of)
+        deadline = generate.deadline_unix_ms
+        self.requests[tokens.key] = OpenRequest(tokens, 0, frame.generate, drafts, deadline, asked_of)
         return tokens
 
-    def resume(self, key: int, position: int, *, include_drafts: bool) -> RequestTokens:
+    def resume(self, key: int, position: int, *, include_drafts: bool, deadline_unix_ms: int = 0) -> RequestTokens:
         """Ask for the rest of a request."""
         tokens = RequestTokens(key, position)
-        request = OpenRequest(tokens, position, None, include_drafts)
+        request = OpenRequest(tokens, position, None, include_drafts, deadline_unix_ms)
         self._say(ClientFrame(resume=_resume(key, request)))
         self.requests[key] = request
         return tokens
@@ -132,15 +141,13 @@ class ClientSession(Greeter):
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
             return
-        self._last_heard = now
         if body == "welcome":
             self._welcome(frame.welcome)
         elif body == "refusal":
             self._refused(frame.refusal, now)
-        elif self.state is SessionState.OPEN:
-            if frame.number and not self._is_next(frame.number, now):
-                return
+        elif self.state is SessionState.OPEN and (not frame.number or self._is_next(frame.number, now)):
             self._open_frame(frame, body, parts[1:], now)
+        self._last_heard = now
 
     def _is_next(self, number: int, now: float) -> bool:
         if number == self._number + 1:
@@ -159,6 +166,7 @@ class ClientSession(Greeter):
             case "admitted":
                 if (request := self.requests.get(frame.admitted.request_key)) is not None:
                     request.generate, request.is_answered = None, True
+                    request.deadline_unix_ms = frame.admitted.deadline_unix_ms or request.deadline_unix_ms
             case "error":
                 self._failed(frame.error)
             case "heartbeat":
@@ -189,7 +197,8 @@ class ClientSession(Greeter):
         for place, (key, position, tokens, status) in enumerate(rows):
             request = self.requests.get(key)
             if request is not None:
-                if gives_columns and status == RowStatus.ACTIVE and tokens and position == request.next_position:
+                is_next = tokens and position == request.next_position and position + tokens <= _MOST_POSITION
+                if gives_columns and status == RowStatus.ACTIVE and is_next:
                     # Nearly every row is one of these: for them the call below would cost more than what it does.
                     request.generate, request.is_answered = None, True
                     request.next_position = position + tokens
@@ -198,10 +207,16 @@ class ClientSession(Greeter):
                     had[place] = self._row(request, step, place, position, tokens, RowStatus(status))
             elif status not in FINISHED and key not in self._strays:
                 # It ended here, as when a request was asked for twice and the first answer was an error.
-                self._strays = {key, *list(self._strays)[:_MOST_STRAYS]}
+                self._ignore_rows_of(key)
                 self._say(ClientFrame(abort=Abort(request_key=key)))
         if self.on_outputs is not None:
             self._give_columns(target, draft, np.array(had, np.intp))
+
+    def _ignore_rows_of(self, key: int) -> None:
+        """Remember that rows of a request that ended here need no abort."""
+        self._strays[key] = None
+        if len(self._strays) > _MOST_STRAYS:
+            del self._strays[next(iter(self._strays))]
 
     def _row(  # noqa: PLR0913, PLR0917 - a row's own values, read once for the whole batch
         self, request: OpenRequest, step: Step, place: int, position: int, tokens: int, status: RowStatus
@@ -212,6 +227,10 @@ class ClientSession(Greeter):
         if position > expected:
             lost = f"tokens {expected} to {position - 1} never came from the processor"
             self._end(request, ErrorCode.ERROR_CODE_GAP, lost)
+            return -1
+        if position + tokens > _MOST_POSITION:
+            limit = f"at most {_MOST_POSITION} tokens, got {position + tokens}"
+            self._end(request, ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be counted: {limit}")
             return -1
         if position + tokens < expected or (tokens and position + tokens == expected):
             self.repeated += 1
@@ -249,9 +268,11 @@ class ClientSession(Greeter):
             self._say(ClientFrame(generate=request.generate))
             return
         del self.requests[error.request_key]
-        # A processor that came later may know less of it than this client holds.
-        error.emitted_tokens = max(error.emitted_tokens, request.next_position)
-        request.tokens.fail(error)
+        if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # its tokens go to another connection: rows left are no strays
+            self._ignore_rows_of(error.request_key)
+        generated = error.emitted_tokens
+        error.emitted_tokens = request.next_position
+        request.tokens.fail(error, generated)
 
     def _end(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
         """End a request from this side."""
@@ -273,11 +294,20 @@ class ClientSession(Greeter):
         self._end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
         self.lost_since = None
 
+    def end_overdue(self, unix_ms: int) -> None:
+        """End each request whose deadline has passed, and whose end the processor had time to tell, but did not."""
+        grace = round(self._timeout * 1000)
+        for request in list(self.requests.values()):
+            if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:
+                message = f"deadline_unix_ms: no end was heard by {late} ms after it"
+                self._end(request, ErrorCode.ERROR_CODE_DEADLINE, message)
+
     def _end_all(self, code: ErrorCode, message: str) -> None:
         for request in list(self.requests.values()):
             self._end(request, code, message)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
+        check_times(welcome)
         self.lost_since = None
         # Several hellos may be answered at once, after an outage: only the first answer is news.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
@@ -333,7 +363,12 @@ def _read(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[Logpr
 
 
 def _resume(key: int, request: OpenRequest) -> Resume:
-    return Resume(request_key=key, next_position=request.next_position, include_draft_logprobs=request.include_drafts)
+    return Resume(
+        request_key=key,
+        next_position=request.next_position,
+        include_draft_logprobs=request.include_drafts,
+        deadline_unix_ms=request.deadline_unix_ms,
+    )
 
 
 def _ignore(_frame: ServerFrame, _payload: bytes) -> None:

@@ -8,18 +8,25 @@ _LONGEST = 1000
 
 
 class RequestFailedError(Exception):
-    """A request ended with an error: which, why, and how many tokens were emitted in order before."""
+    """A request ended with an error: which, why, and how many of its tokens came in order before.
 
-    def __init__(self, error: RequestError) -> None:
+    `emitted_tokens` counts those that came to this consumer, with those before the position from which it resumed.
+    `generated_tokens` is how many its processor had seen. Where that is more, the rest was lost with the error, as when
+    a client resumes a request from further back than what an earlier life of it had acknowledged.
+    """
+
+    def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
         """Keep what the error says."""
         self.request_key = error.request_key
         self.code = error.code
         self.emitted_tokens = error.emitted_tokens
+        self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.retry_after_ms = error.retry_after_ms
         self.reason = error.message
+        lacking = f"; {self.generated_tokens} were generated" if self.generated_tokens > self.emitted_tokens else ""
         super().__init__(
             f"request {error.request_key:016x}: {code_name(error.code)}: {error.message} "
-            f"(after {error.emitted_tokens} tokens)"
+            f"(after {error.emitted_tokens} tokens{lacking})"
         )
 
 

@@ -41,6 +41,8 @@ class RequestTokens:
         self.status: RowStatus | None = None
         """The status of its last row, once it has ended without an error."""
         self.error: RequestError | None = None
+        self.generated_tokens = 0
+        """How far its error says that it came, which may be further than what has come here."""
         self.on_waiting: Callable[[RequestTokens], None] = _nobody
         """Told when its consumer waits."""
         self.waiting: deque[tuple[Step, int]] = deque()
@@ -75,9 +77,13 @@ class RequestTokens:
         self.status = status
         self.wake()
 
-    def fail(self, error: RequestError) -> None:
-        """Say that nothing more comes, and why; what has come can still be taken."""
+    def fail(self, error: RequestError, generated_tokens: int = 0) -> None:
+        """Say that nothing more comes, and why; what has come can still be taken.
+
+        Where the error says how many tokens came here, how far the request came at its worker may be said beside it.
+        """
         self.error = error
+        self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.wake()
 
     def give_up(self) -> deque[tuple[Step, int]]:
@@ -123,7 +129,7 @@ class RequestTokens:
                 if row is not None:
                     return row
             if self.error is not None:
-                raise RequestFailedError(self.error)
+                raise RequestFailedError(self.error, self.generated_tokens)
             if self.status is not None:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()

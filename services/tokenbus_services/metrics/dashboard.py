@@ -98,6 +98,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {
                 "{{worker}}": _stream("worker_retained_bytes"),
                 "{{worker}} peak": _stream("worker_peak_retained_bytes"),
+                "{{worker}} states handed off to it": _stream("worker_waiting_state_bytes"),
             },
         ),
         _by_worker("How full retention is", "percentunit", "worker_retention_ratio"),
@@ -158,6 +159,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "worker_unpublished_rows",
             "worker_refused_frames",
             "worker_failed_steps",
+            "worker_engine_failed_requests",
         ),
         Panel(
             "Messages refused, by rule",

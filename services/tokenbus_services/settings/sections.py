@@ -126,6 +126,9 @@ class WorkerSettings:
     handoff_timeout_ms: int = setting(
         5000, _time("how long a prefill worker waits for a decode worker to take a request; then it ends")
     )
+    handoff_bytes: int = setting(
+        268_435_456, _size("the most of states that wait for a decode worker's engine; one alone may be of any size")
+    )
     handoff_connections: int = setting(
         64, _count("connections", "to how many decode workers a prefill worker stays connected", high=65536)
     )

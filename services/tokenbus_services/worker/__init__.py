@@ -1,7 +1,7 @@
 """The worker: what an engine embeds to publish what it emits."""
 
 from tokenbus_services.worker.assembler import StepAssembler
-from tokenbus_services.worker.engine import Engine, EngineBrokenError
+from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
 from tokenbus_services.worker.errors import NotRunningError, PublishError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.overlap import Launch, Launches
 from tokenbus_services.worker.publisher import Publisher
@@ -10,6 +10,7 @@ from tokenbus_services.worker.step import StepArrays
 __all__ = [
     "Engine",
     "EngineBrokenError",
+    "EngineStepError",
     "Launch",
     "Launches",
     "NotRunningError",

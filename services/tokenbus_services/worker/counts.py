@@ -9,6 +9,8 @@ class WorkerCounts:
 
     failed_steps: int = 0
     """Steps that raised."""
+    engine_errors: int = 0
+    """Requests that the engine failed to take or to abort, with an exception that is no ValueError."""
     handing_off: int = 0
     """Requests that wait for a decode worker's answer just now."""
     handed_off: int = 0
@@ -19,3 +21,5 @@ class WorkerCounts:
     """Requests of prefill workers that this one's engine took."""
     refused: int = 0
     """Hand-offs that were refused, by the engine or before it saw them."""
+    waiting_state_bytes: int = 0
+    """Of the states that were handed off to this worker, those that wait for its engine just now."""

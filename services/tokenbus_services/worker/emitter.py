@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery.leaving import LEAVES
-from tokenbus_services.logs import logger
+from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.worker.arrays import keys_of
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.begun import BegunRequests
@@ -34,6 +34,7 @@ class Emitter:
         self._handoffs = handoffs
         self.begun = BegunRequests(hands_off=handoffs is not None)
         self._aborts: deque[int] = deque()
+        self._episodes = Episodes()
 
     def take_aborts(self) -> list[int]:
         """Return the requests that the engine is to end, since the last call; for any thread."""
@@ -127,7 +128,10 @@ class Emitter:
                 self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, str(error))
 
     def _refused(self, keys: Iterable[int], error: ContractError) -> None:
-        _log.error("requests ended: their batch breaks the contract", reason=str(error))
+        # One line, however many requests make an engine break the contract.
+        self._episodes.begin(
+            "contract", _log.error, "requests ended: their batch breaks the contract", reason=str(error)
+        )
         for key in filter(None, keys):
             self._aborts.append(key)
             self.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"its batch breaks the contract: {error}")

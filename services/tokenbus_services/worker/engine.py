@@ -1,6 +1,6 @@
 """Engine: what a worker runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tokenbus_contracts.generated.request_pb2 import Generate
@@ -11,10 +11,23 @@ class EngineBrokenError(RuntimeError):
     """The engine says that no further step can succeed: its worker ends its requests, and stops."""
 
 
+class EngineStepError(RuntimeError):
+    """A step failed, gave no tokens, and left every request that is not named as it was before it.
+
+    The named requests end. If none is named, those end that were admitted since the last step that succeeded, and if
+    there are none, all. The engine computes the others' next step.
+    """
+
+    def __init__(self, message: str, keys: Iterable[int] = ()) -> None:
+        """Take why it failed, and the keys of the requests that it failed for, if they are known."""
+        super().__init__(message)
+        self.keys = frozenset(keys)
+
+
 class Engine(Protocol):
     """Computes steps for the requests that it was given. One thread uses it.
 
-    Whatever else `step` raises ends the requests that it had, which are aborted, and the engine goes on.
+    Whatever a method raises ends requests, never the worker, with the exception of an EngineBrokenError.
     """
 
     @property
@@ -28,15 +41,20 @@ class Engine(Protocol):
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it.
 
-        With a state it is one that a prefill engine handed off, to go on from there; it was made by an engine of the
-        same kind, but it came over the network.
+        With a state it is one that a prefill engine handed off, to go on from there. It came over the network: each
+        number of it is checked before anything is allocated or changed. Whatever this raises, the engine does not have
+        the request afterwards.
         """
 
     def abort(self, key: int) -> None:
-        """End a request at the next step; one that is not known needs no end."""
+        """End a request at the next step, which computes nothing for it; one that is not known needs no end."""
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step, and return its batches in the order in which they are to be published."""
+        """Compute a step, and return its batches in the order in which they are to be published.
+
+        An EngineStepError ends some requests. After any other exception it is not known what of the step was computed:
+        all requests end, and are aborted.
+        """
 
     def close(self) -> None:
         """Let go of what it holds; no other method is called afterwards."""

@@ -210,5 +210,6 @@ def _hello(begin: WorkerFrame, worker_id: str, secret: str) -> Hello:
     hello.worker_id = worker_id
     hello.secret = secret.encode()
     hello.max_requests = 0  # a recording answers no new request
-    hello.ClearField("request_keys")
+    for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys"):  # the replay's own, or none
+        hello.ClearField(name)
     return hello

@@ -4,6 +4,7 @@ Frames come in through `receive`, what is to be sent next comes out of `next_mes
 one thread at a time, and tells it what time it is.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     Welcome,
     WorkerFrame,
 )
-from tokenbus_services.greeting import Greeter
+from tokenbus_services.greeting import PROOF_BYTES, Greeter, check_times
 from tokenbus_services.link import SessionState
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
@@ -35,7 +36,9 @@ class WorkerSession(Greeter):
     def __init__(self, hello: Hello, epoch: int, retention: Retention, *, interval: float, timeout: float) -> None:
         """Take what the worker says of itself, what it retains, and how often peers are to be heard, in seconds."""
         super().__init__(interval, timeout)
-        self._introduction = hello
+        self._introduction = Hello()
+        self._introduction.CopyFrom(hello)
+        self._introduction.proof = secrets.token_bytes(PROOF_BYTES)
         self._epoch = epoch
         self._retention = retention
         self._replays: deque[tuple[int, int]] = deque()
@@ -77,13 +80,13 @@ class WorkerSession(Greeter):
         body = frame.WhichOneof("body")
         if body is None or self.state is SessionState.LEFT:
             return
-        self._last_heard = now
         if body == "welcome":
             self._welcome(frame.welcome)
         elif body == "refusal":
             self._refused(frame.refusal, now)
         elif self.state is SessionState.OPEN:
             self._open_frame(frame, body, now)
+        self._last_heard = now
 
     def _open_frame(self, frame: ProcessorFrame, body: str, now: float) -> None:
         match body:
@@ -117,9 +120,7 @@ class WorkerSession(Greeter):
         if welcome.resume_from > self._retention.next_sequence:
             limit = f"at most {self._retention.next_sequence}, the next item"
             raise ContractError("welcome.resume_from", limit, welcome.resume_from)
-        if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
-            limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
-            raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
+        check_times(welcome)
         self._welcomed(welcome)
         self._is_news = self._takes_no_more
         self._replays.clear()

@@ -1,5 +1,6 @@
 """SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,10 +9,13 @@ import numpy as np
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.worker import truth
+from tokenbus_services.worker.engine import EngineStepError
 from tokenbus_services.worker.step import StepArrays
 
 _UNLIMITED = 2**31 - 1
-_STATE_BYTES = 8
+_STATE = struct.Struct("<8sQI")
+"""What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
+_MARK = b"tbsynth1"
 
 
 @dataclass(slots=True)
@@ -66,7 +70,9 @@ class SyntheticEngine:
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
         key = generate.request_key
-        begin = 0 if state is None else _position_in(state)
+        if key in self._requests:
+            raise ValueError(f"request_key: one that is not in use, got {key}")
+        begin = 0 if state is None else self._position_in(state, key, end)
         self._requests[key] = _Running(key, begin, end, generate.top_logprobs if scored else 0, scored)
         return len(generate.tokens.token_ids) or len(generate.text.text)
 
@@ -80,9 +86,12 @@ class SyntheticEngine:
         """Compute a step: the target, then the draft."""
         self._step += 1
         rows = list(self._requests.values())[: self._max_rows]
-        made = [self._arrays(rows, BatchKind.TARGET)]
-        if self._drafts:
-            made.append(self._arrays(rows, BatchKind.DRAFT))
+        try:  # nothing of a request changes before all is computed
+            made = [self._arrays(rows, BatchKind.TARGET)]
+            if self._drafts:
+                made.append(self._arrays(rows, BatchKind.DRAFT))
+        except Exception as error:
+            raise EngineStepError(f"{type(error).__name__}: {error}") from error
         for request in rows:
             request.position = min(request.position + self._tokens_per_step, request.end)
             if request.is_aborted or request.position >= request.end or self._role == "prefill":
@@ -92,6 +101,21 @@ class SyntheticEngine:
     def close(self) -> None:
         """Forget every request."""
         self._requests.clear()
+
+    def _position_in(self, state: bytes, key: int, end: int) -> int:
+        """Return where a request goes on, from what another engine of this kind handed off."""
+        if self._role == "prefill":
+            raise ValueError("state: none for a prefill engine, got one")
+        if len(state) != _STATE.size:
+            raise ValueError(f"state: {_STATE.size} bytes, got {len(state)}")
+        mark, of, position = _STATE.unpack(state)
+        if mark != _MARK:
+            raise ValueError(f"state.mark: {_MARK!r}, got {mark!r}")
+        if of != key:
+            raise ValueError(f"state.request_key: {key}, as the request has, got {of}")
+        if position >= end:
+            raise ValueError(f"state.position: below {end}, the most tokens of the request, got {position}")
+        return int(position)
 
     def _arrays(self, rows: list[_Running], kind: BatchKind) -> StepArrays:
         size = len(rows)
@@ -129,7 +153,7 @@ class SyntheticEngine:
             draft_follows=is_target and self._drafts,
             parts=self._parts,
             states={
-                row.key: _state_of(row.position + self._count(row))
+                row.key: _STATE.pack(_MARK, row.key, row.position + self._count(row))
                 for row, status in zip(mine, statuses, strict=True)
                 if status is RowStatus.HANDED_OFF
             },
@@ -147,13 +171,3 @@ class SyntheticEngine:
         if row.position + self._count(row) >= row.end:
             return RowStatus.FINISHED_LENGTH
         return RowStatus.HANDED_OFF if self._role == "prefill" else RowStatus.ACTIVE
-
-
-def _state_of(position: int) -> bytes:
-    return position.to_bytes(_STATE_BYTES, "little")
-
-
-def _position_in(state: bytes) -> int:
-    if len(state) != _STATE_BYTES:
-        raise ValueError(f"state: {_STATE_BYTES} bytes, got {len(state)}")
-    return int.from_bytes(state, "little")

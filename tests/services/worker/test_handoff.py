@@ -114,6 +114,27 @@ async def test_full_worker_refuses() -> None:
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has 4 requests, as many as it takes"}
 
 
+async def test_states_that_wait_are_bounded() -> None:
+    """States beyond so many bytes that wait for the engine are refused, until it has taken some; one alone is not."""
+    async with pair(worker__handoff_bytes=10) as both:
+        for key in (7, 8, 9):
+            both.sender.send(request(key), b"state")
+        taken = await both.handed_in(2)
+        assert both.publisher.counts.waiting_state_bytes == 10
+        for _, answer in taken.values():
+            assert callable(answer)
+            answer("")
+        await both.answered()
+        assert both.publisher.counts.waiting_state_bytes == 0
+        both.sender.send(request(6), b"one that is larger alone")
+        _, answer = (await both.handed_in(1))[6]
+        assert callable(answer)
+        answer("")
+        await both.answered()
+    reason = "state: at most 10 bytes of states that wait (worker.handoff_bytes), got 15"
+    assert both.failed == {9: f"the decode worker at {ADDRESS} refused it: {reason}"}
+
+
 async def test_what_comes_twice_is_taken_once() -> None:
     """A hand-off that is repeated because nobody answered yet is the same; one that was answered is answered again."""
     async with pair() as both:

@@ -89,12 +89,22 @@ class HandoffReceiver:
         if key in publisher.session.requests:
             self._settle(peer, handoff, "it has an open request of that key")
             return
+        waiting = self.counts.waiting_state_bytes
+        if waiting and waiting + len(state) > worker.handoff_bytes:
+            limit = f"at most {worker.handoff_bytes} bytes of states that wait (worker.handoff_bytes)"
+            self._settle(peer, handoff, f"state: {limit}, got {waiting + len(state)}")
+            return
         self._answers[number] = None
+        self.counts.waiting_state_bytes += len(state)
         loop = asyncio.get_running_loop()
 
+        def _answered(refusal: str) -> None:
+            self.counts.waiting_state_bytes -= len(state)
+            self._settle(peer, handoff, refusal)
+
         def _answer(refusal: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is told any more
-                loop.call_soon_threadsafe(self._settle, peer, handoff, refusal)
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody hears it any more
+                loop.call_soon_threadsafe(_answered, refusal)
 
         publisher.hand_in(TakenOver(handoff.generate, state, _answer))
         # Twice as many as may be open: who asks again for an older one has given it up long ago.
@@ -106,9 +116,9 @@ class HandoffReceiver:
         if refusal:
             self.counts.refused += 1
             self._answers.pop(handoff.number, None)  # there may be room when it comes again
-            self._episodes.begin(
-                ("handoff", refusal), _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}"
-            )
+            # By the field that is wrong: a value that differs each time must not fill the log.
+            kind = ("handoff", refusal.partition(":")[0])
+            self._episodes.begin(kind, _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}")
         else:
             self.counts.taken_over += 1
             self._answers[handoff.number] = refusal

@@ -65,11 +65,9 @@ class Rows:
         """Keep a request, and return its slot."""
         if not self._free:
             self._grow()
-        slot = self._free.pop()
-        self._by_key[asked.key] = slot
+        slot = self._free[-1]  # taken when all is written: a request that cannot be kept changes nothing
         self.keys[slot] = asked.key
         self.serials[slot] = self._count
-        self._count += 1
         self.seeds[slot] = asked.seed
         self.mixed_seeds[slot] = mixed(np.array([asked.seed], np.uint64))[0]
         self.contexts[slot] = asked.context
@@ -89,6 +87,8 @@ class Rows:
             self.stoppings[slot] = asked.stopping
         self.has_proposals[slot] = bool(asked.proposals)
         self.proposals[slot] = padded(asked.proposals, self.proposals.shape[1])
+        self._by_key[asked.key] = self._free.pop()
+        self._count += 1
         return slot
 
     def remove(self, slots: Ids) -> None:

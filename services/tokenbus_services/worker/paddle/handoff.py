@@ -62,8 +62,7 @@ class RequestStates:
         """Let a new request go on from a state; a ValueError says what of it is wrong, and the request is of no use."""
         if len(state) > self._most_bytes:
             raise refused("state", f"at most {self._most_bytes} bytes", len(state))
-        arrays = _arrays(state)
-        self._check_shapes(arrays, request)
+        arrays = self._arrays(state, request)
         found = arrays["fingerprint"].tobytes()
         if found != self._fingerprint:
             raise refused("state.fingerprint", f"{self._fingerprint.hex()}, that of the weights here", found.hex())
@@ -86,8 +85,14 @@ class RequestStates:
         if not request.is_seeded:
             request.seed = int(arrays["seed"][0])
 
-    def _check_shapes(self, arrays: dict[str, npt.NDArray[Any]], request: Request) -> None:
-        output, drafts = arrays["output"].size, arrays["drafts"].size
+    def _arrays(self, state: bytes, request: Request) -> dict[str, npt.NDArray[Any]]:
+        """Return a state's arrays, each of the kind and the shape that it must have for this request."""
+        found = _entries(state)
+        for name, kind in _KINDS.items():
+            if found[name]["dtype"] != kind:
+                raise refused(f"state.{name}", kind, found[name]["dtype"])
+        # A shape is whatever the state says, a size is what it has.
+        output, drafts = len(found["output"]["data"]) // 4, len(found["drafts"]["data"]) // 4
         if drafts > self._shape.draft_heads:
             raise refused("state.drafts", f"at most {self._shape.draft_heads}", drafts)
         length = len(request.prompt) + output - 1
@@ -102,11 +107,16 @@ class RequestStates:
             ("keys", held),
             ("values", held),
         ):
-            if arrays[name].shape != wanted:
-                raise refused(f"state.{name}", f"shape {wanted}", arrays[name].shape)
+            if (shape := tuple(found[name]["shape"])) != wanted:
+                raise refused(f"state.{name}", f"shape {wanted}", str(shape)[:200])
+        return {
+            name: np.frombuffer(found[name]["data"], _DTYPES[kind]).reshape(found[name]["shape"])
+            for name, kind in _KINDS.items()
+        }
 
 
-def _arrays(state: bytes) -> dict[str, npt.NDArray[Any]]:
+def _entries(state: bytes) -> dict[str, dict[str, Any]]:
+    """Return what a state says of each of its arrays, with its bytes."""
     from safetensors import SafetensorError, deserialize  # noqa: PLC0415 - of the extra, as paddle is
 
     try:
@@ -114,14 +124,8 @@ def _arrays(state: bytes) -> dict[str, npt.NDArray[Any]]:
     except SafetensorError as error:
         raise ValueError(f"state: damaged, or no safetensors: {error}") from None
     if found.keys() != _KINDS.keys():
-        raise refused("state", f"the arrays {', '.join(_KINDS)}", ", ".join(sorted(found))[:200] or "none")
-    arrays = {}
-    for name, kind in _KINDS.items():
-        given = found[name]
-        if given["dtype"] != kind:
-            raise refused(f"state.{name}", kind, given["dtype"])
-        arrays[name] = np.frombuffer(given["data"], _DTYPES[kind]).reshape(given["shape"])
-    return arrays
+        raise refused("state", f"the arrays {', '.join(_KINDS)}", ascii(sorted(found))[:200])
+    return found
 
 
 def _check_tokens(name: str, tokens: npt.NDArray[Any]) -> None:

@@ -1,0 +1,121 @@
+"""A request's deadline is a moment: its client says it each time it asks, and ends the request if no end comes."""
+
+import pytest
+
+from tests.services.builders import Wanted, generate_of, ids
+from tests.services.client.peer import HELLO_FIRST, TIMEOUT, opened
+from tests.services.client.test_client import meeting, taken
+from tests.services.loop_clock import turns
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Refusal
+from tokenbus_services.delivery import RequestFailedError
+
+DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
+GRACE_MS = int(TIMEOUT * 1000)
+
+
+def admitted(key: int, deadline: int) -> Admitted:
+    """Return that a request was taken, with the moment that was settled."""
+    return Admitted(request_key=key, worker_id="w", epoch=1, prompt_tokens=3, deadline_unix_ms=deadline)
+
+
+@pytest.mark.parametrize(("given", "sent"), [(0, 6000), (9000, 6000), (2000, 2000)])
+async def test_moment_is_sent_beside_what_it_may_take(given: int, sent: int) -> None:
+    """What a request may take counts from when it is asked for; the earlier moment counts; the message is unchanged."""
+    processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        await processor.welcome()
+        now = clock.unix_ms()
+        generate = generate_of(5, deadline_ms=6000, deadline_unix_ms=given and now + given)
+        before = Generate.FromString(generate.SerializeToString())
+        client.generate(generate)
+        heard = (await processor.body("generate")).generate
+        assert (heard.deadline_ms, heard.deadline_unix_ms) == (6000, now + sent)
+        assert generate == before
+
+
+async def test_moment_survives_a_processors_restart() -> None:
+    """What the processor settled goes out with the resume, and what the application says does too."""
+    processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        await processor.welcome()
+        client.generate(generate_of(5, deadline_ms=6000))
+        await processor.body("generate")
+        settled = clock.unix_ms() + 5000
+        processor.number += 1
+        processor.say(ServerFrame(number=processor.number, admitted=admitted(5, settled)))
+        client.resume(7, 3, deadline_unix_ms=settled + 1)
+        assert (await processor.body("resume")).resume.deadline_unix_ms == settled + 1
+        processor.number = 0
+        processor.say(ServerFrame(refusal=Refusal(reason=HELLO_FIRST, message="say hello")))
+        await processor.welcome()
+        resumed = [(await processor.body("resume")).resume for _ in range(2)]
+        assert {resume.request_key: resume.deadline_unix_ms for resume in resumed} == {5: settled, 7: settled + 1}
+
+
+async def test_request_whose_end_is_not_heard_ends_here() -> None:
+    """With the processor gone, a request ends at its deadline and a grace, and says how many tokens came."""
+    processor, client, clock = await meeting()
+    async with client:
+        await processor.welcome()
+        tokens = client.generate(generate_of(5, deadline_ms=6000))
+        await processor.body("generate")
+        processor.rows(Wanted(5, 0, 2))
+        await turns()
+        for _ in range(9):
+            clock.advance(1)
+            await turns()
+        assert not tokens.has_ended
+        clock.advance(1)
+        await turns()
+        assert [(await anext(tokens)).id for _ in range(2)] == ids(5, 0, 2)
+        with pytest.raises(
+            RequestFailedError, match=r"no end was heard by \d+ ms after it \(after 2 tokens\)"
+        ) as failed:
+            await anext(tokens)
+        assert (failed.value.code, failed.value.emitted_tokens) == (DEADLINE, 2)
+    assert client.session.outstanding == 0
+
+
+async def test_request_that_ends_in_time_is_left_alone() -> None:
+    """A request that had its last row before its moment ends as usual, whatever time it is then."""
+    processor, client, clock = await meeting()
+    async with client:
+        await processor.welcome()
+        tokens = client.generate(generate_of(5, deadline_ms=6000))
+        await processor.body("generate")
+        processor.rows(Wanted(5, 0, 2, RowStatus.FINISHED_LENGTH))
+        await turns()
+        clock.advance(60)
+        await turns()
+        assert len(await taken(tokens)) == 2
+
+
+def test_processors_word_comes_first() -> None:
+    """Within the grace the processor's own word ends the request; beyond it the client asks for its end."""
+    peer = opened()
+    for key, deadline in ((5, 1000), (6, 1000), (7, 0)):
+        peer.session.open(generate_of(key, deadline_unix_ms=deadline))
+    list(peer.says_all())
+    peer.session.end_overdue(1000 + GRACE_MS)
+    assert peer.session.outstanding == 3
+    told = RequestError(request_key=5, code=DEADLINE, message="it took longer than it may")
+    peer.numbered(error=told)
+    peer.session.end_overdue(1001 + GRACE_MS)
+    assert set(peer.session.requests) == {7}
+    assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [6]
+
+
+def test_what_the_processor_settles_replaces_what_was_asked() -> None:
+    """The settled moment counts, also for a request that named none; an answer without one changes nothing."""
+    peer = opened()
+    peer.session.open(generate_of(5))
+    peer.session.open(generate_of(6, deadline_unix_ms=9000))
+    peer.numbered(admitted=admitted(5, 4000))
+    peer.numbered(admitted=admitted(6, 0))
+    assert [request.deadline_unix_ms for request in peer.session.requests.values()] == [4000, 9000]
+    peer.numbered(admitted=admitted(6, 2**64 - 1))
+    peer.session.end_overdue(4001 + GRACE_MS)
+    assert set(peer.session.requests) == {6}

@@ -1,0 +1,112 @@
+"""A request that another connection took up, and how far a request came here and at its processor."""
+
+import pytest
+
+from tests.services.builders import Wanted, generate_of
+from tests.services.client.peer import opened
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
+from tokenbus_services.delivery import RequestFailedError
+
+TAKEN_UP = RequestError(
+    request_key=5, code=ErrorCode.ERROR_CODE_TAKEN_UP, message="another connection has it", emitted_tokens=9
+)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -> None:
+    """It ends with that error; it is neither aborted nor resumed, asked for again, or ended for its last rows."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    list(peer.says_all())
+    if has_rows:
+        peer.rows(Wanted(5, 0, 2))
+    peer.numbered(error=TAKEN_UP)
+    assert tokens.error is not None
+    assert tokens.error.code == ErrorCode.ERROR_CODE_TAKEN_UP
+    peer.rows(Wanted(5, 2, 2))
+    peer.session.abort(5)
+    peer.session.end_overdue(2**64)
+    peer.welcome(resumed=resumed)
+    peer.rows(Wanted(5, 0, 2))
+    assert {frame.WhichOneof("body") for frame in peer.says_all()} <= {"confirm", "heartbeat"}
+
+
+def test_request_that_was_taken_up_while_it_was_aborted_is_let_go_too() -> None:
+    """An abort that was on its way changes nothing of that."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    peer.session.abort(5)
+    list(peer.says_all())
+    peer.numbered(error=TAKEN_UP)
+    assert tokens.error is not None
+    peer.rows(Wanted(5, 0, 1))
+    assert "abort" not in peer.bodies()
+
+
+def test_strays_forget_the_oldest_first() -> None:
+    """However many requests ended here, rows of the one that was taken up last are still no reason for an abort."""
+    peer = opened()
+    for key in range(100, 1200):
+        peer.rows(Wanted(key))
+        list(peer.says_all())
+    peer.session.open(generate_of(5))
+    peer.numbered(error=TAKEN_UP)
+    for key in range(2000, 3000):
+        peer.rows(Wanted(key))
+        list(peer.says_all())
+    peer.rows(Wanted(5))
+    assert "abort" not in peer.bodies()
+    assert len(peer.session._strays) <= 1024
+
+
+@pytest.mark.parametrize(("position", "rows", "came"), [(0, 2, 2), (30, 0, 30), (30, 2, 32)])
+async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, came: int) -> None:
+    """Of an error a client learns how many tokens it has in order, and beside that how many there were."""
+    peer = opened()
+    tokens = peer.session.resume(5, position, include_drafts=False)
+    if rows:
+        peer.rows(Wanted(5, position, rows))
+    lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_WORKER_LOST, message="gone", emitted_tokens=40)
+    peer.numbered(error=lost)
+    assert tokens.error is not None
+    assert tokens.error.emitted_tokens == came
+    taken = [(await anext(tokens)).position for _ in range(rows)]
+    assert taken == list(range(position, came))
+    with pytest.raises(RequestFailedError, match=rf"gone \(after {came} tokens; 40 were generated\)") as failed:
+        await anext(tokens)
+    assert (failed.value.emitted_tokens, failed.value.generated_tokens) == (came, 40)
+
+
+async def test_processor_that_knows_of_fewer_tokens_takes_none_away() -> None:
+    """Where a processor that came later has seen fewer tokens than the client, both numbers are the client's."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    peer.rows(Wanted(5, 0, 2))
+    lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
+    peer.numbered(error=lost)
+    for _ in range(2):
+        await anext(tokens)
+    with pytest.raises(RequestFailedError, match=r"\(after 2 tokens\)$") as failed:
+        await anext(tokens)
+    assert (failed.value.emitted_tokens, failed.value.generated_tokens) == (2, 2)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_rows_beyond_what_can_be_resumed_end_their_request(*, by_columns: bool) -> None:
+    """Places that no Resume could name end that request; the connection and the others go on."""
+    peer = opened()
+    if by_columns:
+        peer.session.on_outputs = lambda _target, _draft: None
+    far, other = peer.session.resume(5, 2**31 - 2, include_drafts=False), peer.session.open(generate_of(6))
+    peer.rows(Wanted(5, 2**31 - 2, 1), Wanted(6, 0, 1))
+    assert not far.has_ended
+    peer.rows(Wanted(5, 2**31 - 1, 1), Wanted(6, 1, 1))
+    assert far.error is not None
+    assert far.error.message == "tokens came that cannot be counted: at most 2147483647 tokens, got 2147483648"
+    list(peer.says_all())
+    peer.welcome()
+    assert [frame.resume.next_position for frame in peer.says_all() if frame.HasField("resume")] == [2]
+    peer.rows(Wanted(6, 2, 1, RowStatus.FINISHED_LENGTH))
+    assert other.status is RowStatus.FINISHED_LENGTH

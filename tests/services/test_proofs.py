@@ -1,0 +1,56 @@
+"""Proofs: what a session draws once and shows in each hello, and what nobody else gets to see."""
+
+import pytest
+
+from tests.services.builders import EPOCH, hello_of
+from tests.services.client.peer import Peer as ClientPeer
+from tests.services.worker.peer import Peer as WorkerPeer
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.stream_pb2 import WorkerFrame
+from tokenbus_services.logs.values import safe
+from tokenbus_services.recording import entries, hello_entry
+from tokenbus_services.worker.replay import _hello
+
+
+@pytest.mark.parametrize("kind", [WorkerPeer, ClientPeer])
+def test_each_hello_of_a_life_shows_the_same_proof(kind: type[WorkerPeer] | type[ClientPeer]) -> None:
+    """Sixteen random bytes: the same in each hello of one session, others in the next session's."""
+    shown: list[list[bytes]] = []
+    for _ in range(3):
+        peer, proofs = kind(), []
+        for _ in range(3):
+            frame = peer.says()
+            assert frame is not None
+            proofs.append(frame.hello.proof)
+            peer.now += 5
+        shown.append(proofs)
+    assert all(len(set(proofs)) == 1 and len(proofs[0]) == 16 for proofs in shown)
+    assert len({proofs[0] for proofs in shown}) == 3
+
+
+def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
+    """A proof is the session's own: what it was made from, which others may show, has none."""
+    given = hello_of(proof=b"of another life")
+    peer = WorkerPeer()
+    frame = peer.says()
+    assert frame is not None
+    assert frame.hello.proof != given.proof
+    assert given.proof == b"of another life"
+
+
+def test_recordings_have_no_proof() -> None:
+    """What only the live worker needs is neither recorded nor replayed, however the hello came by it."""
+    given = hello_of(secret=b"hush", proof=b"p" * 16, handoff_ticket=b"t" * 16, handoff_server_key=b"k" * 32)
+    recorded = hello_entry(EPOCH, given, 1)
+    for secret in (b"hush", b"pppp", b"tttt", b"kkkk"):
+        assert secret not in recorded
+    (begin,) = entries([recorded])
+    assert (begin.frame.hello.proof, begin.frame.hello.handoff_ticket) == (b"", b"")
+    replayed = _hello(read_frame(WorkerFrame, WorkerFrame(epoch=EPOCH, hello=given).SerializeToString()), "w", "")
+    assert (replayed.proof, replayed.handoff_ticket, replayed.handoff_server_key) == (b"", b"", b"")
+
+
+@pytest.mark.parametrize("name", ["secret", "proof", "ticket", "handoff_ticket"])
+def test_logs_show_none(name: str) -> None:
+    """A value of such a name is never in a log."""
+    assert safe(name, b"p" * 16) == "(hidden)"

@@ -1,0 +1,302 @@
+"""Whatever a request makes an engine raise ends that request: its neighbours go on, and so does the worker."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tests.services.builders import generate_of, ids
+from tests.services.worker.test_service import batches, events, running
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_services.worker import EngineBrokenError, EngineStepError, Publisher, StepArrays
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.synthetic import SyntheticEngine
+from tokenbus_services.worker.taken import TakenOver
+
+ENGINE = ErrorCode.ERROR_CODE_ENGINE
+POISON = 666
+
+
+class PoisonedEngine(SyntheticEngine):
+    """An engine that fails for one request, until that is aborted."""
+
+    def __init__(self, error: Callable[[], Exception]) -> None:
+        """Take what a step raises, once it has the request."""
+        super().__init__()
+        self.error = error
+        self.fails_from = 0
+        self.refusal: Exception | None = None
+        self.abort_error: Exception | None = None
+        self.prompt_tokens: object = None
+
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        """Take a request, and fail for the poison as the test wants it."""
+        found: object = super().admit(generate, state)
+        if generate.request_key == POISON:
+            if self.refusal is not None:
+                raise self.refusal
+            found = found if self.prompt_tokens is None else self.prompt_tokens
+        return found  # type: ignore[return-value]  # an engine may return anything
+
+    def abort(self, key: int) -> None:
+        """End a request, and fail for the poison if the test wants that."""
+        super().abort(key)
+        if self.abort_error is not None and key == POISON:
+            raise self.abort_error
+
+    def step(self) -> Sequence[StepArrays]:
+        """Fail for the poison, which is computed as long as it is not aborted."""
+        found = self._requests.get(POISON)
+        if found is not None and not found.is_aborted and found.position >= self.fails_from:
+            raise self.error()
+        return super().step()
+
+
+class Worker:
+    """An engine's loop over a publisher without a link, one turn at a time."""
+
+    def __init__(self, engine: PoisonedEngine) -> None:
+        """Begin."""
+        self.engine = engine
+        self.publisher: Publisher = running(items=10_000)
+        self.loop = EngineLoop(engine, Emitter(self.publisher, engine.vocabulary_size))
+
+    def turn(self, *requests: Generate | Abort) -> None:
+        """Take these requests, and compute a step."""
+        for request in requests:
+            self.publisher._take_request(request)
+        self.loop._take_all(0)
+        if self.engine.has_work:
+            self.loop.compute()
+
+    def finish(self) -> None:
+        """Compute until nothing is left."""
+        while self.engine.has_work:
+            self.turn()
+
+    def errors(self) -> dict[int, tuple[int, str]]:
+        """Return the requests that ended with an error, with its code and its message."""
+        found = [event.error for event in events(self.publisher) if event.HasField("error")]
+        assert len({error.request_key for error in found}) == len(found)
+        return {error.request_key: (error.code, error.message) for error in found}
+
+    def tokens(self, key: int) -> list[int]:
+        """Return a request's tokens, which must come without a hole."""
+        found: list[int] = []
+        for made in batches(self.publisher):
+            for row in made.rows():
+                if row.key == key:
+                    assert row.position == len(found)
+                    found += row.token_ids.tolist()
+        return found
+
+
+def worker(error: Callable[[], Exception]) -> Worker:
+    """Return a worker with two requests under way."""
+    made = Worker(PoisonedEngine(error))
+    made.turn(generate_of(1, 30), generate_of(2, 31))
+    return made
+
+
+def assert_neighbours_are_right(made: Worker) -> None:
+    """Assert that the two requests get every token, and nothing ended beside the poison."""
+    made.finish()
+    assert (made.tokens(1), made.tokens(2)) == (ids(1, 0, 30), ids(2, 0, 31))
+    assert set(made.errors()) == {POISON}
+
+
+@pytest.mark.parametrize("keys", [(POISON,), ()], ids=["named", "newest"])
+def test_request_that_fails_a_step_ends_alone(keys: tuple[int, ...]) -> None:
+    """A step that fails for a request, named or admitted last, ends that one; its neighbours lose nothing."""
+    made = worker(lambda: EngineStepError("a bad line", keys))
+    for _ in range(2):
+        made.turn()
+    made.turn(generate_of(POISON))
+    assert made.errors() == {POISON: (ENGINE, "the engine failed: EngineStepError: a bad line")}
+    assert_neighbours_are_right(made)
+
+
+def test_named_request_ends_wherever_it_is() -> None:
+    """A request that is named ends also after many steps; those that were admitted later go on."""
+    made = worker(lambda: EngineStepError("a bad line", [POISON]))
+    made.engine.fails_from = 6
+    made.turn(generate_of(POISON, 30))
+    made.turn()
+    made.turn(generate_of(3, 9))
+    made.finish()
+    assert made.tokens(3) == ids(3, 0, 9)
+    assert_neighbours_are_right(made)
+
+
+def test_engine_that_names_a_request_that_has_ended_ends_the_next_ones() -> None:
+    """Naming the same request again helps nobody: then the newest end, and then all, so that it comes to an end."""
+    made = worker(lambda: EngineStepError("a bad line", [99]))
+    made.turn(generate_of(POISON, 30))
+    assert_neighbours_are_right(made)
+
+
+def test_request_that_fails_late_and_is_not_named_ends_the_engines_requests_and_not_the_worker() -> None:
+    """Where any request may be the reason all end, and the worker takes new ones."""
+    made = worker(lambda: EngineStepError("somewhere"))
+    made.engine.fails_from = 6
+    made.turn(generate_of(POISON, 30))
+    made.turn()
+    made.turn()
+    assert set(made.errors()) == {1, 2, POISON}
+    made.finish()
+    made.turn(generate_of(4, 3))
+    assert made.tokens(4) == ids(4, 0, 3)
+
+
+def test_step_of_which_nobody_knows_what_was_computed_ends_all() -> None:
+    """After any other exception requests may have lost tokens: all end, rather than that one gets wrong ones."""
+    made = worker(lambda: OSError("no memory"))
+    made.turn(generate_of(POISON))
+    assert set(made.errors()) == {1, 2, POISON}
+    made.finish()
+    made.turn(generate_of(4, 3))
+    assert made.tokens(4) == ids(4, 0, 3)
+
+
+@pytest.mark.parametrize("error", [EngineStepError("bad"), OSError("bad"), ZeroDivisionError("bad")])
+def test_requests_that_fail_each_step_never_end_the_worker(error: Exception) -> None:
+    """However many poisonous requests come one after the other, each ends, and the worker serves the next good one."""
+    made = Worker(PoisonedEngine(lambda: error))
+    for _ in range(20):
+        made.turn(generate_of(POISON))
+        made.turn()
+    made.turn(generate_of(4, 3))
+    assert made.tokens(4) == ids(4, 0, 3)
+    assert made.publisher.counts.failed_steps == 20
+
+
+def test_engine_that_fails_whatever_it_has_is_broken() -> None:
+    """Where the newest requests have ended and steps fail all the same, so many in a row are the engine's end."""
+    made = Worker(PoisonedEngine(lambda: OSError("bad")))
+    made.engine.abort = lambda key: None  # type: ignore[method-assign]  # noqa: ARG005 - it ends nothing
+    made.turn(generate_of(POISON))
+    made.turn()
+    made.turn(generate_of(5))
+    made.turn()
+    with pytest.raises(EngineBrokenError, match="3 steps failed one after the other, the last with: bad"):
+        made.turn()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ValueError("prompt: at least 1, got 0"), ErrorCode.ERROR_CODE_INVALID_REQUEST, "prompt: at least 1, got 0"),
+        (KeyError("layer"), ENGINE, "the engine failed: KeyError: 'layer'"),
+        (MemoryError("cache"), ENGINE, "the engine failed: MemoryError: cache"),
+        (OverflowError("too large"), ENGINE, "the engine failed: OverflowError: too large"),
+    ],
+)
+@pytest.mark.parametrize("is_handed_off", [False, True])
+def test_request_that_cannot_be_admitted_ends_alone(
+    caplog: pytest.LogCaptureFixture, error: Exception, code: ErrorCode, text: str, *, is_handed_off: bool
+) -> None:
+    """Each exception of admit ends its request: a ValueError as the caller's fault, others as the engine's."""
+    made = worker(lambda: EngineStepError("never"))
+    made.engine.refusal = error
+    made.engine.fails_from = 1000
+    answers: list[str] = []
+    for _ in range(3):
+        if is_handed_off:
+            made.publisher.hand_in(TakenOver(generate_of(POISON), state_of(POISON, 1), answers.append))
+            made.turn()
+        else:
+            made.turn(generate_of(POISON))
+        made.turn()  # which ends what the engine kept of it
+    failures = 0 if isinstance(error, ValueError) else 3
+    assert made.publisher.counts.engine_errors == failures
+    assert [line.split()[:2] for line in caplog.messages] == [["engine", "error"]][: bool(failures)]
+    assert "Traceback" not in caplog.text
+    assert POISON not in made.publisher.session.requests
+    if is_handed_off:
+        assert answers == [text] * 3
+    else:
+        found = [event.error for event in events(made.publisher) if event.HasField("error")]
+        assert [(found_one.code, found_one.message) for found_one in found] == [(code, text)] * 3
+    made.finish()
+    assert (made.tokens(1), made.tokens(2)) == (ids(1, 0, 30), ids(2, 0, 31))
+
+
+@pytest.mark.parametrize("length", [-5, 2**40, True, "3"])
+def test_prompts_length_is_made_one(length: object) -> None:
+    """An engine that returns an impossible length of a prompt ends nothing: it is brought into its bounds."""
+    made = worker(lambda: EngineStepError("never"))
+    made.engine.prompt_tokens, made.engine.fails_from = length, 1000
+    made.turn(generate_of(POISON, 3))
+    (told,) = [event.admitted for event in events(made.publisher) if event.admitted.request_key == POISON]
+    assert told.prompt_tokens in (1, 3, 2**32 - 1)
+    assert made.errors() == {}
+
+
+def test_length_that_is_no_number_ends_its_request() -> None:
+    """An engine that returns no number for a prompt's length has failed for that request alone."""
+    made = worker(lambda: EngineStepError("never"))
+    made.engine.prompt_tokens, made.engine.fails_from = [], 1000
+    made.turn(generate_of(POISON))
+    assert made.errors()[POISON][0] == ENGINE
+    assert_neighbours_are_right(made)
+
+
+def test_abort_that_raises_ends_its_request_here() -> None:
+    """A request that cannot be aborted ends with an error, once, and its neighbours go on."""
+    made = worker(lambda: EngineStepError("never"))
+    made.engine.fails_from = 1000
+    made.turn(generate_of(POISON, 30))
+    made.engine.abort_error = KeyError("slot")
+    for _ in range(2):
+        made.turn(Abort(request_key=POISON))
+    assert made.errors() == {POISON: (ENGINE, "the engine failed: KeyError: 'slot'")}
+    assert made.publisher.counts.engine_errors == 2
+    assert_neighbours_are_right(made)
+
+
+@pytest.mark.parametrize("method", ["admit", "abort"])
+def test_engine_may_say_anywhere_that_it_is_broken(method: str) -> None:
+    """An engine that is broken ends every request and the loop, whichever method says so."""
+    made = worker(lambda: EngineStepError("never"))
+    made.engine.fails_from = 1000
+    if method == "admit":
+        made.engine.refusal = EngineBrokenError("card gone")
+    else:
+        made.turn(generate_of(POISON))
+        made.engine.abort_error = EngineBrokenError("card gone")
+    made.publisher._take_request(generate_of(POISON) if method == "admit" else Abort(request_key=POISON))
+    with pytest.raises(EngineBrokenError, match="card gone"):
+        made.loop.serve(threading.Event())
+    assert made.errors() == dict.fromkeys((1, 2, POISON), (ENGINE, "the engine is broken: card gone"))
+
+
+def test_failed_steps_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that fail one step each do not fill the log with tracebacks: one line for all of them."""
+    made = Worker(PoisonedEngine(lambda: OSError("bad")))
+    for _ in range(20):
+        made.turn(generate_of(POISON))
+        made.turn()
+    assert [line.splitlines()[0] for line in caplog.messages] == ["step failed"]
+
+
+def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A request whose rows break the contract costs one line in the log, and not one for each row."""
+    made = Worker(PoisonedEngine(lambda: OSError("never")))
+    made.engine.fails_from = 1000
+    for key in range(1, 20):
+        made.loop._outlet.emit(StepArrays(request_keys=[key], positions=[-1], token_counts=[1], token_ids=[1]))
+    assert len(made.errors()) == 19
+    (line,) = caplog.messages
+    assert line.startswith("requests ended: their batch breaks the contract")
+
+
+def state_of(key: int, position: int) -> bytes:
+    """Return what a synthetic prefill engine hands off."""
+    engine = SyntheticEngine(role="prefill")
+    engine.admit(generate_of(key, 2 * position + 2))
+    (arrays,) = engine.step()
+    assert arrays.statuses is not None
+    assert arrays.statuses.tolist() == [RowStatus.HANDED_OFF]
+    return dict(arrays.states)[key]

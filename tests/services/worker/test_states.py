@@ -1,0 +1,212 @@
+"""States that were handed off: whatever one says ends its own request, and nobody else's, through the real loop."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from tests.services.builders import generate_of
+from tests.services.worker.ngram.runs import asked
+from tests.services.worker.paddle.driver import text_request
+from tests.services.worker.paddle.needs import NEEDS_PADDLE
+from tests.services.worker.test_service import batches, events, running
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_services.worker import Engine
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.ngram import NgramEngine, NgramOptions
+from tokenbus_services.worker.paddle import PaddleEngine, PaddleOptions
+from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.synthetic import SyntheticEngine
+from tokenbus_services.worker.taken import TakenOver
+
+HUGE = [b"0", b"-1", b"65536", b"4294967296", b"18446744073709551615", b"9" * 30, b"1e308", b"null", b"[]"]
+ENDS = {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
+Row = tuple[int, list[int], list[float]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of engine: how one of each role is made, and requests that take long."""
+
+    prefill: Callable[[], Engine]
+    decode: Callable[[], Engine]
+    asked: Callable[[int], Generate]
+    rounds: int
+
+
+KINDS = {
+    "synthetic": Kind(
+        lambda: SyntheticEngine(role="prefill"),
+        lambda: SyntheticEngine(role="decode"),
+        lambda key: generate_of(key, 2000, top_logprobs=0),
+        400,
+    ),
+    "ngram": Kind(
+        lambda: NgramEngine(NgramOptions(role="prefill")),
+        lambda: NgramEngine(NgramOptions(role="decode")),
+        lambda key: asked(key, seed=key, max_tokens=1500, ignore_end_token=True, top_logprobs=0),
+        300,
+    ),
+    "paddle": Kind(
+        lambda: PaddleEngine(PaddleOptions(role="prefill", context=256)),
+        lambda: PaddleEngine(PaddleOptions(role="decode", context=256, max_running=8)),
+        lambda key: text_request(key, "One morning ", 100, seed=key, ignore_end_token=True),
+        30,
+    ),
+}
+EVERY_KIND = pytest.mark.parametrize(
+    "name", ["synthetic", "ngram", pytest.param("paddle", marks=NEEDS_PADDLE)], ids=["synthetic", "ngram", "paddle"]
+)
+
+
+@dataclass
+class Worker:
+    """A decode worker: its engine's loop over a publisher without a link, one turn at a time."""
+
+    engine: Engine
+    answers: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin."""
+        self.publisher = running(items=100_000)
+        self.loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
+
+    def turn(self, *handed: tuple[Generate, bytes]) -> None:
+        """Be handed requests, and compute a step."""
+        for generate, state in handed:
+            key = generate.request_key
+
+            def _answer(refusal: str, key: int = key) -> None:
+                assert key not in self.answers
+                self.answers[key] = refusal
+
+            self.publisher.hand_in(TakenOver(generate, state, _answer))
+        self.loop._take_all(0)
+        if self.engine.has_work:
+            self.loop.compute()
+
+    def finish(self) -> None:
+        """Compute until nothing is left."""
+        for _ in range(5000):
+            if not self.engine.has_work:
+                return
+            self.turn()
+        raise AssertionError("it does not end")
+
+    def rows(self, keys: Sequence[int]) -> dict[int, list[Row]]:
+        """Return what was published of some requests."""
+        found: dict[int, list[Row]] = {key: [] for key in keys}
+        for made in batches(self.publisher):
+            for row in made.rows():
+                if row.key in found:
+                    found[row.key].append((row.position, row.token_ids.tolist(), row.logprobs.tolist()))
+        return found
+
+
+def handed_off(kind: Kind, keys: Sequence[int]) -> dict[int, bytes]:
+    """Return the states of requests after their first token."""
+    engine, states = kind.prefill(), dict[int, bytes]()
+    for key in keys:
+        engine.admit(kind.asked(key))
+    while engine.has_work:
+        for arrays in engine.step():
+            states |= arrays.states
+    assert states.keys() == set(keys)
+    return states
+
+
+def mutated(state: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
+    """Return a state that is wrong in some way, or perhaps only different."""
+    data = bytearray(state)
+    match draw.randrange(7):
+        case 0:
+            return bytes(data[: draw.randrange(len(data))])
+        case 1:
+            return bytes(data) + draw.randbytes(draw.randrange(1, 64))
+        case 2:
+            for _ in range(draw.randrange(1, 9)):
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        case 3:  # a number becomes another, as in JSON, or in the head of an array
+            places = [found.span() for found in re.finditer(rb"\d+", bytes(data[:2000]))]
+            if places:
+                begin, end = draw.choice(places)
+                data[begin:end] = draw.choice(HUGE)
+        case 4:  # eight bytes are as large as can be
+            begin = draw.randrange(len(data))
+            data[begin : begin + 8] = draw.choice([b"\xff", b"\x00", b"\x7f"]) * len(data[begin : begin + 8])
+        case 5:
+            return draw.choice(others)
+        case _:
+            return draw.randbytes(draw.randrange(200))
+    return bytes(data)
+
+
+@EVERY_KIND
+def test_mutated_states_end_their_own_requests_alone(name: str) -> None:
+    """Hundreds of damaged and forged states: the other requests get every token as without, and each is answered."""
+    kind, victims = KINDS[name], (1, 2)
+    states = handed_off(kind, [*victims, 3])
+    control = Worker(kind.decode())
+    control.turn(*[(kind.asked(key), states[key]) for key in victims])
+    control.finish()
+    others = [b"", bytes(8), (2**63).to_bytes(8, "little"), b"{}", states[1], *_states_of_other_kinds(name)]
+    attacked, keys = Worker(kind.decode()), count(100)
+    draw = random.Random(7)  # noqa: S311 - the same mutations each time
+    attacked.turn(*[(kind.asked(key), states[key]) for key in victims])
+    taken = 0
+    for key, _ in zip(keys, range(kind.rounds), strict=False):
+        generate = kind.asked(3)
+        generate.request_key = key
+        attacked.turn((generate, mutated(states[3], others, draw)))
+        taken += not attacked.answers[key]
+        if not attacked.answers[key]:
+            attacked.loop._abort(key)  # or those that are taken keep the step busy
+    attacked.finish()
+    assert attacked.rows(victims) == control.rows(victims)
+    assert attacked.publisher.counts.failed_steps == attacked.publisher.counts.engine_errors == 0
+    assert len(attacked.answers) == kind.rounds + len(victims)
+    assert taken < kind.rounds / 2
+    assert all("\n" not in answer for answer in attacked.answers.values())
+    assert not [event for event in events(attacked.publisher) if event.error.request_key in victims]
+
+
+def _states_of_other_kinds(name: str) -> list[bytes]:
+    return [
+        state for other in ("synthetic", "ngram") if other != name for state in handed_off(KINDS[other], [3]).values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        (lambda state: state[:8], "state: 20 bytes, got 8"),
+        (lambda state: b"x" + state[1:], r"state.mark: b'tbsynth1', got b'xbsynth1'"),
+        (lambda state: state[:8] + bytes(8) + state[16:], "state.request_key: 3, as the request has, got 0"),
+        (lambda state: state[:16] + b"\xff" * 4, "state.position: below 2000, the most tokens of the request, got "),
+        (lambda state: state[:16] + (2000).to_bytes(4, "little"), "state.position: below 2000, the most"),
+    ],
+)
+def test_synthetic_state_is_checked_field_by_field(change: Callable[[bytes], bytes], refusal: str) -> None:
+    """Length, mark, key and position of a state are compared with the request, and what is wrong is named."""
+    kind = KINDS["synthetic"]
+    state = handed_off(kind, [3])[3]
+    engine = kind.decode()
+    with pytest.raises(ValueError, match=re.escape(refusal)):
+        engine.admit(kind.asked(3), change(state))
+    assert not engine.has_work
+    assert engine.admit(kind.asked(3), state) == 3
+
+
+def test_request_that_an_engine_cannot_keep_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ngram engine that fails in the midst of keeping a request does not have it, and takes the next one."""
+    engine = NgramEngine(NgramOptions())
+    monkeypatch.setattr("tokenbus_services.worker.ngram.rows.padded", lambda *_: [0] * 99)
+    with pytest.raises(ValueError, match="broadcast"):
+        engine.admit(asked(7, seed=1, max_tokens=4))
+    monkeypatch.undo()
+    assert not engine.has_work
+    assert engine.admit(asked(7, seed=1, max_tokens=4)) > 0
