@@ -335,7 +335,7 @@ class Publisher:
     def hand_in(self, taken: TakenOver) -> None:
         """Give the engine a request that another worker began; a processor that comes back is told that it is here."""
         with self._room:
-            self._session.requests.add(taken.generate.request_key)
+            self._session.begin(taken.generate)
         with self._arrived:
             self._taken_over.append(taken)
             self._arrived.notify_all()

@@ -28,6 +28,7 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
+_SPARE_OWNERS = 1024
 
 
 class WorkerSession(Greeter):
@@ -46,6 +47,7 @@ class WorkerSession(Greeter):
         self._sent_bytes = 0
         self._granted_sequence = 0
         self._granted_bytes = 0
+        self._owners: dict[int, int] = {}
         self.requests: set[int] = set()
         """The keys of the requests that the worker has, whether the engine took them yet or not."""
         self._takes_no_more = False
@@ -69,6 +71,13 @@ class WorkerSession(Greeter):
     def take_no_more(self) -> None:
         """Tell every processor from now on that this worker takes no new requests; what comes nevertheless is taken."""
         self._takes_no_more = self._is_news = True
+
+    def begin(self, generate: Generate) -> None:
+        """Have a request, and know whose it is."""
+        self.requests.add(generate.request_key)
+        self._owners[generate.request_key] = generate.owner
+        if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
+            self._owners = {key: owner for key, owner in self._owners.items() if key in self.requests}
 
     # What comes in.
 
@@ -114,7 +123,7 @@ class WorkerSession(Greeter):
         except ContractError:
             self._greet_again(now + self._interval)  # a hello without it has it handed out again: nobody else would
             raise
-        self.requests.add(generate.request_key)
+        self.begin(generate)
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.resume_from > self._retention.next_sequence:
@@ -168,6 +177,7 @@ class WorkerSession(Greeter):
         hello.first_sequence = self._retention.first_sequence
         hello.next_sequence = self._retention.next_sequence
         hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
+        hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_keys)
         if self._takes_no_more:
             hello.max_requests = 0
         return [write_frame(WorkerFrame(epoch=self._epoch, hello=hello))]
