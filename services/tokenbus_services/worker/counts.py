@@ -19,3 +19,5 @@ class WorkerCounts:
     """Requests of prefill workers that this one's engine took."""
     refused: int = 0
     """Hand-offs that were refused, by the engine or before it saw them."""
+    refused_connections: int = 0
+    """Connections for hand-offs that were turned away or cut off."""
