@@ -3,7 +3,7 @@
 from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
 from tokenbus_services.bus.identity import ANONYMOUS, Identity, Role
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.bus.transport import Connection, Listener, Outcome, Parts, Transport
+from tokenbus_services.bus.transport import Connection, Listener, Outcome, Parts, Transport, Usage
 from tokenbus_services.bus.zeromq import ZeroMQTransport
 from tokenbus_services.settings import BusSettings
 
@@ -21,6 +21,7 @@ __all__ = [
     "Parts",
     "Role",
     "Transport",
+    "Usage",
     "ZeroMQTransport",
     "transport_for",
 ]

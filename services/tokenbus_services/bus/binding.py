@@ -19,6 +19,7 @@ from tokenbus_services.bus.errors import AddressError
 
 _BACKLOG = 128
 _LOCK_TRIES = 10
+_OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"
 _REASONS = {
     errno.EADDRINUSE: _TAKEN,
@@ -39,7 +40,11 @@ class Binding:
         self.descriptor = listening.fileno()
         self._listening = listening
         self._lock = lock
-        self._socket_file = endpoint.path.stat() if isinstance(endpoint, IpcEndpoint) else None
+        self._file = (endpoint.path, endpoint.path.stat()) if isinstance(endpoint, IpcEndpoint) else None
+
+    def is_reachable(self) -> bool:
+        """Tell whether connections can find it: a socket's file can be removed, or replaced by another."""
+        return self._file is None or _is_at(*self._file)
 
     def hand_over(self) -> None:
         """Let another close the descriptor."""
@@ -49,7 +54,7 @@ class Binding:
         """Close what was not handed over, and let others have the path."""
         self._listening.close()
         if self._lock is not None:
-            self._lock.release(self._socket_file)
+            self._lock.release(self._file[1] if self._file else None)
 
 
 async def bind(address: str) -> Binding:
@@ -60,7 +65,8 @@ async def bind(address: str) -> Binding:
     except socket.gaierror as error:
         raise AddressError(address, f"no such host here: {(error.strerror or str(error)).lower()}") from None
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
+        said = error.strerror or str(error)
+        reason = said if said != os.strerror(error.errno or 0) else _REASONS.get(error.errno or 0, said.lower())
         raise AddressError(address, reason) from None
 
 
@@ -85,9 +91,12 @@ async def _bind_tcp(endpoint: TcpEndpoint) -> Binding:
 
 
 def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
+    _make_private(endpoint.path.parent)
     lock = _PathLock(endpoint.path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # Before it has a name: the file gets this mode, without a moment in which others could connect.
+        os.fchmod(listening.fileno(), 0o600)
         _clear_path(endpoint.path)
         _listen(listening, str(endpoint.path))
     except BaseException:
@@ -101,6 +110,22 @@ def _listen(listening: socket.socket, where: str | tuple[Any, ...]) -> None:
     listening.setblocking(False)  # noqa: FBT003 - libzmq's thread must not wait for a connection that left before it was taken
     listening.bind(where)
     listening.listen(_BACKLOG)
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder of a socket if there is none, and refuse one in which others could replace the socket.
+
+    In a sticky folder, as /tmp is, they can only be there first, which is refused as taken or not permitted.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(0o700)
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        raise OSError(errno.EPERM, f"a folder that others cannot write to, got mode {stat.S_IMODE(status.st_mode):04o}")
+    if status.st_uid not in {0, os.geteuid()}:
+        raise OSError(errno.EPERM, f"a folder of this user's or root's, got one of user {status.st_uid}")
 
 
 def _clear_path(path: Path) -> None:
@@ -124,8 +149,9 @@ class _PathLock:
         self._path = path
         self._file = path.with_name(path.name + ".lock")
         for _ in range(_LOCK_TRIES):
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
+                self._make_private()
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_current():
                     return
@@ -145,6 +171,12 @@ class _PathLock:
         if self._is_current():
             self._file.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+    def _make_private(self) -> None:
+        """Refuse a file that another user made before, and keep others out of ours."""
+        if (owner := os.fstat(self._descriptor).st_uid) != os.geteuid():
+            raise OSError(errno.EEXIST, f"{self._file.name} beside it belongs to user {owner}")
+        os.fchmod(self._descriptor, 0o600)
 
     def _is_current(self) -> bool:
         """Tell whether the locked file is still the one in the folder: who had it before removed it."""

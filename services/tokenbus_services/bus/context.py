@@ -5,6 +5,8 @@ import asyncio
 import zmq
 
 from tokenbus_services.bus.gate import Gate
+from tokenbus_services.bus.guard import Guard
+from tokenbus_services.settings import BusSettings
 
 
 class SharedContext:
@@ -13,6 +15,7 @@ class SharedContext:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: Gate | None = None
+        self._guard: Guard | None = None
         self._open = 0
 
     @property
@@ -36,15 +39,23 @@ class SharedContext:
             self._gate = Gate(self._context)
         return self._gate
 
+    def guard(self, settings: BusSettings) -> Guard:
+        """Return what bounds the connections to all listening sockets; call this with a socket open."""
+        if self._guard is None:
+            self._guard = Guard(settings)
+        return self._guard
+
     async def leave(self) -> None:
         """End the context with its last socket; that waits, at most for the linger, until what was sent is out."""
         self._open -= 1
         if self._open or self._context is None:
             return
-        context, gate = self._context, self._gate
-        self._context = self._gate = None
+        context, gate, guard = self._context, self._gate, self._guard
+        self._context = self._gate = self._guard = None
         try:
             if gate is not None:
                 await gate.close()
+            if guard is not None:
+                await guard.close()
         finally:
             await asyncio.to_thread(context.term)

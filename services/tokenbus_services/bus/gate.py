@@ -14,6 +14,8 @@ import zmq
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.sockets import LoopSocket
 
+HANDSHAKE = "Handshake"
+"""What a message's frames say of the handshake of its connection: the how-many-th that was answered."""
 _NAME = "inproc://zeromq.zap.01"
 
 
@@ -30,6 +32,8 @@ class Gate:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         """Begin to answer."""
         self.watchers: list[Watcher] = []
+        self.handshakes = 0
+        """How many have been answered."""
         socket = context.socket(zmq.REP)
         socket.linger = 0
         socket.bind(_NAME)
@@ -47,5 +51,12 @@ class Gate:
                 version, request_id, *_ = await self._socket.receive()
                 for watcher in self.watchers:
                     watcher.catch_up()
+                self.handshakes += 1
                 with contextlib.suppress(zmq.ZMQError):  # who asked has left
-                    self._socket.send([version, request_id, b"200", b"OK", b"", b""])
+                    self._socket.send([version, request_id, b"200", b"OK", b"", _properties(self.handshakes)])
+
+
+def _properties(handshake: int) -> bytes:
+    """Return what every frame of a connection says, as ZMTP's properties are written."""
+    name, value = HANDSHAKE.encode(), b"%d" % handshake
+    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value

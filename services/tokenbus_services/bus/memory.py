@@ -9,7 +9,7 @@ from itertools import count
 
 from tokenbus_services.bus.errors import AddressError, ClosedError
 from tokenbus_services.bus.identity import ANONYMOUS, Identity
-from tokenbus_services.bus.transport import Outcome, Parts, Turns, check_message, ignore
+from tokenbus_services.bus.transport import Outcome, Parts, Turns, Usage, check_message, ignore
 from tokenbus_services.settings import BusSettings
 
 _ADDRESS = re.compile(r"memory://[\w.-]+")
@@ -113,6 +113,14 @@ class MemoryListener:
             with contextlib.suppress(ValueError):
                 self._ready.remove(connection)
             self._meeting.introduce(connection)
+
+    def is_reachable(self) -> bool:
+        """Tell whether new connections can find it: as long as it is open."""
+        return self._meeting.listener is self
+
+    def usage(self) -> Usage:
+        """Return nothing: there are no bounds but the high-water mark."""
+        return Usage()
 
     async def close(self) -> None:
         """Close; what was not received waits for the next listener."""

@@ -7,7 +7,8 @@ Nothing here waits but `receive`, `listen`, `connect` and `close`. All of a tran
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -24,6 +25,21 @@ class Outcome(Enum):
     SENT = auto()
     FULL = auto()
     GONE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of a transport's bounds its peers use."""
+
+    admitted: int = 0
+    """Connections that have introduced themselves."""
+    unadmitted: int = 0
+    """Those that have not."""
+    pending_bytes: int = 0
+    """What came in over tcp and was not read as whole messages, as far as was looked at last."""
+    peak_pending_bytes: int = 0
+    cut_off: Mapping[str, int] = field(default_factory=dict)
+    """Connections that were cut off, by the bound that they broke."""
 
 
 class Listener(Protocol):
@@ -46,6 +62,12 @@ class Listener(Protocol):
 
     def disconnect(self, peer: bytes) -> None:
         """Cut a peer off. It may connect again, as another peer."""
+
+    def is_reachable(self) -> bool:
+        """Tell whether new connections can find it."""
+
+    def usage(self) -> Usage:
+        """Return how much of its bounds is used, by all listeners of its transport together."""
 
     async def close(self) -> None:
         """Close, when what was sent is out or after `linger_ms`; the address is free on return."""

@@ -13,8 +13,11 @@ from tokenbus_services.bus.identity import ANONYMOUS, Identity
 from tokenbus_services.bus.keeper import Keeper
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
-from tokenbus_services.bus.transport import Outcome, Parts, check_message, ignore
+from tokenbus_services.bus.transport import Outcome, Parts, Usage, check_message, ignore
 from tokenbus_services.settings import BusSettings
+
+_MOST_UNREAD = 64
+"""Messages of one peer that wait to be read: then it has to wait itself, long before it is cut off for their bytes."""
 
 
 class ZeroMQTransport:
@@ -34,7 +37,9 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.IPV6, int("[" in binding.address))
         socket.setsockopt(zmq.USE_FD, binding.descriptor)
-        monitor = Monitor(socket, self._settings, refused, self._listening.gate())
+        socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
+        gate, guard = self._listening.gate(), self._listening.guard(self._settings)
+        monitor = Monitor(socket, binding.descriptor, self._settings, refused, gate=gate, guard=guard)
         try:
             socket.bind(binding.address)
         except zmq.ZMQError as error:
@@ -114,14 +119,17 @@ class ZeroMQListener:
         self._socket = LoopSocket(socket, f"listener at {binding.address}")
         self._binding = binding
         self._monitor = monitor
+        monitor.is_read_out = self._socket.is_read_out
         self._max_part_bytes = settings.max_part_bytes
         self._context = context
         self._closed = False
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the next message and its peer; busy peers take turns."""
-        peer, *parts = await self._socket.receive()
-        return peer, parts
+        while True:
+            frame, parts = await self._socket.receive_from()
+            if (peer := self._monitor.read(frame, parts)) is not None:
+                return peer, parts
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
         """Send to one peer, without waiting."""
@@ -143,9 +151,19 @@ class ZeroMQListener:
 
     def admit(self, peer: bytes) -> None:
         """Learn that a peer has introduced itself."""
+        self._monitor.admit(peer)
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off."""
+        """Receive nothing more from a peer, and cut it off when what was sent to it is out."""
+        self._monitor.disconnect(peer)
+
+    def is_reachable(self) -> bool:
+        """Tell whether new connections can find it."""
+        return self._binding.is_reachable()
+
+    def usage(self) -> Usage:
+        """Return how much of its bounds is used, by all listeners of its transport together."""
+        return self._monitor.guard.usage()
 
     async def close(self) -> None:
         """Close, when what was sent is out or after `linger_ms`; the address is free on return."""

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 from tokenbus_services.cli.configuration import faults_told, load_settings
 from tokenbus_services.cli.signals import stop_on_signals
+from tokenbus_services.descriptors import open_files_for
 from tokenbus_services.settings import Settings
 
 Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
@@ -16,6 +17,7 @@ Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 def serve(options: argparse.Namespace, serving: Serving) -> int:
     """Serve until a signal, let what is served take its leave, and return the exit status."""
     settings = load_settings(options)
+    open_files_for(settings)
     with faults_told():
         asyncio.run(_until_asked_to_leave(serving, settings))
     return 0

@@ -17,6 +17,7 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
 from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.clock import SystemClock
+from tokenbus_services.descriptors import open_files_for
 from tokenbus_services.logs import logger
 from tokenbus_services.metrics import serve_publisher
 from tokenbus_services.settings import Settings
@@ -84,6 +85,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a worker until a signal."""
     settings = load_settings(options)
+    open_files_for(settings)
     engine = made(options, settings)
     with faults_told():
         asyncio.run(_run(settings, engine, options))

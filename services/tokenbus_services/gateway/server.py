@@ -11,8 +11,8 @@ import uvicorn
 
 from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
+from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
-from tokenbus_services.gateway.descriptors import room_for
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.server_log import taken_over
 from tokenbus_services.gateway.state import Gateway, gateway_of

@@ -59,6 +59,24 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             {"workers {{state}}": "tokenbus_known_workers", "clients {{state}}": "tokenbus_known_clients"},
         ),
+        Panel(
+            "Connections to the processor",
+            "short",
+            {"{{state}}": "tokenbus_bus_connections", "addresses that are gone": "tokenbus_unreachable_addresses"},
+        ),
+        Panel(
+            "Connections that were cut off",
+            "cps",
+            {
+                "{{bound}}": _rate("cut_connections", "bound"),
+                "{{worker}} hand-offs": _rate("worker_refused_connections", where=_OF_WORKER),
+            },
+        ),
+        Panel(
+            "Came in and not read",
+            "bytes",
+            {"now": "tokenbus_pending_bytes", "peak": "tokenbus_peak_pending_bytes"},
+        ),
         Panel("Open requests of each worker", "short", {"{{worker}} {{role}}": "tokenbus_worker_assigned_requests"}),
         Panel("How full each bound is", "percentunit", {"{{of}}": "tokenbus_fill_ratio"}),
         Panel("Step made to step delivered", "s", _quantiles("delivery_latency_seconds")),

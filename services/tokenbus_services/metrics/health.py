@@ -28,6 +28,7 @@ def processor_health(processor: TokenProcessor, watch: LoopWatch) -> Health:
     problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
     if not processor.is_listening:
         problems.append("it does not listen for workers and clients")
+    problems += [f"{address}: its file was removed or replaced" for address in processor.unreachable]
     facts = {
         "service": "processor",
         "id": processor.id,

@@ -38,7 +38,58 @@ def _refused(view: ProcessorView) -> Samples:
             yield (side, reason), refused
 
 
+def _connections(view: ProcessorView) -> Samples:
+    usage = view.processor.usage()
+    yield ("admitted",), usage.admitted
+    yield ("unadmitted",), usage.unadmitted
+
+
+def _cut_off(view: ProcessorView) -> Samples:
+    return (((bound,), count) for bound, count in view.processor.usage().cut_off.items())
+
+
 PEERS: tuple[Family[ProcessorView], ...] = (
+    Family(
+        Kind.GAUGE,
+        "tokenbus_unreachable_addresses",
+        "Of the processor's two addresses those whose socket file was removed or replaced.",
+        "Not 0: nothing new can connect there; start the processor again, and find out what removed the file.",
+        lambda view: one(len(view.processor.unreachable)),
+        (),
+        "tokenbus_unreachable_addresses > 0",
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_bus_connections",
+        "Connections to the processor, by whether their peer has introduced itself.",
+        "unadmitted near bus.max_unadmitted_connections: something connects and says nothing.",
+        _connections,
+        ("state",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_cut_connections_total",
+        "Connections that were cut off for a bound of the transport: bytes, connections, unadmitted, silent, id, and "
+        "accept where no descriptor was left.",
+        "Moves: something floods the bus, or the bounds in bus.* are too small; the log says who, and which bound.",
+        _cut_off,
+        ("bound",),
+        "increase(tokenbus_cut_connections_total[5m]) > 0",
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_pending_bytes",
+        "What came in over tcp and was not read as whole messages.",
+        "Near bus.max_total_pending_bytes: the event loop is late, or peers send messages that do not end.",
+        lambda view: one(view.processor.usage().pending_bytes),
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_peak_pending_bytes",
+        "The most of it at once, since the start.",
+        "As above.",
+        lambda view: one(view.processor.usage().peak_pending_bytes),
+    ),
     Family(
         Kind.GAUGE,
         "tokenbus_known_workers",

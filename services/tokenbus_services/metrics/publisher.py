@@ -220,6 +220,15 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         'sum by (worker) (increase(tokenbus_worker_handoff_requests_total{outcome=~"untaken|refused"}[5m])) > 0',
     ),
     Family(
+        Kind.COUNTER,
+        "tokenbus_worker_refused_connections_total",
+        "Connections for hand-offs that a decode worker's transport turned away or cut off.",
+        "Moves: something else than a prefill worker connects to worker.handoff_address; the log says why it went.",
+        _read(lambda publisher: publisher.counts.refused_connections),
+        _WORKER,
+        "increase(tokenbus_worker_refused_connections_total[5m]) > 0",
+    ),
+    Family(
         Kind.GAUGE,
         "tokenbus_worker_unanswered_requests",
         "Requests that were sent to a decode worker which has not answered yet.",

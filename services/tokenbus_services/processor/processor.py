@@ -10,7 +10,7 @@ from typing import Self
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
-from tokenbus_services.bus import ClosedError, Listener, Transport, transport_for
+from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import Episodes, logger
@@ -50,6 +50,8 @@ class TokenProcessor:
         self._changed = asyncio.Event()
         self._episodes = Episodes()
         self.refused_connections = 0
+        self.unreachable: tuple[str, ...] = ()
+        """The addresses at which nothing new can connect."""
 
     # Its life.
 
@@ -157,9 +159,23 @@ class TokenProcessor:
             if stood_still > 0:
                 self._core.forgive(stood_still, now)
             looked = now
+            self._look_for_addresses()
             self._core.tick(now)
             self._episodes.expire()
             self._changed.set()
+
+    def _look_for_addresses(self) -> None:
+        listeners = [each for each in (self._worker_peers.listener, self._client_peers.listener) if each is not None]
+        self.unreachable = tuple(each.address for each in listeners if not each.is_reachable())
+        for address in self.unreachable:
+            self._episodes.begin(
+                ("address", address), _log.warning, "address gone: its file was removed or replaced", address=address
+            )
+
+    def usage(self) -> Usage:
+        """Return how much of the transport's bounds all peers use together."""
+        listener = self._worker_peers.listener
+        return Usage() if listener is None else listener.usage()
 
     @property
     def _tick_seconds(self) -> float:
@@ -167,7 +183,8 @@ class TokenProcessor:
 
     def _transport_refused(self, reason: str) -> None:
         self.refused_connections += 1
-        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
+        kind = "cut off" if ": cut off: " in reason else "turned away"
+        self._episodes.begin(("transport", kind), _log.warning, "connection refused", reason=reason)
 
     # What it offers in this process.
 

@@ -8,14 +8,11 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    DeadLetterSettings,
     GatewaySettings,
-    LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
-    limit_kind,
 )
+from tokenbus_services.settings.watching import DeadLetterSettings, LogSettings, MetricsSettings, limit_kind
 
 SECTIONS: dict[str, type] = {
     "bus": BusSettings,

@@ -1,48 +1,24 @@
 """The sections of the settings: frozen, each value with its default, its range, its unit and its meaning."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from tokenbus_services.settings.errors import SettingsError
-from tokenbus_services.settings.kinds import (
-    Choice,
-    Endpoint,
-    Flag,
-    HostAndPort,
-    Kind,
-    Share,
-    Text,
-    Whole,
-    kind_of,
-    refuse,
-    setting,
-)
-
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
-_MANY = 2**31 - 1
-_MOST_BYTES = 2**40
-
-
-def _count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Whole:
-    return Whole(low, high, unit, meaning)
-
-
-def _time(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
-    return Whole(low, high, "ms", meaning)
-
-
-def _size(meaning: str) -> Whole:
-    return Whole(1, _MOST_BYTES, "bytes", meaning)
+from tokenbus_services.settings.kinds import HOUR_MS as _HOUR_MS
+from tokenbus_services.settings.kinds import Choice, Endpoint, Flag, HostAndPort, Share, Text, setting
+from tokenbus_services.settings.kinds import check as _check
+from tokenbus_services.settings.kinds import count as _count
+from tokenbus_services.settings.kinds import size as _size
+from tokenbus_services.settings.kinds import time as _time
 
 
 def _wildcard(address: str) -> bool:
     return address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"))
 
 
-def _check(section: object, name: str) -> None:
-    for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
-        refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
+def _at_least(section: object, name: str, what: str, least: int) -> None:
+    if (value := getattr(section, name)) < least:
+        raise SettingsError(f"bus.{name}", f"at least {what}, {least}", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +40,53 @@ class BusSettings:
     max_part_bytes: int = setting(
         8_388_608, _size("the largest part of a message; a peer that sends a larger one is cut off")
     )
+    max_pending_bytes: int = setting(
+        100_663_296,
+        _size(
+            "the most that one peer may have sent and not been read, an unfinished message too; one that sends more is "
+            "cut off; at least processor.credit_bytes and twice max_part_bytes"
+        ),
+    )
+    max_unadmitted_bytes: int = setting(
+        33_554_432,
+        _size(
+            "as above, of all peers together that have not introduced themselves, and of each; those that hold most "
+            "are cut off; at least twice max_part_bytes"
+        ),
+    )
+    max_total_pending_bytes: int = setting(
+        134_217_728, _size("as above, of all peers together; at least max_pending_bytes")
+    )
+    max_connections: int = setting(
+        4096,
+        _count(
+            "connections",
+            "the most at once to all addresses of a process; fewer where it may not open two files for each",
+            low=2,
+            high=2**20,
+        ),
+    )
+    max_unadmitted_connections: int = setting(
+        256,
+        _count(
+            "connections",
+            "the most that have not introduced themselves; the oldest make room; at most max_connections",
+            high=2**20,
+        ),
+    )
+    introduction_timeout_ms: int = setting(
+        5000, _time("how long a connection may take to introduce itself; then it is cut off", high=_HOUR_MS)
+    )
     heartbeat_interval_ms: int = setting(1000, _time("how often each side must be heard", high=_HOUR_MS))
     heartbeat_timeout_ms: int = setting(
-        3000, _time("after how long a silent peer is lost; at least twice heartbeat_interval_ms", high=_HOUR_MS)
+        3000,
+        _time(
+            "after how long a silent peer is lost; at least twice heartbeat_interval_ms, and reconnect_max_ms with one",
+            high=_HOUR_MS,
+        ),
     )
     reconnect_ms: int = setting(100, _time("how long a broken connection waits for its next try at first"))
-    reconnect_max_ms: int = setting(2000, _time("how long it waits at most, after many tries; at least reconnect_ms"))
+    reconnect_max_ms: int = setting(500, _time("how long it waits at most, after many tries; at least reconnect_ms"))
     secret: str = setting(
         "", Text(0, 256, "what peers must prove themselves by; empty: nothing is asked for", secret=True)
     )
@@ -77,12 +94,17 @@ class BusSettings:
     def __post_init__(self) -> None:
         """Refuse values out of range, and times that contradict each other."""
         _check(self, "bus")
+        _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
+        _at_least(self, "max_pending_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
+        _at_least(self, "max_total_pending_bytes", "bus.max_pending_bytes", self.max_pending_bytes)
+        _at_least(self, "max_connections", "bus.max_unadmitted_connections", self.max_unadmitted_connections)
+        slowest = self.reconnect_max_ms + self.heartbeat_interval_ms
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             limit = f"at least twice bus.heartbeat_interval_ms, {2 * self.heartbeat_interval_ms}"
             raise SettingsError("bus.heartbeat_timeout_ms", limit, self.heartbeat_timeout_ms)
-        if self.reconnect_max_ms < self.reconnect_ms:
-            limit = f"at least bus.reconnect_ms, {self.reconnect_ms}"
-            raise SettingsError("bus.reconnect_max_ms", limit, self.reconnect_max_ms)
+        _at_least(self, "reconnect_max_ms", "bus.reconnect_ms", self.reconnect_ms)
+        # Else a peer that comes back as slowly as it may is lost before it has said a word.
+        _at_least(self, "heartbeat_timeout_ms", "bus.reconnect_max_ms and bus.heartbeat_interval_ms together", slowest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,70 +353,3 @@ class GatewaySettings:
         _check(self, "gateway")
         if not self.address:
             raise SettingsError("gateway.address", "HOST:PORT", self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterSettings:
-    """Where messages go that were refused, for people to look at."""
-
-    directory: str = setting("dead-letters", Text(1, 4096, "the folder they are kept in"))
-    max_files: int = setting(
-        1000, _count("files", "the most messages, each with a note beside it that does not count; the oldest go first")
-    )
-    max_bytes: int = setting(268_435_456, _size("the most of all files together, notes too; the oldest go first"))
-    per_second: int = setting(
-        50, _count("files", "the most messages that are written in a second; others are only counted", high=1000)
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "dead_letters")
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSettings:
-    """How a process is watched from outside."""
-
-    address: str = setting(
-        "127.0.0.1:9470", HostAndPort("where the processor serves its metrics; port 0: any free one; empty: nowhere")
-    )
-    stall_timeout_ms: int = setting(
-        5000, _time("after how long an event loop that does not answer makes its process unhealthy")
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "metrics")
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """How and what is logged."""
-
-    format: Literal["auto", "json", "console"] = setting(
-        "auto",
-        Choice(("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"),
-    )
-    level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", Choice(("debug", "info", "warning", "error"), "the least that is logged")
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "log")
-
-
-LIMIT_MEANINGS = {
-    "max_message_bytes": ("bytes", "the largest encoded batch"),
-    "max_rows": ("rows", "the most of a batch"),
-    "max_tokens_per_row": ("tokens", "the most of a row"),
-    "max_draft_tokens_per_row": ("tokens", "the most draft tokens verified, and the most proposals, of a row"),
-    "max_top_k": ("alternatives", "the most of a token"),
-    "max_token_id": ("", "the largest token id"),
-}
-
-
-def limit_kind(name: str, most: int) -> Kind:
-    """Return what one of the contract's limits may be set to, up to the schema's own."""
-    unit, meaning = LIMIT_MEANINGS[name]
-    return Whole(0, most, unit, meaning)

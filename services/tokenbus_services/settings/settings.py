@@ -13,14 +13,12 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    DeadLetterSettings,
     GatewaySettings,
-    LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
 from tokenbus_services.settings.sources import collect
+from tokenbus_services.settings.watching import DeadLetterSettings, LogSettings, MetricsSettings
 
 _HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.mailbox_bytes")
 
@@ -41,12 +39,15 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot hold one message."""
+        """Refuse sizes that cannot hold one message, or what a worker may send."""
         most = self.limits.max_message_bytes
         for key in _HOLD_A_MESSAGE:
             value = ENTRIES[key].value_in(self)
             if isinstance(value, int) and value < most:
                 raise SettingsError(key, f"at least limits.max_message_bytes, {most}", value)
+        if self.bus.max_pending_bytes < self.processor.credit_bytes:  # a worker that used its credit would be cut off
+            limit = f"at least processor.credit_bytes, {self.processor.credit_bytes}"
+            raise SettingsError("bus.max_pending_bytes", limit, self.bus.max_pending_bytes)
 
     @classmethod
     def load(

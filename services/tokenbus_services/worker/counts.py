@@ -23,3 +23,5 @@ class WorkerCounts:
     """Hand-offs that were refused, by the engine or before it saw them."""
     waiting_state_bytes: int = 0
     """Of the states that were handed off to this worker, those that wait for its engine just now."""
+    refused_connections: int = 0
+    """Connections for hand-offs that were turned away or cut off."""

@@ -99,6 +99,7 @@ async def introduce(connection: Connection, listener: Listener) -> bytes:
     assert connection.send([b"hello"])
     peer, parts = await soon(listener.receive())
     assert parts == [b"hello"]
+    listener.admit(peer)
     return peer
 
 
@@ -111,6 +112,7 @@ async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes,
     try:
         await until(lambda: first.done() or (connection.send([_PROBE]) and False))
         peer, parts = await first
+        listener.admit(peer)
     finally:
         first.cancel()
     await until(lambda: connection.send([_MET]))

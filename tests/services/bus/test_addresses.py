@@ -1,6 +1,9 @@
 """ZeroMQ: which addresses may be had, and what becomes of the files that sockets leave."""
 
+import os
 import socket
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,8 +61,56 @@ async def test_files_of_a_closed_listener(ipc: Bus, tmp_path: Path) -> None:
         await ipc.transport.listen(listener.address)
     await soon(listener.close())
     with pytest.raises(AddressError):
-        await ipc.transport.listen(f"ipc://{tmp_path}/missing/x")
+        await ipc.transport.listen(f"ipc://{tmp_path}/missing/more/x")
     assert not files_in(tmp_path)
+
+
+async def test_files_are_this_users_alone(ipc: Bus, tmp_path: Path) -> None:
+    """A socket's file and its lock are for this user alone, and so is a folder that is made for them."""
+    umask = os.umask(0)
+    try:
+        await ipc.listen(f"ipc://{tmp_path}/made/x")
+    finally:
+        os.umask(umask)
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "made", *(tmp_path / "made").iterdir())
+    }
+    assert modes == {"made": 0o700, "x": 0o600, "x.lock": 0o600}
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+async def test_folder_that_others_can_write_to(ipc: Bus, tmp_path: Path, mode: int) -> None:
+    """Where others could replace the socket nothing listens; in a sticky folder, as /tmp is, they cannot."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(AddressError, match=f"a folder that others cannot write to, got mode {mode:04o}$"):
+        await ipc.transport.listen(f"ipc://{folder}/x")
+    assert not files_in(folder)
+    folder.chmod(mode | stat.S_ISVTX)
+    await ipc.listen(f"ipc://{folder}/x")
+
+
+async def test_lock_that_is_a_link(ipc: Bus, tmp_path: Path) -> None:
+    """A link in the lock's place, as another user could put into /tmp, is not followed."""
+    address = ipc.address()
+    path_of(f"{address}.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(AddressError):
+        await ipc.transport.listen(address)
+    assert not (tmp_path / "victim").exists()
+
+
+async def test_file_that_is_removed_or_replaced(make: Callable[..., Bus]) -> None:
+    """A listener knows when connections cannot find it any more; one at a port always can be found."""
+    bus = make("zeromq-ipc")
+    listener = await bus.listen()
+    assert listener.is_reachable()
+    path_of(listener.address).unlink()
+    assert not listener.is_reachable()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path_of(listener.address)))
+        assert not listener.is_reachable()
+    assert (await make("zeromq-tcp").listen()).is_reachable()
 
 
 async def test_files_that_are_another_s_by_now(ipc: Bus) -> None:
@@ -104,7 +155,7 @@ async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None
     [
         ("tcp://192.0.2.1:0", "no address of this machine"),  # a network that is kept for examples
         ("tcp://host.invalid:0", "no such host here: "),
-        ("ipc:///nonexistent/x", "no such directory"),
+        ("ipc:///proc/nonexistent/x", "no such directory"),
         ("ipc:///dev/null/x", "no such directory"),
     ],
 )

@@ -188,7 +188,8 @@ async def test_gate() -> None:
     asking._socket.connect("inproc://zeromq.zap.01")
     for count in (1, 2):
         asking.send([b"1.0", b"%d" % count, b"tokenbus", b"127.0.0.1", b"", b"NULL"])
-        assert await soon(asking.receive()) == [b"1.0", b"%d" % count, b"200", b"OK", b"", b""]
+        properties = b"\x09Handshake\0\0\0\x01%d" % count
+        assert await soon(asking.receive()) == [b"1.0", b"%d" % count, b"200", b"OK", b"", properties]
         assert watcher.looked == count
     asking.close()
     await soon(gate.close())

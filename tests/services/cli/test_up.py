@@ -284,6 +284,19 @@ def test_hangup_that_is_ignored_stays_so(folder: Path) -> None:
         assert command.event("down")["died"] == ["mixed-1"]
 
 
+def test_interrupt_that_is_ignored_stops_it_all_the_same(folder: Path) -> None:
+    """Started in the background by a script, where shells ignore SIGINT, it still stops by one."""
+    program = python(
+        "import signal, sys; from tokenbus_services.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); sys.exit(main(sys.argv[1:]))"
+    )
+    with Command(["up", *FEW, "--json"], environment(folder), program) as command:
+        command.event("up")
+        command.signal(SIGINT)
+        assert command.event("down")["died"] == []
+        assert command.end()[0] == 0
+
+
 def test_suspended_system_stops_and_goes_on_as_one(folder: Path) -> None:
     """Ctrl-Z stops every service before the command itself; when that goes on they do, and a signal ends all."""
 

@@ -17,8 +17,9 @@ def told_to_stop(hurry: asyncio.Event) -> Iterator[asyncio.Event]:
         """Note a signal."""
         (hurry if stop.is_set() else stop).set()
 
-    # Who is ignored already stays so, as under nohup.
-    heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    # A hangup that is ignored already stays so, as under nohup. Not so SIGINT: a shell ignores it for all that a script
+    # starts in the background, and means nothing by that.
+    heard = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
     for each in heard:
         loop.add_signal_handler(each, asked)
     try:

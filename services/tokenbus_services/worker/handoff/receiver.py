@@ -35,7 +35,7 @@ class HandoffReceiver:
 
     async def __aenter__(self) -> Self:
         """Listen; an address that cannot be had is an AddressError."""
-        self._listener = await self._transport.listen(self._settings.worker.handoff_address)
+        self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._transport_refused)
         return self
 
     async def __aexit__(
@@ -73,7 +73,12 @@ class HandoffReceiver:
                 self._episodes.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
                 continue
             if handoff is not None:
+                self._listener.admit(peer)
                 self._take(peer, handoff, parts[1])
+
+    def _transport_refused(self, reason: str) -> None:
+        self.counts.refused_connections += 1
+        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         number, key = handoff.number, handoff.generate.request_key

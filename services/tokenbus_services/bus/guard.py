@@ -1,0 +1,290 @@
+"""What holds for all connections to a context's listening ZeroMQ sockets together: how many, how silent, how large.
+
+It has a thread of its own: a busy event loop must not delay it, as connections can bring in a gigabyte in a second.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Protocol
+
+from tokenbus_services.bus.accepted import Accepted
+from tokenbus_services.bus.transport import Usage
+from tokenbus_services.logs import logger
+from tokenbus_services.settings import BusSettings
+
+_log = logger("bus")
+BOUNDS = ("bytes", "connections", "unadmitted", "silent", "id", "accept")
+_LOOK_SECONDS = 0.02
+_QUICK_LOOK_SECONDS = 0.005
+_FULL_LOOK_SECONDS = 0.25
+_GROWTH = 8_388_608
+"""With less growth than this between two looks no connection needs to be asked: what is not resident is not held."""
+_LAST_WORD_SECONDS = 0.1
+"""How long a peer that its listener disconnects may still read why."""
+_OTHER_FILES = 64
+_STARVING = 8
+_IPC_LOOKS = 3
+
+
+class Watched(Protocol):
+    """The connections of one listening socket."""
+
+    descriptor: int
+    """Readable when there is something to catch up on."""
+    connections: dict[int, Accepted]
+
+    def catch_up(self) -> None:
+        """Take note of all connections that came and went."""
+
+    def tell(self, connection: Accepted | None, reason: str) -> None:
+        """Say why a connection was cut off."""
+
+    def is_read_out(self) -> bool:
+        """Tell, on the event loop, whether all that came in whole has been read."""
+
+
+class Guard:
+    """Bounds connections; `lock` is held around all that looks at them."""
+
+    def __init__(self, settings: BusSettings) -> None:
+        """Take the bounds, that of the connections from how many files this process may open; begin to look."""
+        self.lock = threading.RLock()
+        self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
+        """How many connections were cut off, by the bound that they broke."""
+        self.held_bytes = self.peak_held_bytes = 0
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._watched: list[Watched] = []
+        self._poll = select.poll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.POLLIN)
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = resource.getpagesize()
+        self._spare: int | None = None
+        self._save_one()
+        self._seen = self._resident()
+        self._pause = _LOOK_SECONDS
+        self._next_full = 0.0
+        self._trim_at: float | None = None
+        self.max_connections = _room(settings.max_connections)
+        self.max_unadmitted = max(1, min(settings.max_unadmitted_connections, self.max_connections // 2))
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tokenbus-guard", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Look no more."""
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        await asyncio.to_thread(self._thread.join)
+        for descriptor in (self._wake, self._statm, self._spare):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def watch(self, watched: Watched) -> None:
+        """Look after a listening socket's connections."""
+        with self.lock:
+            self._watched.append(watched)
+            self._poll.register(watched.descriptor, select.POLLIN)
+        os.eventfd_write(self._wake, 1)
+
+    def release(self, watched: Watched) -> None:
+        """Look after a listening socket's connections no more."""
+        with self.lock:
+            self._watched.remove(watched)
+            self._poll.unregister(watched.descriptor)
+
+    def usage(self) -> Usage:
+        """Return how much of the bounds is used; from any thread."""
+        with self.lock:
+            admitted = [each.is_admitted for watched in self._watched for each in watched.connections.values()]
+            silent = len(admitted) - sum(admitted)
+            return Usage(sum(admitted), silent, self.held_bytes, self.peak_held_bytes, dict(self.cut_off))
+
+    # New connections.
+
+    def accept(self, descriptor: int, handshakes: int) -> Accepted | None:
+        """Return a new connection, or None if it has ended."""
+        with contextlib.suppress(OSError):
+            return Accepted(descriptor, handshakes, time.monotonic())
+        if self._spare is None:
+            return None
+        # Without a descriptor to spare a connection could not even be cut off.
+        os.close(self._spare)
+        self._spare = None
+        try:
+            return Accepted(descriptor, handshakes, time.monotonic())
+        except OSError:  # it ends just now
+            return None
+        finally:
+            self._save_one()
+
+    def make_room(self, at_least: int = 0) -> int:
+        """Cut off the oldest connections that are too many, of those that have not introduced themselves.
+
+        The oldest go, not the newest: a peer of ours introduces itself at once, and so it comes in during a flood of
+        connections that never do. Where the newest were refused, it would have to wait for one of their places.
+        """
+        live = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
+        unadmitted = [pair for pair in live if not pair[0].is_admitted]
+        in_all, silent = len(live) - self.max_connections, len(unadmitted) - self.max_unadmitted
+        if (surplus := max(in_all, silent, at_least)) <= 0:
+            return 0
+        kind, bound = "unadmitted", f"{self.max_unadmitted} connections that have not introduced themselves"
+        if silent <= 0:
+            kind, bound = "connections", f"{self.max_connections} connections"
+        unadmitted.sort(key=lambda pair: pair[0].accepted)
+        for connection, watched in unadmitted[:surplus]:
+            self.cut(watched, connection, kind, f"at most {bound} at once")
+        return len(unadmitted[:surplus])
+
+    def starve(self, listening: socket.socket) -> None:
+        """Learn that no descriptor was left for a connection: make room, or else refuse those that wait for one.
+
+        libzmq would try again and again, without a pause.
+        """
+        self.cut_off["accept"] += 1
+        if self.make_room(_STARVING) or self._spare is None:
+            return
+        os.close(self._spare)
+        self._spare = None
+        with contextlib.suppress(OSError):
+            while True:
+                listening.accept()[0].close()
+        self._save_one()
+
+    def _save_one(self) -> None:
+        with contextlib.suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    # Cutting off.
+
+    def cut(self, watched: Watched, connection: Accepted, kind: str, reason: str) -> None:
+        """Cut a connection off, and say why."""
+        if not connection.is_cut:
+            self.cut_off[kind] += 1
+            watched.tell(connection, f"cut off: {reason}")
+            connection.shut(at_once=True)
+            if kind == "bytes":
+                self._trim_at = time.monotonic() + _FULL_LOOK_SECONDS
+
+    def dismiss(self, connection: Accepted) -> None:
+        """Cut a connection off soon, when what was sent to it is out."""
+        connection.cut_at = time.monotonic() + _LAST_WORD_SECONDS
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._closed:
+            busy = any(watched.connections for watched in self._watched)
+            self._poll.poll(self._pause * 1000 if busy or self._trim_at is not None else None)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            try:
+                with self.lock:
+                    for watched in tuple(self._watched):
+                        watched.catch_up()
+                    self._look()
+            except Exception:  # noqa: BLE001 - whatever it is
+                # Without this thread nothing is bounded, and libzmq's would wait for it.
+                _log.exception("connections could not be looked at")
+                time.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> None:
+        now, resident = time.monotonic(), self._resident()
+        self._pause = _QUICK_LOOK_SECONDS if resident - self._seen >= _GROWTH else _LOOK_SECONDS
+        if self._trim_at is not None and now >= self._trim_at:
+            self._trim_at = None
+            _trim()
+        if resident - self._seen < _GROWTH and now < self._next_full:
+            self._seen = min(self._seen, resident)
+            return
+        self._seen, self._next_full = resident, now + _FULL_LOOK_SECONDS
+        pairs = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
+        for connection, watched in pairs:
+            if connection.cut_at is not None and now >= connection.cut_at:
+                connection.shut()
+                continue
+            with contextlib.suppress(OSError):  # it has ended by itself
+                connection.look(now, resident)
+            self._hold_to_its_bound(watched, connection)
+            self._ask_for_introduction(watched, connection, now)
+        self._hold_to_the_sum([pair for pair in pairs if pair[0].is_tcp], now)
+
+    def _hold_to_its_bound(self, watched: Watched, connection: Accepted) -> None:
+        name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
+        most = getattr(self._settings, name)
+        if connection.held <= most:
+            return
+        reason = f"{connection.held} bytes that are unfinished or unread, more than bus.{name}, {most}"
+        if connection.is_tcp:
+            self.cut(watched, connection, "bytes", reason)
+        elif connection.unread_looks >= _IPC_LOOKS:
+            self._cut_if_read_out(watched, connection, "bytes", reason)
+
+    def _ask_for_introduction(self, watched: Watched, connection: Accepted, now: float) -> None:
+        most = self._settings.introduction_timeout_ms
+        if not connection.is_admitted and now - connection.accepted > most / 1000:
+            self._cut_if_read_out(watched, connection, "silent", f"it has not introduced itself within {most} ms")
+
+    def _hold_to_the_sum(self, pairs: list[tuple[Accepted, Watched]], now: float) -> None:
+        """Cut off those that have held the most for the longest without one message that could be read."""
+        self.held_bytes = sum(each.held for each, _ in pairs)
+        self.peak_held_bytes = max(self.peak_held_bytes, self.held_bytes)
+        unadmitted = [pair for pair in pairs if not pair[0].is_admitted]
+        for some, name in ((unadmitted, "max_unadmitted_bytes"), (pairs, "max_total_pending_bytes")):
+            most = getattr(self._settings, name)
+            live = [pair for pair in some if not pair[0].is_cut]
+            held = sum(each.held for each, _ in live)
+            live.sort(key=lambda pair: pair[0].held * (now - pair[0].moved))
+            while held > most and live:
+                connection, watched = live.pop()
+                reason = f"it holds {connection.held} of {held} bytes that are unfinished or unread"
+                self.cut(watched, connection, "bytes", f"{reason}, more than bus.{name}, {most}")
+                held -= connection.held
+
+    def _cut_if_read_out(self, watched: Watched, connection: Accepted, kind: str, reason: str) -> None:
+        """Cut a connection off, unless what it has sent only waits for a busy event loop."""
+        if connection.is_suspect:
+            return
+        connection.is_suspect = True
+        delivered, was_admitted = connection.delivered, connection.is_admitted
+
+        def decide() -> None:
+            with self.lock:
+                connection.is_suspect = False
+                is_same = connection.delivered == delivered or kind == "silent"
+                if is_same and connection.is_admitted == was_admitted and watched.is_read_out():
+                    self.cut(watched, connection, kind, reason)
+
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(decide)
+
+    def _resident(self) -> int:
+        return int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+
+
+def _trim() -> None:
+    """Give memory that libzmq has let go of back to the system: else what is resident would say less and less."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _room(wanted: int) -> int:
+    """Return for how many connections there is room: each takes two descriptors, libzmq's and our duplicate."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    room = max(2, (soft - _OTHER_FILES - sum(1 for _ in Path("/proc/self/fd").iterdir())) // 2)
+    if room < wanted:
+        _log.warning("fewer connections than bus.max_connections", room=room, wanted=wanted, open_files=soft)
+    return min(room, wanted)

@@ -1,0 +1,202 @@
+"""ZeroMQ: what peers may hold of a listener, before and after they have introduced themselves: attacks on a process."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.services.bus.attackers import MIB, RawPeer, Victim, in_thread, send_without_end
+from tests.services.bus.harness import SETTINGS, Bus, meet_again, soon, until
+from tokenbus_services.bus import Connection, Outcome, ZeroMQTransport
+from tokenbus_services.bus.zeromq import ZeroMQListener
+from tokenbus_services.settings import BusSettings
+
+Make = Callable[..., Bus]
+MOST_GROWTH = 256 * MIB
+LARGE_PARTS = BusSettings(reconnect_ms=1, reconnect_max_ms=20)
+
+
+class Good:
+    """A peer that has introduced itself, on the one connection that it ever had, and talks all the time."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the connection."""
+        self._connection = connection
+        self.talks = 0
+
+    async def talk(self) -> None:
+        """Say something, and hear it."""
+        message = [b"%d" % self.talks]
+        assert self._connection.send(message)
+        assert await soon(self._connection.receive()) == message
+        self.talks += 1
+
+    async def goes_on(self) -> None:
+        """Wait until more was said and heard."""
+        before = self.talks
+        await until(lambda: self.talks > before + 1)
+
+
+@asynccontextmanager
+async def good_peer(victim: Victim) -> AsyncIterator[Good]:
+    """Connect, and talk until the end; every message must come back, in order."""
+    connection = await ZeroMQTransport(SETTINGS).connect(victim.address)
+    assert connection.send([b"hello"])
+    assert await soon(connection.receive()) == [b"hello"]
+    good = Good(connection)
+    ended = asyncio.Event()
+
+    async def go_on() -> None:
+        while not ended.is_set():
+            await good.talk()
+
+    talking = asyncio.create_task(go_on())
+    try:
+        yield good
+        ended.set()
+        await soon(talking)
+    finally:
+        talking.cancel()
+        await connection.close()
+
+
+def _address(kind: str, folder: Path) -> str:
+    return f"ipc://{folder}/victim" if kind == "ipc" else "tcp://127.0.0.1:0"
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+@pytest.mark.parametrize("hello", [False, True], ids=["unadmitted", "admitted"])
+@pytest.mark.parametrize("attackers", [1, 20])
+async def test_messages_that_never_end(tmp_path: Path, kind: str, hello: bool, attackers: int) -> None:  # noqa: FBT001
+    """Whoever sends parts without end is cut off, and the listener's memory stays in bounds; a good peer lives on."""
+    async with Victim(LARGE_PARTS, _address(kind, tmp_path)) as victim, good_peer(victim) as good:
+        sent = await asyncio.gather(
+            *[in_thread(send_without_end, victim.address, hello=hello) for _ in range(attackers)]
+        )
+        assert max(sent) < 2**31
+        assert victim.growth < MOST_GROWTH
+        await victim.refused(r"cut off: .*bytes.* more than bus\.max_\w+_bytes, \d+$")
+        await good.goes_on()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+async def test_parts_that_trickle(tmp_path: Path, kind: str) -> None:
+    """A message that grows slowly is bounded by the time for an introduction, however little of it comes."""
+    settings = replace(LARGE_PARTS, introduction_timeout_ms=200)
+    async with Victim(settings, _address(kind, tmp_path)) as victim, good_peer(victim) as good:
+        sent = await in_thread(send_without_end, victim.address, b"x", pause=0.01)
+        assert sent < 10_000
+        await victim.refused("cut off: it has not introduced itself within 200 ms")
+        await good.goes_on()
+
+
+async def test_parts_that_trickle_from_one_that_was_admitted() -> None:
+    """Who has introduced itself may be slow, but holds no more than its bound."""
+    bounds = replace(SETTINGS, max_pending_bytes=MIB, max_total_pending_bytes=2 * MIB)
+    async with Victim(bounds) as victim, good_peer(victim) as good:
+        sent = await in_thread(send_without_end, victim.address, bytes(50_000), hello=True, pause=0.01)
+        assert MIB <= sent < 32 * MIB
+        await victim.refused(r"bytes that are unfinished or unread, more than bus.max_pending_bytes, 1048576$")
+        await good.goes_on()
+
+
+async def test_sum_of_many_small_holdings() -> None:
+    """Peers that each stay below their bound are cut off at the bound of all, before one that holds nothing."""
+    bounds = replace(SETTINGS, max_pending_bytes=2 * MIB, max_total_pending_bytes=4 * MIB)
+    async with Victim(bounds) as victim, good_peer(victim) as good, AsyncExitStack() as stack:
+        peers = [stack.enter_context(RawPeer(victim.address)) for _ in range(6)]
+        for peer in peers:
+            peer.part(b"hello")
+            for _ in range(4):
+                await in_thread(peer.part, bytes(250_000), more=True)
+        await victim.refused(r"it holds \d+ of \d+ bytes .* more than bus.max_total_pending_bytes, 4194304$")
+        await good.goes_on()
+        assert len(victim.refusals) < len(peers)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ipc"])
+async def test_connections_that_say_nothing(tmp_path: Path, kind: str) -> None:
+    """A connection that shook hands and says nothing is cut off in time; one that introduced itself stays."""
+    async with Victim(replace(SETTINGS, introduction_timeout_ms=100), _address(kind, tmp_path)) as victim:
+        async with good_peer(victim) as good:
+            with RawPeer(victim.address) as silent:
+                await in_thread(silent.wait_for_end)
+            await victim.refused("cut off: it has not introduced itself within 100 ms")
+            await good.goes_on()
+        assert len(victim.refusals) == 1
+
+
+async def test_flood_of_silent_connections() -> None:
+    """500 silent connections, where 256 files may be open: a good peer stays, and another one comes in and stays."""
+    settings = replace(SETTINGS, introduction_timeout_ms=60_000)
+    async with Victim(settings, open_files=256) as victim, good_peer(victim) as good, AsyncExitStack() as stack:
+        for _ in range(500):
+            with contextlib.suppress(ConnectionError):
+                stack.enter_context(await in_thread(RawPeer, victim.address))
+        async with good_peer(victim) as late:
+            await late.goes_on()
+        await good.goes_on()
+        await victim.refused("cut off: at most .* connections that have not introduced themselves at once")
+        assert victim.open_files < 256
+        assert not any("descriptor" in line for line in victim.refusals)
+
+
+async def test_descriptors_that_run_out() -> None:
+    """With no descriptor left a connection is refused, the process does not spin, and goes on when there are some."""
+    async with Victim(SETTINGS, open_files=256) as victim, good_peer(victim) as good:
+        victim.tell(b"open files")
+        await victim.refused("^files are open$")
+        with contextlib.suppress(ConnectionError):
+            await in_thread(RawPeer, victim.address)
+        await victim.refused("^a peer: no connection can be accepted: no descriptor is left$")
+        await good.goes_on()
+        victim.tell(b"close files")
+        await victim.refused("^files are closed$")
+        async with good_peer(victim) as late:
+            await late.goes_on()
+
+
+async def test_peer_that_chooses_its_id() -> None:
+    """A routing id of a peer's own choice is refused: it could be another's, or megabytes for each message."""
+    async with Victim(SETTINGS) as victim, good_peer(victim) as good:
+        with RawPeer(victim.address, identity=b"x" * 1000) as peer:
+            peer.part(b"hello")
+            await in_thread(peer.wait_for_end)
+        await victim.refused("cut off: it chose an id for itself, of 1000 bytes$")
+        await good.goes_on()
+
+
+@pytest.mark.parametrize("kind", ["zeromq-tcp", "zeromq-ipc"])
+async def test_disconnect(make: Make, kind: str) -> None:
+    """A peer that its listener disconnects hears what was sent before, and is another peer when it comes back."""
+    bus = make(kind)
+    listener, connection, peer = await bus.pair()
+    assert connection.send([b"more"])
+    assert listener.send(peer, [b"last word"]) is Outcome.SENT
+    listener.disconnect(peer)
+    assert await soon(connection.receive()) == [b"last word"]
+    again, seen = await meet_again(connection, listener)
+    assert again != peer
+    assert [b"more"] not in seen
+    assert listener.send(peer, [b"gone"]) is Outcome.GONE
+
+
+async def test_busy_listener_cuts_nobody_off_for_silence(make: Make) -> None:
+    """What waits to be read is not silence: an introduction counts that a busy event loop has not read in time."""
+    bus = make("zeromq-tcp", replace(SETTINGS, introduction_timeout_ms=1))
+    listener = await bus.listen()
+    connection = await bus.connect(listener.address)
+    assert connection.send([b"hello"])
+    assert isinstance(listener, ZeroMQListener)
+    await until(lambda: not listener._socket.is_read_out())
+    monitor = listener._monitor
+    await until(lambda: any(each.is_suspect for each in monitor.connections.values()))
+    await until(lambda: not any(each.is_suspect for each in monitor.connections.values()))
+    peer, _ = await soon(listener.receive())
+    listener.admit(peer)
+    assert listener.send(peer, [b"welcome"]) is Outcome.SENT
+    assert await soon(connection.receive()) == [b"welcome"]
