@@ -1,7 +1,7 @@
 """The kinds of settings: what each may hold, how it is read from text, and what it means."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from tokenbus_services.settings.errors import SettingsError, Shown
@@ -11,6 +11,9 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 _LONGEST_NUMBER = 40
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _LARGEST_PORT = 65535
+_DAY_MS = 86_400_000
+_MANY = 2**31 - 1
+_MOST_BYTES = 2**40
 
 
 class Kind(Protocol):
@@ -194,6 +197,21 @@ class HostAndPort:
         return None if valid else self.range
 
 
+def count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Whole:
+    """Return the kind of a number of things."""
+    return Whole(low, high, unit, meaning)
+
+
+def milliseconds(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
+    """Return the kind of a time."""
+    return Whole(low, high, "ms", meaning)
+
+
+def size(meaning: str) -> Whole:
+    """Return the kind of a number of bytes."""
+    return Whole(1, _MOST_BYTES, "bytes", meaning)
+
+
 def setting(default: Any, kind: Kind) -> Any:  # noqa: ANN401 - a dataclass field stands for a value of its type
     """Return the dataclass field of one setting."""
     return field(default=default, repr=not is_secret(kind), metadata={_KIND: kind})
@@ -215,6 +233,12 @@ def refuse(key: str, kind: Kind, value: object, where: str = "") -> None:
     limit = kind.fault(value)
     if limit is not None:
         raise SettingsError(key, limit, Shown("another") if is_secret(kind) else value, where=where)
+
+
+def check(section: object, name: str) -> None:
+    """Raise a SettingsError if a value of a section is none of its kind."""
+    for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
+        refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
 
 
 def _is_host_and_port(text: str, *, wildcard: bool = False) -> bool:

@@ -45,6 +45,7 @@ UNITS = (
             "refusals",
             "parts",
             "drafts",
+            "files",
             "batches",
             "processors",
             "handshakes",
