@@ -25,8 +25,10 @@ class Caller:
         self.key = key
         self.name = "" if key is None else key.id
         self._most = settings.max_requests
+        self._has_others = bool(settings.keys_file)
+        """Whether there are others who want room, too: else the gateway's own bound is all."""
         self.per_minute = settings.key_requests_per_minute
-        if settings.keys_file:  # else nobody else could want the rest
+        if self._has_others:
             self._most = max(1, math.floor(settings.max_requests * settings.key_share))
         if key is not None:
             self._most = min(settings.max_requests, key.concurrent or self._most)
@@ -70,6 +72,8 @@ class Caller:
             return
         # A request that was given up takes room until the bus has ended it, too.
         self._open = {key: tokens for key, tokens in self._open.items() if not tokens.has_ended}
+        if not self._has_others:
+            return
         if count > self._most:
             message = f"n: at most {self._most} choices of {self._who}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
