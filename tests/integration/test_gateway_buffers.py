@@ -78,7 +78,7 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
 
                 await eventually(have_ended)
                 assert is_true(await client.completions.create(**given))
-            assert not system.gateway.lines("left")
+            assert 1 <= len(system.gateway.lines('"answer ended: its client reads too slowly"')) < UNREAD // 10
         finally:
             for stalled in sockets:
                 stalled.close()

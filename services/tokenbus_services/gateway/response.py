@@ -12,7 +12,9 @@ from tokenbus_services.gateway.connection import connection_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.outbox import Sending
 from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.logs import logger
 
+_log = logger("gateway")
 RAW_SEND = "tokenbus.send"
 """Where a request's scope has the server's own way to send."""
 _NS = 1_000_000_000
@@ -38,6 +40,7 @@ class AnswerResponse(Response):
         self._counts = gateway.counts
         self._buffers = gateway.buffers
         self._buffers.join(answer)
+        self._episodes = gateway.episodes
         self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
 
@@ -60,6 +63,9 @@ class AnswerResponse(Response):
             leaving.cancel()
             if self._answer.error is not None and self._answer.has_begun:
                 self._counts.broken_answers[self._answer.error.code or "other"] += 1
+            if self._answer.error is not None and self._answer.error.code == "slow_client":
+                values = {"request": self._name[1].decode(), "reason": self._answer.error.message}
+                self._episodes.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
             self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
             self._close_requests()
             # However it ended, and whatever still comes for it.

@@ -21,6 +21,7 @@ from tokenbus_services.gateway.tables import tables_of
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
+from tokenbus_services.logs import Episodes
 from tokenbus_services.metrics.collectors import of_process
 from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, stalled
@@ -42,6 +43,7 @@ class Gateway:
         self.reader = Reader(settings.gateway, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
+        self.episodes = Episodes()
         self.callers = Callers(settings.gateway)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
@@ -63,6 +65,7 @@ class Gateway:
         """Look at what changes by itself; it is to be called now and then."""
         self.watch.ask()
         self.feed.look()
+        self.episodes.expire()
         self.callers.look()
         if self.certificate is not None:
             self.certificate.look()
