@@ -18,6 +18,7 @@ import pytest
 from tests.pages import PAGES, ROOT, blocks
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
+from tokenbus_services.gateway.keys import read_keys
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.settings import DeadLetterSettings
 
@@ -47,7 +48,7 @@ SCENARIOS = {
         *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus replay", "kill"),
         "tokenbus bench --list",
     ],
-    "docs/gateway.md": ["tokenbus processor & ", "curl"],
+    "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
 }
 """How the lines begin that the tests below run, by page."""
@@ -194,6 +195,16 @@ def test_gateway_page(folder: Path) -> None:
             names = {"choice": choice, "np": np}
             exec(f"import base64\n{columns.text}", names)  # noqa: S102 - our own documents
             assert names["ids"].tolist() == choice["token_ids"]
+
+
+def test_keys_of_the_gateway_page(folder: Path) -> None:
+    """The page's keys are made, listed and revoked as it is written, and the file is one that a gateway takes."""
+    commands = [each.command for each in command_lines() if each.command.startswith("tokenbus api-keys")]
+    with Shell("\n".join(commands), folder, variables(folder)) as shell:
+        status, printed = shell.end()
+    assert status == 0, printed
+    assert '"id": "batch"' in printed
+    assert [key.id for key in read_keys(folder / "keys.json")] == ["alice"]
 
 
 def _curl(command: str, folder: Path) -> dict[str, list[dict[str, dict[str, object]]]]:

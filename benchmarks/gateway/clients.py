@@ -69,7 +69,7 @@ class Reader(asyncio.Protocol):
         self._seed += 1
         tokens = math.ceil(int(self._request["max_tokens"]) * share)
         body = json.dumps({**self._request, "max_tokens": tokens, "seed": self._seed}).encode()
-        head = f"POST /v1/{self._request_path()} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+        head = f"POST /v1/{self._request_path()} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
     def _request_path(self) -> str:

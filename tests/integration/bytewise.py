@@ -51,8 +51,8 @@ async def sent(served: Serving, *pieces: bytes) -> bytes:
 def asked(**fields: object) -> bytes:
     """Return a request for a completion as it goes over the wire."""
     body = json.dumps({"model": "tokenbus", "prompt": "a", **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def not_reading(served: Serving, room: int = 4096, wanted: bytes = b"", ending: bytes = b"") -> socket.socket:
@@ -62,5 +62,5 @@ def not_reading(served: Serving, room: int = 4096, wanted: bytes = b"", ending: 
     stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
     stalled.connect((host, int(port)))
     wanted = wanted or asked(max_tokens=LONG, logprobs=20, stream=True)
-    stalled.sendall(wanted.replace(b"Host: a\r\n", b"Host: a\r\n" + ending))
+    stalled.sendall(wanted.replace(b"Host: localhost\r\n", b"Host: localhost\r\n" + ending))
     return stalled

@@ -131,6 +131,28 @@ async def test_answer_goes_on_past_the_models_end(text: Served) -> None:
     assert went_on["usage"]["completion_tokens"] == 400
 
 
+async def test_tokens_and_text_of_an_ended_answer_agree(text: Served) -> None:
+    """The token that ends an answer brings no text, and none to the list of tokens, where its logprob stays."""
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5, "logprobs": 3}
+    async with plainly(text.url) as client:
+        answer = (await client.post("/v1/completions", json=body)).json()
+    (choice,) = answer["choices"]
+    found = choice["logprobs"]
+    assert choice["finish_reason"] == "stop"
+    assert "".join(found["tokens"]) == choice["text"]
+    assert found["tokens"][-1] == ""
+    assert len(found["token_logprobs"]) == len(found["tokens"]) == answer["usage"]["completion_tokens"]
+    assert all(token in top for token, top in zip(found["tokens"], found["top_logprobs"], strict=True))
+    assert found["top_logprobs"][-1][""] == found["token_logprobs"][-1]
+
+
+async def test_too_many_ids_are_told_with_both_numbers(numbers: Served) -> None:
+    """A list of too many token ids is told as one, with how many there may be and how many there were."""
+    async with plainly(numbers.url) as client:
+        answer = await client.post("/v1/completions", json=BODY | {"prompt": [1] * 131_073})
+    assert error_of(answer.text)["message"] == "prompt: a list of 1 to 131072 token ids, got 131073 token ids"
+
+
 async def test_drafts_stand_beside_the_tokens(text: Served) -> None:
     """`include_draft_logprobs` brings what the draft model proposed, and accepted drafts are tokens of the answer."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "logprobs": 1, "seed": 1}
@@ -387,6 +409,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
         ("completions", BODY | {"n": 129}, 400, "n"),
         ("completions", BODY | {"n": 64, "prompt": ["a", "b", "c"]}, 400, "n"),
         ("completions", BODY | {"prompt": []}, 400, "prompt"),
+        ("completions", BODY | {"prompt": [4294967296]}, 400, "prompt[0]"),
         ("completions", BODY | {"prompt": [[1], [-1]]}, 400, "prompt[1][0]"),
         ("completions", BODY | {"stop": [""]}, 400, "stop[0]"),
         ("completions", BODY | {"stop": ["x"] * 17}, 400, "stop"),

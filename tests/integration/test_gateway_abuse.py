@@ -34,9 +34,9 @@ async def still_serves(served: Serving) -> AsyncIterator[None]:
 async def test_slow_header_and_silent_connection_are_closed(deployment: Deployment) -> None:
     """Who sends a header too slowly gets 408, a body 408, and who never sends anything is closed."""
     async with alone(deployment, gateway__request_timeout_ms=100, gateway__idle_timeout_ms=300) as served:
-        slow = await sent(served, b"GET / HTTP/1.1\r\nHost: a\r\n")
+        slow = await sent(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         assert slow.startswith(b"HTTP/1.1 408 ")
-        body = b"POST /inspect HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+        body = b"POST /inspect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
         assert (await sent(served, body + b"Connection: close\r\n\r\n{")).startswith(b"HTTP/1.1 408 ")
         assert await sent(served) == b""
         assert served.gateway.counts.late_requests == 1

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.xdist_group("gateway")
 async def test_several_requests_of_one_connection_are_answered_in_turn(deployment: Deployment) -> None:
     """Requests that a client sends without waiting for answers are answered in their order, each in full."""
     body = json.dumps({"model": "tokenbus", "prompt": "a", "max_tokens": 9, "stream": True}).encode()
-    post = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    last = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    post += b"Content-Length: %d\r\n\r\n"
+    last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     async with serving(deployment) as served:
         data = await sent(served, (post % len(body) + body) * 2 + last)
     assert data.count(b"HTTP/1.1 200 OK") == 3
@@ -37,7 +38,7 @@ async def test_client_that_leaves_with_requests_waiting_ends_all(
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(asked(max_tokens=LONG, stream=is_streamed))
         await until(lambda: len(served.gateway.feed) == 1)
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await writer.drain()
         writer.close()
         await until(lambda: not served.gateway.counts.open_answers and not len(served.gateway.feed))
@@ -47,7 +48,7 @@ async def test_too_many_requests_behind_one_answer_end_the_connection(deployment
     """Requests that wait for an answer on their connection are bounded: beyond that it is closed."""
     async with serving(deployment) as served:
         data = await sent(
-            served, asked(max_tokens=LONG, stream=True) + b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 50
+            served, asked(max_tokens=LONG, stream=True) + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
         )
         assert b'"status"' not in data
         await until(lambda: not len(served.gateway.feed))
@@ -85,20 +86,20 @@ async def test_empty_line_behind_a_request_disturbs_no_stream(deployment: Deploy
 async def test_request_that_asks_for_another_protocol_is_answered(deployment: Deployment) -> None:
     """A request that offers HTTP/2, as each of Java's client does, keeps its body, and so do those after it."""
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
-    offering = asked(max_tokens=9).replace(b"Host: a\r\n", b"Host: a\r\n" + upgrade)
-    last = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    offering = asked(max_tokens=9).replace(b"Host: localhost\r\n", b"Host: localhost\r\n" + upgrade)
+    last = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     async with serving(deployment) as served:
         for pieces in ([offering + offering + last], [offering[:-5], offering[-5:], last]):
             data = await sent(served, *pieces)
             assert data.count(b'"finish_reason":"length"') == data.count(b"HTTP/1.1 200 OK") - 1 > 0
             assert b'"object":"list"' in data
-        assert (await sent(served, b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        assert (await sent(served, b"CONNECT a:1 HTTP/1.1\r\nHost: localhost\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_body_that_is_not_finished_does_not_hold_its_connection(deployment: Deployment) -> None:
     """A request that is answered before its body is there has as long for the body as others, then it is closed."""
     async with alone(deployment, gateway__request_timeout_ms=100) as served:
-        get = b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n"
+        get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
         host, _, port = served.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(get)
@@ -110,14 +111,13 @@ async def test_body_that_is_not_finished_does_not_hold_its_connection(deployment
 
 async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
     """What comes behind a body in chunks and never ends is refused, and what ends in time is no header."""
-    chunked = (
-        b"POST /inspect HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    chunked = b"POST /inspect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    chunked += b"Transfer-Encoding: chunked\r\n\r\n"
     async with alone(deployment, gateway__max_header_bytes=2048) as served:
         with contextlib.suppress(ConnectionError):  # it is closed while this writes
             await sent(served, chunked, b"2\r\n{}\r\n0\r\nX: ", *[b"a" * 100_000] * 10)
         assert served.gateway.counts.requests["other", "431"] == 1
-        close = b"0\r\nContent-Type: text/plain\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+        close = b"0\r\nContent-Type: text/plain\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         data = await sent(served, chunked, b"2\r\n{}\r\n" + close)
         assert b"prompt: it must be given" in data
 

@@ -20,6 +20,7 @@ _COMMANDS = {
     "processor": "take workers and clients, and hand every request its tokens",
     "worker": "run an engine, and publish what it emits",
     "gateway": "serve OpenAI's API and the inspector's page over HTTP",
+    "api-keys": "make, list and revoke the keys that clients of the gateway need",
     "tap": "show what workers emit, as it passes",
     "record": "write a worker's stream to a file",
     "replay": "publish a recorded stream again",
@@ -61,7 +62,7 @@ def _status(given: list[str]) -> int:
         if command not in _COMMANDS:
             _parser().parse_args([command])  # help, the version, or an error: each of them ends here
         # Only the module that is asked for is imported, so that no command waits for another's libraries.
-        module = importlib.import_module(f"tokenbus_services.cli.{command}")
+        module = importlib.import_module(f"tokenbus_services.cli.{command.replace('-', '_')}")
         parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
         module.declare(parser)
         return int(module.run(parser.options(rest)))

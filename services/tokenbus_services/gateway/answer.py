@@ -6,6 +6,7 @@ from typing import Protocol
 import orjson
 
 from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.choice import Choice
 from tokenbus_services.gateway.envelope import Envelope
 from tokenbus_services.gateway.errors import ApiError
@@ -34,8 +35,19 @@ class Answer(Protocol):
     def listeners(self) -> Sequence[Listener]:
         """Who takes the rows of each of its requests."""
 
+    @property
+    def held(self) -> int:
+        """How many bytes wait for its client."""
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the socket holds that its client has not taken."""
+
     def begin(self, close: Callable[[], None]) -> None:
         """Begin: its requests are open; `close` ends those that are still open when it must end early."""
+
+    def evict(self) -> None:
+        """End because all clients' answers hold too much, and this one the most."""
 
 
 class StreamedAnswer:
@@ -43,9 +55,9 @@ class StreamedAnswer:
 
     content_type = EVENTS
 
-    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings) -> None:
-        """Take what is asked, the form, and the bounds."""
-        self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow)
+    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings, buffers: Buffers) -> None:
+        """Take what is asked, the form, the bounds, and the sum of what waits for all."""
+        self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow, buffers)
         self.error: ApiError | None = None
         self._envelope = envelope
         self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
@@ -89,9 +101,30 @@ class StreamedAnswer:
         self.outbox.close()
         self._close()
 
+    @property
+    def held(self) -> int:
+        """How many bytes wait for its client."""
+        return self.outbox.size
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the socket holds that its client has not taken."""
+        return self.outbox.unsent()
+
+    def evict(self) -> None:
+        """End because all clients' answers hold too much, and this one the most."""
+        self._end_slow(crowded(self.outbox.size))
+
     def _too_slow(self) -> None:
-        limit = f"at most {self._most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
-        self.fail(None, ApiError(503, limit, code="slow_client"))
+        self._end_slow(too_slow(self._most))
+
+    def _end_slow(self, error: ApiError) -> None:
+        is_closed = self.outbox.is_closed
+        self.outbox.drop()
+        if is_closed:  # its last events are gone: only the connection's end can say so
+            self.outbox.is_broken = True
+            return
+        self.fail(None, error)
 
 
 class WholeAnswer:
@@ -101,10 +134,10 @@ class WholeAnswer:
     has_begun = False
     """It is sent when nothing can go wrong any more."""
 
-    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings) -> None:
-        """Take what is asked, the form, and the bounds."""
-        # What is collected is bounded here; the outbox holds nothing but the finished answer.
-        self.outbox = Outbox(2 * settings.answer_bytes, _nothing)
+    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings, buffers: Buffers) -> None:
+        """Take what is asked, the form, the bounds, and the sum of what waits for all."""
+        # What is collected is bounded here; the outbox counts it, and holds nothing but the finished answer.
+        self.outbox = Outbox(4 * settings.answer_bytes, _nothing, buffers)
         self.error: ApiError | None = None
         self._envelope = envelope
         self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
@@ -126,9 +159,15 @@ class WholeAnswer:
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
         """Keep what a row brought."""
+        if self.outbox.is_closed:
+            return
         self._texts[choice.index].append(text)
         self._pieces[choice.index].append(pieces)
-        self._size += _ROW_BYTES + len(text) + sum(map(_size, pieces))
+        size = _ROW_BYTES + len(text) + sum(map(_size, pieces))
+        self._size += size
+        self.outbox.hold(size)
+        if self.outbox.is_closed:  # that was too much for all together
+            return
         if self._size > self._most:
             limit = f"an answer of at most {self._most} bytes (gateway.answer_bytes); a streamed one may be larger"
             self.fail(choice, ApiError(400, limit, param="stream", code="answer_too_large"))
@@ -141,8 +180,28 @@ class WholeAnswer:
         """End with an error instead of an answer."""
         if not self.outbox.is_closed:
             self.error = error
+            self._texts, self._pieces = [], []
+            self.outbox.drop()
             self.outbox.close()
             self._close()
+
+    @property
+    def held(self) -> int:
+        """How many bytes were collected, or wait for its client."""
+        return self.outbox.size
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the socket holds that its client has not taken."""
+        return self.outbox.unsent()
+
+    def evict(self) -> None:
+        """End because all clients' answers hold too much, and this one the most."""
+        if self.outbox.is_closed:
+            self.outbox.drop()
+            self.outbox.is_broken = True
+        else:
+            self.fail(None, crowded(self.outbox.size, "overloaded"))
 
     def _finish(self) -> None:
         if self.outbox.is_closed:
@@ -157,6 +216,7 @@ class WholeAnswer:
             for choice, texts, rows in zip(self._choices, self._texts, self._pieces, strict=True)
         ]  # fmt: skip
         self._texts, self._pieces = [], []
+        self.outbox.drop()
         self.outbox.put(self._envelope.whole(choices, sum(each.tokens for each in self._choices)))
         self.outbox.close()
 
@@ -164,6 +224,18 @@ class WholeAnswer:
 def event(name: str, data: object) -> bytes:
     """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+
+
+def too_slow(most: int) -> ApiError:
+    """Return the error of a stream whose client leaves too much waiting."""
+    limit = f"at most {most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
+    return ApiError(503, limit, code="slow_client")
+
+
+def crowded(held: int, code: str = "slow_client") -> ApiError:
+    """Return the error of an answer that held the most where all together held too much."""
+    message = f"too much waits for all clients together (gateway.buffer_bytes), {held} bytes of it in this answer"
+    return ApiError(503, message, code=code)
 
 
 def _size(piece: Piece) -> int:

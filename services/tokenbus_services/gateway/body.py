@@ -15,7 +15,7 @@ _MOST_DISCARDED = 16 * 2**20
 
 async def body_of(request: Request, settings: GatewaySettings) -> bytes:
     """Return the body of a request that says it is JSON, or raise an ApiError."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type: application/json, got {kind[:100]!r}", code="unsupported_media_type")
     try:

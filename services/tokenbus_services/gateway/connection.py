@@ -1,6 +1,11 @@
 """Connection: uvicorn's HTTP over httptools, with the bounds that it lacks: header bytes, and times to arrive."""
 
 import asyncio
+import contextlib
+import fcntl
+import re
+import termios
+from array import array
 from collections.abc import Callable, Mapping
 from time import time_ns
 from typing import Any
@@ -22,6 +27,8 @@ _REASONS = {
     503: "Service Unavailable",
 }
 _MOST_HEADERS = 100
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]*)?")
+_MOST_UNSENT = 16_384
 _MOST_WAITING = 16
 """As many requests may wait on one connection for the answers before theirs."""
 _NS = 1_000_000_000
@@ -60,6 +67,16 @@ class Connection(HttpToolsProtocol):
     def is_full(self) -> bool:
         """Whether the client reads too slowly to take more just now."""
         return bool(self.flow.write_paused)
+
+    def unsent(self) -> int:
+        """Return how many bytes wait here and in the kernel because the client has not taken them."""
+        if self.transport.is_closing():
+            return 0
+        waiting = array("i", [0])
+        # Where the system cannot tell, what waits here counts alone.
+        with contextlib.suppress(OSError, ValueError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
+        return self.transport.get_write_buffer_size() + waiting[0]
 
     def writer(self, scope: Scope) -> Callable[[bytes, int], bool] | None:
         """Return what writes chunks of an answer that has begun, without waiting; None: nothing may.
@@ -103,6 +120,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, unless there are too many."""
         super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
+        # What waits here is not in the answer's outbox any more, where it could be thrown away.
+        self.transport.set_write_buffer_limits(high=_MOST_UNSENT)
         if len(self.connections) > self.settings.max_connections:
             self.counts.refused_connections += 1
             self._refuse(503, f"connections: at most {self.settings.max_connections}")
@@ -156,6 +175,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Go on with the body, for which there is a time of its own."""
         if self.transport.is_closing():
+            return
+        if not self._has_host():
             return
         self._is_in_headers = False
         self._header_bytes = 0
@@ -226,6 +247,23 @@ class Connection(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
         self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
+    def _has_host(self) -> bool:
+        """Tell whether a request names one host, or refuse it: what is before or behind might take it for another."""
+        hosts = [value.decode("latin-1") for name, value in self.headers if name == b"host"]
+        url, is_old = self.url.decode("latin-1"), self.parser.get_http_version() == "1.0"
+        if "://" in url.partition("?")[0]:
+            hosts += [url.partition("://")[2].partition("/")[0]] if len(hosts) == 1 else []
+            if len(set(hosts)) != 1:
+                self._refuse(400, "host: the same in the header Host and in the request line")
+                return False
+        elif len(hosts) != 1 and not (is_old and not hosts):
+            self._refuse(400, f"host: one header Host, got {len(hosts)}")
+            return False
+        if hosts and host_of(hosts[0]) is None:
+            self._refuse(400, "host: a name or an address, and perhaps a port")
+            return False
+        return True
+
     def _too_long(self) -> None:
         most = self.settings.max_header_bytes
         self._refuse(431, f"request line and headers: at most {most} bytes and {_MOST_HEADERS} headers")
@@ -286,6 +324,12 @@ class Connection(HttpToolsProtocol):
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self._close()
+
+
+def host_of(authority: str) -> str | None:
+    """Return the host that a Host header or an address names, in lower case and without its port; None: it is none."""
+    matched = _AUTHORITY.fullmatch(authority)
+    return matched[1].lower().rstrip(".") if matched else None
 
 
 def bounded(settings: GatewaySettings, counts: Counts) -> type[Connection]:

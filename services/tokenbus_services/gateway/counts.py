@@ -12,6 +12,8 @@ class Counts:
         """Begin at nothing."""
         self.requests: Counter[tuple[str, str]] = Counter()
         """By route and status."""
+        self.refusals: Counter[str] = Counter()
+        """Of requests over HTTP that were not let in, by why."""
         self.open_answers = 0
         self.left_clients = 0
         """How many clients went away before their answer had ended."""

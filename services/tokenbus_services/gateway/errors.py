@@ -10,6 +10,7 @@ _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _OVERLOADED = "overloaded_error"
 _KINDS = {429: _OVERLOADED, 503: _OVERLOADED}
+_RATE_LIMITED = ("rate_limit_exceeded", "concurrency_limit_exceeded")
 _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INVALID_REQUEST: 400,
     ErrorCode.ERROR_CODE_DUPLICATE_REQUEST: 409,
@@ -50,12 +51,17 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, object]:
         """The error as OpenAI's clients read it."""
-        kind = _KINDS.get(self.status) or (_INVALID if self.status in _CLIENTS else _SERVER)
+        if self.code in _RATE_LIMITED:
+            kind = "rate_limit_error"
+        else:
+            kind = _KINDS.get(self.status) or (_INVALID if self.status in _CLIENTS else _SERVER)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """When to try again, where that makes sense."""
+        """When to try again, or how to say who asks, where that makes sense."""
+        if self.status == 401:  # noqa: PLR2004 - a status speaks for itself
+            return {"www-authenticate": 'Bearer realm="tokenbus"'}
         if self.status not in _TRY_AGAIN or not self.retry_after_ms:
             return {}
         return {"retry-after": str(max(1, -(-self.retry_after_ms // 1000))), "retry-after-ms": str(self.retry_after_ms)}

@@ -13,6 +13,8 @@ class GatewayView(Protocol):
 
     counts: Any
     feed: Any
+    buffers: Any
+    unread_files: int
     client: Any
     settings: Any
     connections: int
@@ -40,14 +42,22 @@ def _lost(view: GatewayView) -> Samples:
     yield ("refused",), counts.refused_connections
 
 
+def _refusals(view: GatewayView) -> Samples:
+    for why, count in view.counts.refusals.copy().items():
+        yield (why,), count
+
+
 def _fill(view: GatewayView) -> Samples:
     settings = view.settings
     yield ("requests",), len(view.feed) / settings.max_requests
     yield ("connections",), view.connections / settings.max_connections
+    yield ("buffers",), view.buffers.size / settings.buffer_bytes
+    yield ("backlog",), min(1.0, view.feed.backlog.size / view.feed.most_backlog)
 
 
 def _peaks(view: GatewayView) -> Samples:
     yield ("requests",), view.feed.peak / view.settings.max_requests
+    yield ("buffers",), min(1.0, view.buffers.peak / view.settings.buffer_bytes)
     yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.stream_buffer_bytes)
 
 
@@ -120,6 +130,34 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         "cut_off or late moves: slow networks, or an attack; refused moves: raise gateway.max_connections.",
         _lost,
         ("why",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_gateway_refusals_total",
+        "Requests that were not let in, by why: no_key and unknown_key (401), host (421), origin (403), rate and "
+        "concurrency (429, of one key).",
+        "no_key or unknown_key moves: a client has the wrong key, or guesses; the log says who. host: gateway.hosts "
+        "lacks a name, or a page elsewhere tries; origin: gateway.origins. rate, concurrency: the limits of a key.",
+        _refusals,
+        ("why",),
+    ),
+    Family(
+        Kind.COUNTER,
+        "tokenbus_gateway_evicted_answers_total",
+        "Answers that ended because they held the most where all clients together held too much.",
+        "Moves: clients do not read, or want more than this gateway can write; the fill ratio of buffers says more.",
+        _read(lambda view: view.buffers.evicted),
+        (),
+        "increase(tokenbus_gateway_evicted_answers_total[5m]) > 0",
+    ),
+    Family(
+        Kind.GAUGE,
+        "tokenbus_gateway_unread_files",
+        "How many of the API keys' file and the certificate have changed and cannot be read; what was read holds.",
+        "Above 0: the log says what is wrong with which; a key that is to be revoked is not.",
+        _read(lambda view: view.unread_files),
+        (),
+        "tokenbus_gateway_unread_files > 0",
     ),
     Family(
         Kind.GAUGE,

@@ -2,13 +2,17 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from tokenbus_contracts import ContractError
+from tokenbus_contracts import ContractError, LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import RequestFailedError, RequestTokens, TokenClient
 from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.gateway.backlog import Backlog, selected
+from tokenbus_services.gateway.buffers import Buffers, Holder
+from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.view import StepView
 from tokenbus_services.gateway.vocabulary import Vocabulary
@@ -23,6 +27,14 @@ _ROWS_AT_ONCE = 32
 """How often it is looked whether others must have their turn."""
 _LONGEST_TURN_SECONDS = 0.01
 """After so long they have it. A step's rows are best written without a break: whoever gets in between delays them."""
+_MOST_BEHIND = 64
+"""Steps that may wait to be handed out before clients that do not read make way for those that do."""
+_MOST_TURNS = 64
+"""How many steps are taken at most before rows are handed out again."""
+_UNREAD_SHARE = 16
+"""This part of what may wait for a client says that it does not read."""
+_BACKLOG_SHARE = 8
+"""This part of what may wait for all clients may wait beside it to be handed out."""
 _LAST_ROWS_SECONDS = 1.0
 """How long an error waits for rows that it counts and that have not come."""
 
@@ -41,13 +53,23 @@ class Listener(Protocol):
         """Take the error that ends it."""
 
 
+class Requests(Holder, Protocol):
+    """An answer's requests."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Who takes the rows of each of its requests."""
+
+
 class Opened:
     """One request that has not ended: who listens, and how it ends if that is not a row."""
 
-    __slots__ = ("error", "key", "listener", "timer", "tokens", "watching")
+    __slots__ = ("answer", "caller", "error", "key", "listener", "timer", "tokens", "watching")
 
-    def __init__(self, key: int, listener: Listener, tokens: RequestTokens) -> None:
-        """Take the key, who listens, and who knows the end."""
+    def __init__(self, key: int, answer: "Requests", listener: Listener, tokens: RequestTokens, caller: Caller) -> None:
+        """Take the key, the answer that it is for, what takes its rows, what says how it ends, and who asked."""
+        self.caller = caller
+        self.answer = answer
         self.key = key
         self.listener = listener
         self.tokens = tokens
@@ -59,12 +81,20 @@ class Opened:
 class Feed:
     """The one consumer of a client's outputs."""
 
-    def __init__(self, client: TokenClient, vocabulary: Vocabulary, settings: GatewaySettings) -> None:
-        """Take the client, what its tokens are, and the bounds."""
+    def __init__(
+        self, client: TokenClient, vocabulary: Vocabulary, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
+        """Take the client, what its tokens are, the bounds, and the sum of what waits for all clients."""
         self._client = client
         self._vocabulary = vocabulary
         self._settings = settings
+        self._buffers = buffers
         self._opened: dict[int, Opened] = {}
+        self.backlog = Backlog()
+        self.most_backlog = max(1, buffers.most // _BACKLOG_SHARE)
+        self._came = asyncio.Event()
+        self._taken = 0
+        """How many steps came."""
         self._episodes = Episodes()
         self.is_draining = False
         """Whether nothing more is opened."""
@@ -80,21 +110,65 @@ class Feed:
         return max(len(self._opened), self._client.session.outstanding)
 
     async def run(self) -> None:
-        """Hand out rows until cancelled."""
-        async for target, draft in self._client.outputs():
-            view = StepView(target, self._vocabulary, draft)
-            self.tokens += view.begins[-1]
-            opened = self._opened
-            began = time.monotonic()
-            for place, key in enumerate(target.request_keys.tolist()):
+        """Take what the bus brings as it comes, and hand out rows, until cancelled.
+
+        What is not taken is not confirmed, and what is not confirmed piles up at the processor until it ends every
+        request of this gateway. So all of it is taken, and what piles up here is charged to whose it is.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hand_out())
+            async for target, draft in self._client.outputs():
+                self._take(target, draft)
+
+    def _take(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
+        self.backlog.append(target, draft)
+        self._came.set()
+        self._taken += 1
+        if len(self.backlog) > _MOST_BEHIND:  # what is written for clients that do not read delays those that do
+            least = self._settings.stream_buffer_bytes // _UNREAD_SHARE
+            self._buffers.evict(least, at_least=least, most=1)
+        if self.backlog.size > self.most_backlog:
+            self._end_heaviest()
+
+    async def _hand_out(self) -> None:
+        opened, began = self._opened, time.monotonic()
+        while True:
+            while not self.backlog:
+                self._came.clear()
+                await self._came.wait()
+                began = time.monotonic()
+            target, draft = self.backlog.popleft()
+            self.tokens += int(target.token_counts.sum())
+            rows = target if len(opened) >= target.row_count else selected(target, opened)
+            if rows is None:
+                continue
+            view = StepView(rows, self._vocabulary, draft)
+            for place, key in enumerate(rows.request_keys.tolist()):
                 one = opened.get(key)
                 if one is not None:
                     self._hand(one, view, place)
                 if place % _ROWS_AT_ONCE == 0 and time.monotonic() - began > _LONGEST_TURN_SECONDS:
-                    await asyncio.sleep(0)
+                    await self._let_others_go_on()
                     began = time.monotonic()
 
-    def open(self, generates: Sequence[Generate], listeners: Sequence[Listener]) -> list[int]:
+    async def _let_others_go_on(self) -> None:
+        """Let other tasks have their turn, the one that takes what the bus brings as many as it has use for."""
+        for _ in range(_MOST_TURNS):
+            before = self._taken
+            await asyncio.sleep(0)
+            if self._taken == before:
+                return
+
+    def _end_heaviest(self) -> None:
+        """End the answers that hold the most, with what waits here for them, until half of that is gone."""
+        beside: Counter[Holder] = Counter()
+        for key, weight in self.backlog.weights().items():
+            if key in self._opened:
+                beside[self._opened[key].answer] += weight
+        self._buffers.evict(self.backlog.size // 2, beside=beside)
+        self.backlog.keep(self._opened)
+
+    def open(self, generates: Sequence[Generate], answer: Requests, caller: Caller) -> list[int]:
         """Ask the bus for requests, all or none, and return their keys."""
         most = self._settings.max_requests
         if self.is_draining:
@@ -102,6 +176,7 @@ class Feed:
         refusal = self._client.session.refusal
         if refusal is not None:  # else they would wait for a processor that answers, and how
             raise self._refusal(503, f"the processor refuses this gateway: {refusal.message}", "no_processor")
+        caller.check_room(len(generates))
         if len(generates) > most:  # to wait would not help
             message = f"n: at most {most} choices (gateway.max_requests), got {len(generates)}"
             raise ApiError(400, message, param="n", code="invalid_value")
@@ -110,8 +185,8 @@ class Feed:
             raise self._refusal(429, message, "overloaded")
         keys: list[int] = []
         try:
-            for generate, listener in zip(generates, listeners, strict=True):
-                keys.append(self._open(generate, listener))
+            for generate, listener in zip(generates, answer.listeners, strict=True):
+                keys.append(self._open(generate, answer, listener, caller))
         except RequestFailedError as error:
             self.close(keys)
             raise of_request(error, self._settings.retry_after_ms) from None
@@ -130,6 +205,12 @@ class Feed:
                 self._forget(one)
                 self._client.abort(key)
 
+    def revoke(self, caller: Caller) -> None:
+        """End what a key has open that was revoked."""
+        for one in [each for each in self._opened.values() if each.caller is caller]:
+            one.listener.fail(ApiError(401, "the API key was revoked", code="invalid_api_key"))
+            self.close([one.key])
+
     def give_up(self) -> None:
         """End what is still open: the gateway leaves."""
         for one in list(self._opened.values()):
@@ -142,9 +223,10 @@ class Feed:
         self.refused += 1
         return ApiError(status, message, code=code, retry_after_ms=self._settings.retry_after_ms)
 
-    def _open(self, generate: Generate, listener: Listener) -> int:
+    def _open(self, generate: Generate, answer: Requests, listener: Listener, caller: Caller) -> int:
         tokens = self._client.generate(generate)
-        one = Opened(tokens.key, listener, tokens)
+        caller.opened(tokens.key, tokens)
+        one = Opened(tokens.key, answer, listener, tokens, caller)
         self._opened[tokens.key] = one
         one.watching = asyncio.create_task(self._watch(one))
         self.opened += 1

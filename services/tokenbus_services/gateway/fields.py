@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenbus_services.settings.errors import shown
+from tokenbus_services.settings.errors import Shown, shown
 
 Schema = dict[str, Any]
 
@@ -15,7 +15,9 @@ class FieldError(Exception):
 
     def __init__(self, where: str, limit: str, actual: object) -> None:
         """Keep where, and the line that says all of it."""
-        super().__init__(f"{where or 'the body'}: {limit}, got {shown(actual)}")
+        super().__init__(
+            f"{where or 'the body'}: {limit}, got {actual if isinstance(actual, Shown) else shown(actual)}"
+        )
         self.where = where
 
 
@@ -105,7 +107,7 @@ class Text:
         if not isinstance(value, str):
             raise FieldError(where, "text", value)
         if not self.low <= len(value) <= self.high:
-            raise FieldError(where, f"text of {self.low} to {self.high} characters", f"{len(value)} characters")
+            raise FieldError(where, f"text of {self.low} to {self.high} characters", Shown(f"{len(value)} characters"))
         return value
 
 
@@ -144,7 +146,7 @@ class Many:
         if not isinstance(value, list):
             raise FieldError(where, "a list", value)
         if not self.low <= len(value) <= self.high:
-            raise FieldError(where, f"a list of {self.low} to {self.high}", f"{len(value)}")
+            raise FieldError(where, f"a list of {self.low} to {self.high} elements", Shown(f"{len(value)} elements"))
         return [self.kind.read(each, f"{where}[{place}]") for place, each in enumerate(value)]
 
 
@@ -165,7 +167,7 @@ class Ids:
         if not isinstance(value, list):
             raise FieldError(where, "a list of token ids", value)
         if not 1 <= len(value) <= self.most:
-            raise FieldError(where, f"a list of 1 to {self.most} token ids", f"{len(value)}")
+            raise FieldError(where, f"a list of 1 to {self.most} token ids", Shown(f"{len(value)} token ids"))
         if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= self.largest:
             return value
         one = Whole(0, self.largest)
@@ -189,8 +191,10 @@ class Either:
             try:
                 return kind.read(value, where)
             except FieldError as error:
-                # Who looked deepest into the value knows best what is wrong with it.
-                if nearest is None or len(error.where) > len(nearest.where) or _fits_type(kind, value):
+                # What the value was meant as says best what is wrong with it; else what looked deepest into it.
+                if _fits_type(kind, value):
+                    raise
+                if nearest is None or len(error.where) > len(nearest.where):
                     nearest = error
         raise nearest or FieldError(where, "nothing at all", value)
 
@@ -245,7 +249,9 @@ class Table:
             if given is not None:
                 found[field.name] = field.kind.read(given, _within(where, field.name))
             elif field.required:
-                raise FieldError(_within(where, field.name), "it must be given", given)
+                raise FieldError(
+                    _within(where, field.name), "it must be given", Shown("null" if field.name in value else "nothing")
+                )
             else:
                 found[field.name] = field.default
         return found
@@ -260,5 +266,13 @@ def _or_null(schema: Schema) -> Schema:
 
 
 def _fits_type(kind: Kind, value: object) -> bool:
-    wanted = {Text: str, Many: list, Ids: list, Table: dict}.get(type(kind))
-    return wanted is not None and isinstance(value, wanted)
+    """Tell whether a value is of a kind by its type and, where it is a list, by that of its first element."""
+    if isinstance(kind, Text):
+        return isinstance(value, str)
+    if isinstance(kind, Table):
+        return isinstance(value, Mapping)
+    if not isinstance(kind, Many | Ids) or not isinstance(value, list):
+        return False
+    if isinstance(kind, Ids):
+        return bool(value) and type(value[0]) in (int, float)
+    return not value or _fits_type(kind.kind, value[0])

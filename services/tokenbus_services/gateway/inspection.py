@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 
 from tokenbus_contracts import RowStatus
-from tokenbus_services.gateway.answer import EVENTS, event
+from tokenbus_services.gateway.answer import EVENTS, crowded, event, too_slow
 from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.choice import broken, reason_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.feed import Listener
@@ -27,9 +28,9 @@ class InspectedAnswer:
     error: ApiError | None = None
     has_begun = True
 
-    def __init__(self, asked: Asked, key: int, settings: GatewaySettings) -> None:
-        """Take what is asked, the request's key, and the bounds."""
-        self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow)
+    def __init__(self, asked: Asked, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
+        """Take what is asked, the request's key, the bounds, and the sum of what waits for all."""
+        self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow, buffers)
         self.tokens = 0
         self._asked = asked
         self._key = key
@@ -69,6 +70,20 @@ class InspectedAnswer:
             self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens}))
             self.outbox.close()
         return reason is None and error is None
+
+    @property
+    def held(self) -> int:
+        """How many bytes wait for its client."""
+        return self.outbox.size
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the socket holds that its client has not taken."""
+        return self.outbox.unsent()
+
+    def evict(self) -> None:
+        """End because all clients' answers hold too much, and this one the most."""
+        self._end_slow(crowded(self.outbox.size))
 
     def fail(self, error: ApiError) -> None:
         """End with an error."""
@@ -114,8 +129,14 @@ class InspectedAnswer:
             }
 
     def _too_slow(self) -> None:
-        limit = f"at most {self._most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
-        self.fail(ApiError(503, limit, code="slow_client"))
+        self._end_slow(too_slow(self._most))
+
+    def _end_slow(self, error: ApiError) -> None:
+        is_closed = self.outbox.is_closed
+        self.outbox.drop()
+        if is_closed:
+            self.outbox.is_broken = True
+        self.fail(error)
 
 
 def _draft(view: StepView, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -8,10 +8,13 @@ from tokenbus_services.gateway.tables import Tables
 _ERROR = {"$ref": "#/components/schemas/Error"}
 _ERRORS = {
     400: "A field is wrong: `param` names it.",
+    401: "No API key, or one that is not known.",
+    403: "A web page of another origin, or a client elsewhere where no key is asked for.",
     404: "There is no such model.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is no JSON by its content type.",
+    421: "The header Host names another server.",
     429: "There is no room for it now; Retry-After says when to try again.",
     500: "A defect, or the engine failed.",
     502: "The worker was lost, or tokens were.",

@@ -7,6 +7,7 @@ from tokenbus_services.gateway.view import StepView
 
 Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
+_EMPTY, _EMPTY_KEY = b'""', b',"":'
 
 
 class Part(Protocol):
@@ -103,7 +104,7 @@ class Lists:
         logprobs = _logprobs(view, place, count)
         tops = self._tops(view, place, view.ids[begin:end], logprobs) if self._has_alternatives else []
         return (
-            b",".join(view.names[begin:end]),
+            b",".join(view.texts[begin:end]),
             b",".join(logprobs),
             b",".join(tops),
             b",".join([b"%d" % (before + offset) for offset in characters[begin:end]]),
@@ -131,13 +132,17 @@ class Lists:
         if not top_k:  # they were dropped on the way, or it is not scored
             return [b"null"] * len(ids)
         at, scored = 0, view.scored_begins[place]
-        pairs, ranks, keys = view.pairs(place), view.ranks, view.vocabulary.keys
+        pairs, ranks, keys, texts = view.pairs(place), view.ranks, view.vocabulary.keys, view.vocabulary.texts
         tops = []
         for number, token_id in enumerate(ids):
             members = b"".join(pairs[at : at + 2 * top_k])
+            own = keys[token_id]
+            if texts[token_id] == _EMPTY:  # called here as in the list of tokens, and so by no other's name
+                members = members.replace(own, _EMPTY_KEY)
+                own = _EMPTY_KEY
             # The token itself is always among them, as OpenAI has it.
             if ranks[scored + number] > top_k:
-                members += keys[token_id] + logprobs[number]
+                members += own + logprobs[number]
             tops.append(b"{%b}" % members[1:])
             at += 2 * top_k
         return tops

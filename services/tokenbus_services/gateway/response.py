@@ -8,11 +8,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import EVENTS, Answer
-from tokenbus_services.gateway.connection import Connection, connection_of
-from tokenbus_services.gateway.counts import Counts
+from tokenbus_services.gateway.connection import connection_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.outbox import Sending
+from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.logs import logger
 
+_log = logger("gateway")
 RAW_SEND = "tokenbus.send"
 """Where a request's scope has the server's own way to send."""
 _NS = 1_000_000_000
@@ -28,17 +30,18 @@ def error_response(error: ApiError) -> Response:
 class AnswerResponse(Response):
     """One answer's way to its client."""
 
-    def __init__(
-        self, answer: Answer, name: str, close: Callable[[], None], counts: Counts, write_timeout: float
-    ) -> None:
-        """Take the answer and its name, what ends its requests, what is counted, how long a client may take nothing."""
+    def __init__(self, answer: Answer, name: str, close: Callable[[], None], gateway: Gateway) -> None:
+        """Take the answer and its name, what ends its requests, and the gateway that it is one of."""
         super().__init__()
         self._answer = answer
         self._name = (b"x-request-id", name.encode())
         self._is_cut = False
         self._close_requests = close
-        self._counts = counts
-        self._write_timeout = write_timeout
+        self._counts = gateway.counts
+        self._buffers = gateway.buffers
+        self._buffers.join(answer)
+        self._episodes = gateway.episodes
+        self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,8 +63,15 @@ class AnswerResponse(Response):
             leaving.cancel()
             if self._answer.error is not None and self._answer.has_begun:
                 self._counts.broken_answers[self._answer.error.code or "other"] += 1
+            if self._answer.error is not None and self._answer.error.code == "slow_client":
+                values = {"request": self._name[1].decode(), "reason": self._answer.error.message}
+                self._episodes.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
             self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
             self._close_requests()
+            # However it ended, and whatever still comes for it.
+            self._answer.outbox.close()
+            self._answer.outbox.drop()
+            self._buffers.leave(self._answer)
 
     @staticmethod
     async def _wait_for_leave(receive: Receive) -> None:
@@ -76,41 +86,47 @@ class AnswerResponse(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         outbox = self._answer.outbox
-        first = await outbox.next()
+        await outbox.ready()
         if self._answer.error is not None and not self._answer.has_begun:
             outbox.is_sent = True
             response = error_response(self._answer.error)
             response.raw_headers.append(self._name)
             await response(scope, receive, send)
             return
+        size, first = outbox.size, outbox.take()
         headers = _STREAMED
         if first.produced_at_ns or self._answer.content_type != EVENTS:
             self._counts.first_token.observe(time.monotonic() - self._asked_at)
         if self._answer.content_type != EVENTS:
             headers = [
                 (b"content-type", self._answer.content_type.encode()),
-                (b"content-length", b"%d" % len(first.data)),
+                (b"content-length", b"%d" % size),
                 (b"cache-control", b"no-store"),
             ]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)
-        await self._send(connection, send, first)
+        if connection is not None:
+            outbox.unsent = connection.unsent
+        await self._send(send, first)
         if connection is not None and not first.is_last:
             outbox.write = connection.writer(scope)
         while not first.is_last:
-            first = await outbox.next()
-            await self._send(connection, send, first)
+            await outbox.ready()
+            # What waits for room is still in the outbox: there it counts, and can be thrown away.
+            has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
+            if connection is not None and (outbox.is_broken or not has_room):
+                self._counts.cut_clients += 1
+                self._is_cut = True
+                outbox.is_sent = True
+                connection.cut_off()
+                return
+            first = outbox.take()
+            await self._send(send, first)
 
-    async def _send(self, connection: Connection | None, send: Send, sending: Sending) -> None:
+    async def _send(self, send: Send, sending: Sending) -> None:
         self._answer.outbox.is_sent = sending.is_last
-        message = {"type": "http.response.body", "body": sending.data, "more_body": not sending.is_last}
-        if connection is not None and connection.is_full and not await connection.has_room(self._write_timeout):
-            self._counts.cut_clients += 1
-            self._is_cut = True
-            connection.cut_off()
-            return
-        await send(message)
+        await send({"type": "http.response.body", "body": sending.data, "more_body": not sending.is_last})
         now = time.time_ns()
         for produced_at_ns in sending.produced_at_ns:
             self._counts.to_socket.observe((now - produced_at_ns) / _NS)

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.asked import Asked
 from tokenbus_services.gateway.body import body_of, json_of
@@ -73,23 +74,28 @@ class Routes:
         handlers = {ApiError: _told, HTTPException: _no_such_route, Exception: self._defect}
         app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # each takes its own error
         app.router.redirect_slashes = False
-        return _Counted(app, self._gateway.counts, {route.path for route in routes})
+        gateway = self._gateway
+        self.access = Access(app, gateway.settings.gateway, gateway.callers, gateway.counts)
+        return _Counted(self.access, gateway.counts, {route.path for route in routes})
 
     # Tokens.
 
     async def _completions(self, request: Request) -> Response:
         gateway = self._gateway
-        return self._answer(await self._asked(request, gateway.reader.completion, gateway.tables.completion))
+        asked = await self._asked(request, gateway.reader.completion, gateway.tables.completion)
+        return self._answer(request, asked)
 
     async def _chat(self, request: Request) -> Response:
         gateway = self._gateway
-        return self._answer(await self._asked(request, gateway.reader.chat, gateway.tables.chat))
+        return self._answer(request, await self._asked(request, gateway.reader.chat, gateway.tables.chat))
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
         asked = await self._asked(request, gateway.reader.inspection, gateway.tables.inspection)
         key = _drawn()
-        return self._begun(asked, InspectedAnswer(asked, key, gateway.settings.gateway), [key])
+        return self._begun(
+            request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
+        )
 
     async def _asked(self, request: Request, read: Callable[[Any, Table], Asked], table: Table) -> Asked:
         data = await body_of(request, self._gateway.settings.gateway)
@@ -99,30 +105,34 @@ class Routes:
         async with self._reading:  # one at a time: they would take the interpreter from the streams
             return await asyncio.to_thread(lambda: read(json_of(data), table))
 
-    def _answer(self, asked: Asked) -> Response:
+    def _answer(self, request: Request, asked: Asked) -> Response:
         settings = self._gateway.settings.gateway
         maker = StreamedAnswer if asked.is_streamed else WholeAnswer
         first = _drawn()
         # The answer's id names its requests on the bus: the first one's key, and those after it.
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
-        return self._begun(asked, maker(asked, Envelope(asked, first), settings), keys)
+        return self._begun(request, asked, maker(asked, Envelope(asked, first), settings, self._gateway.buffers), keys)
 
-    def _begun(self, asked: Asked, answer: Answer, keys: list[int]) -> Response:
-        feed, settings = self._gateway.feed, self._gateway.settings.gateway
+    def _begun(self, request: Request, asked: Asked, answer: Answer, keys: list[int]) -> Response:
+        feed = self._gateway.feed
         generates = []
         for index, key in enumerate(keys):
             generate = asked.generate(index)
             generate.request_key = key
             generates.append(generate)
-        feed.open(generates, answer.listeners)
+        caller = visitor_of(request.scope).caller
+        try:
+            feed.open(generates, answer, caller)
+        except ApiError as error:
+            self.access.limited(request.scope, error, caller)
+            raise
 
         def close() -> None:
             """End what is still open of it."""
             feed.close(keys)
 
         answer.begin(close)
-        name, seconds = f"{keys[0]:016x}", settings.write_timeout_ms / 1000
-        return AnswerResponse(answer, name, close, self._gateway.counts, seconds)
+        return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
 
     # Facts.
 
@@ -144,13 +154,18 @@ class Routes:
         except UnknownBusError as error:
             return _json({"error": str(error)}, 503)
 
-    async def _healthz(self, _request: Request) -> Response:
+    async def _healthz(self, request: Request) -> Response:
         health = self._gateway.health()
-        return Response(health.body, 503 if health.problems else 200, _NO_STORE, JSON)
+        status = 503 if health.problems else 200
+        if not visitor_of(request.scope).is_known:
+            return _json({"status": "failing" if health.problems else "ok"}, status)
+        return Response(health.body, status, _NO_STORE, JSON)
 
-    async def _readyz(self, _request: Request) -> Response:
+    async def _readyz(self, request: Request) -> Response:
         problems = await self._gateway.why_not_ready()
-        status = {"status": "not ready" if problems else "ready", "problems": problems}
+        status: dict[str, object] = {"status": "not ready" if problems else "ready"}
+        if visitor_of(request.scope).is_known:
+            status["problems"] = problems
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import uvicorn
@@ -18,12 +20,14 @@ from tokenbus_services.gateway.server_log import taken_over
 from tokenbus_services.gateway.state import Gateway, gateway_of
 from tokenbus_services.logs import logger
 from tokenbus_services.metrics import MetricsServer
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
 _log = logger("gateway")
 _SCHEME = "tcp://"
 _BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
+_KERNELS_SHARE = 8
+"""This part of what may wait for a client waits in the kernel, where it is not seen; it doubles the number."""
 _LAST_SECONDS = 5
 """How long clients may take, after their answers have ended, to read what is left of them."""
 
@@ -31,20 +35,41 @@ _LAST_SECONDS = 5
 class _Server(uvicorn.Server):
     """uvicorn's, which leaves signals to whoever runs it, and says how many are connected."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self.routes = routes
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen as uvicorn does, with a time for TLS handshakes: before them, no other time of ours is running."""
+        config, certificate = self.config, self._gateway.certificate
+        if certificate is None:
+            await super().startup(sockets)
+            return
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        make = partial(
+            cast("type[Connection]", config.http_protocol_class), config, self.server_state, self.lifespan.state
+        )
+        seconds = self._gateway.settings.gateway.request_timeout_ms / 1000
+        self.servers = [
+            await loop.create_server(
+                make, sock=each, ssl=certificate.context, ssl_handshake_timeout=seconds, backlog=config.backlog
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+
     async def on_tick(self, counter: int) -> bool:
         """Look around, ten times a second."""
         self._gateway.connected = len(self.server_state.connections)
-        self._gateway.watch.ask()
-        self._gateway.feed.look()
+        self._gateway.look()
+        self.routes.access.look()
         return await super().on_tick(counter)
 
 
@@ -59,7 +84,7 @@ class Serving:
     @property
     def url(self) -> str:
         """Where to ask, without a path."""
-        return f"http://{self.address}"
+        return _url(self.gateway.settings, self.address)
 
 
 @contextlib.asynccontextmanager
@@ -68,16 +93,18 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
 
     An AddressError says why an address cannot be used.
     """
+    _check_exposure(settings.gateway)
     listening, address = await _listen(settings.gateway.address)
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     # Else the kernel keeps megabytes for who does not read, and nobody here knows of them.
-    room = min(settings.gateway.stream_buffer_bytes, _LARGEST_BUFFER)
+    room = min(settings.gateway.stream_buffer_bytes // _KERNELS_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     with contextlib.closing(listening), taken_over():
         async with gateway_of(settings) as gateway, _metrics(gateway):
+            routes = Routes(gateway)
             config = uvicorn.Config(
-                Routes(gateway).app(),
+                routes.app(),
                 http=bounded(settings.gateway, gateway.counts),
                 ws="none",
                 lifespan="off",
@@ -90,9 +117,9 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
                 timeout_graceful_shutdown=_LAST_SECONDS,
             )
-            server = _Server(config, gateway)
+            server = _Server(config, gateway, routes)
             running = asyncio.create_task(server.serve([listening]))
-            _log.info("listening", address=f"http://{address}", tokenizer=settings.gateway.tokenizer)
+            _log.info("listening", address=_url(settings, address), tokenizer=settings.gateway.tokenizer)
             try:
                 yield Serving(gateway, address)
             finally:
@@ -139,6 +166,26 @@ async def _metrics(gateway: Gateway) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(server.stop)
+
+
+def _url(settings: Settings, address: str) -> str:
+    return f"http{'s' if settings.gateway.tls_certificate else ''}://{address}"
+
+
+def _check_exposure(settings: GatewaySettings) -> None:
+    """Refuse to serve whoever comes, unless that is wanted."""
+    host = settings.address.rpartition(":")[0].strip("[]").lower()
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name that may lead anywhere
+        is_loopback = False
+    if is_loopback:
+        return
+    if not (settings.keys_file or settings.insecure):
+        limit = "a loopback address, or gateway.keys_file for the keys that clients need, or gateway.insecure = true"
+        raise SettingsError("gateway.address", limit, settings.address)
+    if settings.keys_file and not settings.tls_certificate:
+        _log.warning("API keys come over plain HTTP", address=settings.address)
 
 
 async def _listen(address: str) -> tuple[socket.socket, str]:

@@ -11,13 +11,17 @@ from prometheus_client.registry import Collector
 
 from tokenbus_services.client import TokenClient
 from tokenbus_services.gateway.asked import DEFAULT_MODEL, Reader
+from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.callers import Callers
 from tokenbus_services.gateway.counts import Counts
 from tokenbus_services.gateway.families import GATEWAY
 from tokenbus_services.gateway.feed import Feed
 from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
 from tokenbus_services.gateway.tables import tables_of
+from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
+from tokenbus_services.logs import Episodes
 from tokenbus_services.metrics.collectors import of_process
 from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, stalled
@@ -37,7 +41,12 @@ class Gateway:
         vocabulary = vocabulary_of(settings.gateway.tokenizer)
         self.tables = tables_of(settings)
         self.reader = Reader(settings.gateway, vocabulary)
-        self.feed = Feed(client, vocabulary, settings.gateway)
+        self.buffers = Buffers(settings.gateway.buffer_bytes)
+        self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
+        self.episodes = Episodes()
+        self.callers = Callers(settings.gateway)
+        self.callers.on_revoked = self.feed.revoke
+        self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
         self.processor = ProcessorMetrics(settings)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
@@ -46,6 +55,20 @@ class Gateway:
         """What hands out rows, while it is served."""
         self.connected = 0
         """How many connections there are; who serves keeps it."""
+
+    @property
+    def unread_files(self) -> int:
+        """How many files have changed and cannot be read, so that what was read before still holds."""
+        return self.callers.is_unread + (self.certificate is not None and self.certificate.is_unread)
+
+    def look(self) -> None:
+        """Look at what changes by itself; it is to be called now and then."""
+        self.watch.ask()
+        self.feed.look()
+        self.episodes.expire()
+        self.callers.look()
+        if self.certificate is not None:
+            self.certificate.look()
 
     def health(self) -> Health:
         """Tell whether requests can be taken; a processor that is away is none of this process's problems."""
@@ -125,7 +148,9 @@ class _View:
     def __init__(self, gateway: Gateway) -> None:
         self.counts = gateway.counts
         self.feed = gateway.feed
+        self.buffers = gateway.buffers
         self.client = gateway.client
         self.settings = gateway.settings.gateway
         self.connections = gateway.connected
+        self.unread_files = gateway.unread_files
         self.lag: Histogram = gateway.watch.lag

@@ -55,9 +55,9 @@ class StepView:
         return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def names(self) -> list[bytes]:
-        """All tokens as JSON texts."""
-        return list(map(self.vocabulary.names.__getitem__, self.ids))
+    def texts(self) -> list[bytes]:
+        """All tokens as JSON texts, empty where they bring no text."""
+        return list(map(self.vocabulary.texts.__getitem__, self.ids))
 
     @cached_property
     def character_begins(self) -> list[int]:

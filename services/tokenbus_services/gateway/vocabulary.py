@@ -50,6 +50,8 @@ class Vocabulary:
         """Bytes."""
         self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
         """The token as a JSON text, which no other token has."""
+        self.texts = _Table(lambda token_id: orjson.dumps(_number(token_id).decode()))
+        """The same for the list of an answer's tokens: one without text brings none, as in the answer's text."""
         self.keys = _Table(lambda token_id: _key(_name(token_id, _number(token_id))))
         """The same as the key of an object's next member, after a comma, with its colon."""
         self.entries = _Table(lambda token_id: _entry(token_id, _number(token_id)))
@@ -60,6 +62,7 @@ class Vocabulary:
             piece = tokenizer.token_bytes(token_id)
             self.pieces[token_id] = piece
             self.names[token_id] = _name(token_id, piece)
+            self.texts[token_id] = self.names[token_id] if piece else b'""'
             self.keys[token_id] = _key(self.names[token_id])
             self.entries[token_id] = _entry(token_id, piece)
             self.characters[token_id] = sum(byte & 0xC0 != _CONTINUES for byte in piece)

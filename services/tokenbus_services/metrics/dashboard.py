@@ -273,6 +273,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {
                 "{{route}} {{status}}": _rate("gateway_answers", "route, status"),
                 "broken {{code}}": _rate("gateway_broken_answers", "code"),
+                "refused {{why}}": _rate("gateway_refusals", "why"),
+                "evicted": f"sum(rate(tokenbus_gateway_evicted_answers_total{_RANGE}))",
             },
         ),
         Panel("Tokens through gateways", "cps", {"all": f"sum(rate(tokenbus_gateway_tokens_total{_RANGE}))"}),
@@ -284,6 +286,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 "requests": "tokenbus_gateway_open_requests",
                 "connections": "tokenbus_gateway_open_connections",
                 "processors": "tokenbus_gateway_connected_processors",
+                "unread files": "tokenbus_gateway_unread_files",
             },
         ),
         Panel("Time to the first token", "s", _quantiles("gateway_first_token_seconds")),

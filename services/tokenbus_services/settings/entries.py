@@ -3,12 +3,12 @@
 from dataclasses import dataclass, fields
 
 from tokenbus_contracts import Limits
+from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.kinds import Kind, is_secret, kind_of
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    GatewaySettings,
     ProcessorSettings,
     WorkerSettings,
 )

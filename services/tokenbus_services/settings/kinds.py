@@ -11,7 +11,6 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
 _LONGEST_NUMBER = 40
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _LARGEST_PORT = 65535
-
 HOUR_MS = 3_600_000
 _DAY_MS = 24 * HOUR_MS
 _MANY = 2**31 - 1
@@ -200,17 +199,17 @@ class HostAndPort:
 
 
 def count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Whole:
-    """Return what a number of something may be."""
+    """Return the kind of a number of things."""
     return Whole(low, high, unit, meaning)
 
 
-def time(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
-    """Return what a time may be."""
+def milliseconds(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
+    """Return the kind of a time."""
     return Whole(low, high, "ms", meaning)
 
 
 def size(meaning: str) -> Whole:
-    """Return what a size in memory or on disk may be."""
+    """Return the kind of a number of bytes."""
     return Whole(1, _MOST_BYTES, "bytes", meaning)
 
 
@@ -238,7 +237,7 @@ def refuse(key: str, kind: Kind, value: object, where: str = "") -> None:
 
 
 def check(section: object, name: str) -> None:
-    """Refuse a section with a value that is out of range."""
+    """Raise a SettingsError if a value of a section is none of its kind."""
     for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
         refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
 

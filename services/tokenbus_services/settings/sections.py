@@ -8,8 +8,8 @@ from tokenbus_services.settings.kinds import HOUR_MS as _HOUR_MS
 from tokenbus_services.settings.kinds import Choice, Endpoint, Flag, HostAndPort, Share, Text, setting
 from tokenbus_services.settings.kinds import check as _check
 from tokenbus_services.settings.kinds import count as _count
+from tokenbus_services.settings.kinds import milliseconds as _time
 from tokenbus_services.settings.kinds import size as _size
-from tokenbus_services.settings.kinds import time as _time
 
 
 def _wildcard(address: str) -> bool:
@@ -278,78 +278,3 @@ class ClientSettings:
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         _check(self, "client")
-
-
-@dataclass(frozen=True, slots=True)
-class GatewaySettings:
-    """The gateway, and what it holds for whoever speaks HTTP to it."""
-
-    address: str = setting(
-        "127.0.0.1:8000", HostAndPort("where it serves HTTP; port 0: any free one; it cannot be empty")
-    )
-    metrics_address: str = setting(
-        "",
-        HostAndPort("where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"),
-    )
-    models: str = setting(
-        "",
-        Text(
-            0,
-            4096,
-            "the models that may be asked for, as workers name them, with commas between; empty: whatever workers "
-            "there are, as the one model `tokenbus`",
-        ),
-    )
-    tokenizer: Literal["ngram", "bytes", "numbers"] = setting(
-        "ngram",
-        Choice(
-            ("ngram", "bytes", "numbers"),
-            "between text and token ids, as the workers' engine has it: ngram's, paddle's bytes, or an id's digits",
-        ),
-    )
-    chat_template: Literal["text", "roles"] = setting(
-        "text",
-        Choice(
-            ("text", "roles"),
-            "what becomes of a chat's messages: their texts alone, or each with its role's name before it",
-        ),
-    )
-    max_requests: int = setting(
-        1024, _count("requests", "the most that are open at once, each choice of an answer one; others get status 429")
-    )
-    max_choices: int = setting(128, _count("choices", "the most of one answer: its prompts times n", high=1024))
-    max_connections: int = setting(4096, _count("connections", "the most at once; others get status 503"))
-    max_body_bytes: int = setting(4_194_304, _size("the largest body of a request; a larger one gets status 413"))
-    max_header_bytes: int = setting(
-        16_384, _count("bytes", "the most of a request's line and headers; more gets status 431", low=256, high=2**20)
-    )
-    request_timeout_ms: int = setting(
-        10_000, _time("how long a request's headers and body may take to arrive, each; then status 408")
-    )
-    idle_timeout_ms: int = setting(60_000, _time("how long a connection may stay open without a request"))
-    max_prompt_tokens: int = setting(
-        131_072, _count("tokens", "the most of a prompt; more gets status 400", high=2**20)
-    )
-    max_tokens: int = setting(1_048_576, _count("tokens", "the most that a request may ask for"))
-    stream_buffer_bytes: int = setting(
-        1_048_576, _size("the most that waits for a client that reads too slowly; then its request ends")
-    )
-    answer_bytes: int = setting(
-        67_108_864, _size("the most that is collected for an answer that is not streamed; then its request ends")
-    )
-    write_timeout_ms: int = setting(
-        10_000, _time("how long a client may take nothing of what waits for it; then it is cut off")
-    )
-    retry_after_ms: int = setting(1000, _time("after how long those with status 429 or 503 are told to try again"))
-    bus_timeout_ms: int = setting(
-        1000, _time("how long the processor's metrics may take, which /bus and /readyz read at metrics.address")
-    )
-    drain_timeout_ms: int = setting(
-        10_000, _time("how long a stopping gateway waits for its open requests; 0: not at all", low=0)
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range, and an address that is none."""
-        _check(self, "gateway")
-        if not self.address:
-            raise SettingsError("gateway.address", "HOST:PORT", self.address)

@@ -9,11 +9,11 @@ from typing import Self
 from tokenbus_contracts import Limits
 from tokenbus_services.settings.entries import ENTRIES, SECTIONS
 from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    GatewaySettings,
     ProcessorSettings,
     WorkerSettings,
 )

@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenbus_services.settings.kinds import Choice, HostAndPort, Kind, Text, Whole, check, count, setting, size, time
+from tokenbus_services.settings.kinds import (
+    Choice,
+    HostAndPort,
+    Kind,
+    Text,
+    Whole,
+    check,
+    count,
+    milliseconds,
+    setting,
+    size,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class MetricsSettings:
         "127.0.0.1:9470", HostAndPort("where the processor serves its metrics; port 0: any free one; empty: nowhere")
     )
     stall_timeout_ms: int = setting(
-        5000, time("after how long an event loop that does not answer makes its process unhealthy")
+        5000, milliseconds("after how long an event loop that does not answer makes its process unhealthy")
     )
 
     def __post_init__(self) -> None:

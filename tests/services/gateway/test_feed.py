@@ -1,6 +1,7 @@
 """Feed: how a request ends that is not ended by a row."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.client import TokenClient
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.gateway import feed
+from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
@@ -40,9 +43,13 @@ async def test_error_tells_how_many_tokens_were_handed_out(
     tokens = RequestTokens(5)
     session = SimpleNamespace(outstanding=0, refusal=None)
     client: Any = SimpleNamespace(session=session, generate=lambda _generate: tokens, abort=lambda _key: None)
-    fed = feed.Feed(cast("TokenClient", client), vocabulary_of("numbers"), settings().gateway)
+    fed = feed.Feed(cast("TokenClient", client), vocabulary_of("numbers"), settings().gateway, Buffers(2**30))
     listener = _Listener(had)
-    fed.open([generate_of(5)], [listener])
+    fed.open(
+        [generate_of(5)],
+        cast("Any", SimpleNamespace(listeners=[listener])),
+        Caller(None, settings().gateway, time.monotonic),
+    )
     tokens.fail(RequestError(request_key=5, code=ErrorCode.ERROR_CODE_GAP, message="lost", emitted_tokens=emitted))
     error = await asyncio.wait_for(listener.error, 30)
     assert (error.message, error.code) == (f"lost (after {told} tokens)", "gap")

@@ -24,6 +24,7 @@ from tokenbus_services.gateway.fields import (
 )
 from tokenbus_services.gateway.tables import tables_of
 
+PROMPTS = Either((Text(1, 3), Ids(3, 9), Many(Text(1, 3), 1, 2), Many(Ids(3, 9), 1, 2)))
 STOPS = Either((Text(1, 3), Many(Text(1, 3), 0, 2)))
 KINDS: list[Kind] = [
     Whole(1, 5),
@@ -37,6 +38,7 @@ KINDS: list[Kind] = [
     Many(Whole(0, 1), 1, 2),
     Ids(3, 9),
     STOPS,
+    PROMPTS,
     Table((Field("a", Whole(0, 3), "."), Field("b", Text(0, 2), ".", required=True))),
 ]
 JSON = st.recursive(
@@ -75,14 +77,19 @@ def test_schemas_of_the_requests_are_schemas() -> None:
         (Whole(1, 5), 6, "x: a whole number from 1 to 5, got 6"),
         (Whole(1, 5), True, "x: a whole number from 1 to 5, got True"),
         (Number(0, 1, above=True), 0, "x: a number above 0 and at most 1, got 0"),
-        (Text(1, 3), "", "x: text of 1 to 3 characters, got '0 characters'"),
+        (Text(1, 3), "", "x: text of 1 to 3 characters, got 0 characters"),
         (Only((0,)), 0.5, "x: one of 0, got 0.5"),
         (Many(Whole(0, 1), 0, 2), [0, 7], "x[1]: a whole number from 0 to 1, got 7"),
         (Ids(3, 9), [1, -1], "x[1]: a whole number from 0 to 9, got -1"),
-        (STOPS, ["a", ""], "x[1]: text of 1 to 3 characters, got '0 characters'"),
+        (STOPS, ["a", ""], "x[1]: text of 1 to 3 characters, got 0 characters"),
+        (PROMPTS, [4294967296], "x[0]: a whole number from 0 to 9, got 4294967296"),
+        (PROMPTS, [1, 2, 3, 4], "x: a list of 1 to 3 token ids, got 4 token ids"),
+        (PROMPTS, [[1], [2, 10]], "x[1][1]: a whole number from 0 to 9, got 10"),
+        (PROMPTS, ["a", "abcd"], "x[1]: text of 1 to 3 characters, got 4 characters"),
+        (PROMPTS, ["a", "b", "c"], "x: a list of 1 to 2 elements, got 3 elements"),
         (STOPS, 5, "x: text, got 5"),
         (Table((Field("a", Truth(), "."),)), {"b": 1}, "x.b: no such field, got 1"),
-        (Table((Field("a", Truth(), ".", required=True),)), {}, "x.a: it must be given, got None"),
+        (Table((Field("a", Truth(), ".", required=True),)), {}, "x.a: it must be given, got nothing"),
     ],
 )
 def test_refusals_name_the_field_the_limit_and_the_value(kind: Kind, value: Any, line: str) -> None:  # noqa: ANN401

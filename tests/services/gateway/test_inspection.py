@@ -6,6 +6,7 @@ from typing import Any
 from tests.services.builders import settings
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.inspection import InspectedAnswer
 from tokenbus_services.gateway.view import StepView
 from tokenbus_services.gateway.vocabulary import vocabulary_of
@@ -32,10 +33,10 @@ async def told(ids: list[int], others: list[int]) -> list[dict[str, Any]]:
         alternative_token_ids=others,
         alternative_logprobs=[-0.5] * count,
     )
-    answer = InspectedAnswer(Asked(model="m", prompts=[[1]], top_logprobs=1), 1, settings().gateway)
+    answer = InspectedAnswer(Asked(model="m", prompts=[[1]], top_logprobs=1), 1, settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     answer.take(StepView(batch, vocabulary_of("bytes")), 0)
-    events = (await answer.outbox.next()).data.decode().split("\n\n")
+    events = answer.outbox.take(2**30).data.decode().split("\n\n")
     (row,) = (json.loads(event.partition("data: ")[2]) for event in events if event.startswith("event: row"))
     tokens: list[dict[str, Any]] = row["tokens"]
     return tokens

@@ -2,20 +2,27 @@
 
 import asyncio
 
-from tokenbus_services.gateway.outbox import Outbox
+from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.outbox import Outbox, Sending
+
+
+async def _next(outbox: Outbox) -> Sending:
+    """Wait for something, and take it."""
+    await outbox.ready()
+    return outbox.take()
 
 
 async def test_what_waits_is_sent_together_and_in_order() -> None:
     """Chunks come out in their order, and the end is told with the last of them."""
-    outbox = Outbox(100, lambda: None)
+    outbox = Outbox(100, lambda: None, Buffers(2**30))
     outbox.put(b"a", 1)
     outbox.put(b"b", 2)
-    first = await outbox.next()
+    first = await _next(outbox)
     assert (first.data, first.produced_at_ns, first.is_last) == (b"ab", [1, 2], False)
     outbox.put(b"c")
     outbox.close()
     outbox.put(b"too late")
-    last = await outbox.next()
+    last = await _next(outbox)
     assert (last.data, last.is_last) == (b"c", True)
 
 
@@ -29,12 +36,12 @@ async def test_bound_is_told() -> None:
         outbox.put(b"!")
         outbox.close()
 
-    outbox = Outbox(3, full)
+    outbox = Outbox(3, full, Buffers(2**30))
     outbox.put(b"abc")
     assert not told
     outbox.put(b"d")
     assert (told, outbox.peak) == ([4], 5)
-    assert (await outbox.next()).data == b"abcd!"
+    assert (await _next(outbox)).data == b"abcd!"
     assert (outbox.size, outbox.peak) == (0, 5)
 
 
@@ -49,12 +56,12 @@ async def test_chunks_pass_by_only_while_nothing_waits() -> None:
             written.append(chunk)
         return room
 
-    outbox = Outbox(100, lambda: None)
+    outbox = Outbox(100, lambda: None, Buffers(2**30))
     outbox.write = write
     outbox.put(b"nobody waits yet")
     assert not written
-    assert (await outbox.next()).data == b"nobody waits yet"
-    waiting = asyncio.create_task(outbox.next())
+    assert (await _next(outbox)).data == b"nobody waits yet"
+    waiting = asyncio.create_task(_next(outbox))
     await asyncio.sleep(0)
     outbox.put(b"1")
     room = False
@@ -63,3 +70,49 @@ async def test_chunks_pass_by_only_while_nothing_waits() -> None:
     outbox.put(b"3")
     assert (await waiting).data == b"23"
     assert written == [b"1"]
+
+
+async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
+    """A large chunk is taken in pieces, and what is left of it is freed at once, here and in the sum of all."""
+    buffers = Buffers(2**30)
+    outbox = Outbox(10**6, lambda: None, buffers)
+    outbox.put(b"a" * 200_000)
+    assert (outbox.size, buffers.size) == (200_000, 200_000)
+    taken = outbox.take()
+    assert len(taken.data) < 100_000
+    assert not taken.is_last
+    assert buffers.size == 200_000 - len(taken.data)
+    outbox.drop()
+    assert (outbox.size, buffers.size, buffers.peak) == (0, 0, 200_000)
+
+
+class _Answer:
+    """An answer that holds what it says, and frees it when it ends."""
+
+    def __init__(self, buffers: Buffers, held: int) -> None:
+        self._buffers = buffers
+        self.held = held
+        self.unsent = 0
+        self.is_evicted = False
+        buffers.join(self)
+        buffers.grow(held)
+
+    def evict(self) -> None:
+        """End."""
+        self.is_evicted = True
+        freed, self.held = self.held, 0
+        self._buffers.grow(-freed)
+
+
+def test_who_holds_the_most_ends_first() -> None:
+    """Above the bound of all together the largest end, as few as make an eighth of it free."""
+    buffers = Buffers(100)
+    answers = [_Answer(buffers, held) for held in (5, 40, 10, 30)]
+    assert not any(answer.is_evicted for answer in answers)
+    last = _Answer(buffers, 25)
+    assert [answer.is_evicted for answer in [*answers, last]] == [False, True, False, False, False]
+    assert (buffers.size, buffers.evicted) == (70, 1)
+    buffers.evict(1, beside={answers[0]: 100})
+    assert answers[0].is_evicted
+    buffers.evict(1, at_least=31)
+    assert buffers.evicted == 2

@@ -49,6 +49,7 @@ UNITS = (
             "peers",
             "resumes",
             "ticks",
+            "files",
             "batches",
             "processors",
             "handshakes",

@@ -4,6 +4,7 @@ import { Bus } from "./bus.js";
 import { AcceptanceChart } from "./chart.js";
 import { Figures } from "./figures.js";
 import { plural } from "./format.js";
+import { keepKey } from "./key.js";
 import { Panel } from "./panel.js";
 import { Spoken } from "./spoken.js";
 import { StreamProblem, events } from "./stream.js";
@@ -122,6 +123,10 @@ const TITLES = {
   gap: "Tokens were lost",
   no_worker: "No worker is there",
   overloaded: "The system is full",
+  missing_api_key: "An API key is needed",
+  invalid_api_key: "The API key is not known",
+  rate_limit_exceeded: "The key's limit is reached",
+  concurrency_limit_exceeded: "The key's limit is reached",
   unreachable: "No answer",
   disconnected: "Connection lost",
   cut_off: "Connection lost",
@@ -184,4 +189,5 @@ for (const choice of document.getElementsByName("view")) {
 }
 addEventListener("pagehide", () => running?.abort());
 
+keepKey($("key"));
 new Bus($("bus"), $("pulse")).watch();

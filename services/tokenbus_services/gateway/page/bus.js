@@ -2,6 +2,7 @@
 
 import { element } from "./dom.js";
 import { count, percent, plural } from "./format.js";
+import { keyHeaders } from "./key.js";
 
 const EVERY = 1000;
 const PATIENCE = 5000;
@@ -27,7 +28,7 @@ export class Bus {
 
   async #look() {
     try {
-      const response = await fetch("bus", { signal: AbortSignal.timeout(PATIENCE) });
+      const response = await fetch("bus", { headers: keyHeaders(), signal: AbortSignal.timeout(PATIENCE) });
       const told = await response.json();
       if (!response.ok) throw new Error(fault(told) ?? `status ${response.status}`);
       this.#show(told);

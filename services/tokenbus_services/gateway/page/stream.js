@@ -1,5 +1,7 @@
 // Server-sent events over a POST, which EventSource cannot send.
 
+import { keyHeaders } from "./key.js";
+
 /** What ended a request before its stream did, or instead of it. */
 export class StreamProblem extends Error {
   constructor(message, { code = null, param = null, retryAfter = null } = {}) {
@@ -35,7 +37,7 @@ async function asked(address, body, signal) {
   try {
     response = await fetch(address, {
       method: "POST",
-      headers: { "Content-Type": "application/json", Accept: "text/event-stream" },
+      headers: { "Content-Type": "application/json", Accept: "text/event-stream", ...keyHeaders() },
       body: JSON.stringify(body),
       signal,
     });

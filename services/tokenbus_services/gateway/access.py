@@ -1,0 +1,207 @@
+"""Access: which requests are let in: by the host they name, the web page they come from, and their API key."""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenbus_services.gateway.callers import Caller, Callers
+from tokenbus_services.gateway.connection import host_of
+from tokenbus_services.gateway.counts import Counts
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.response import error_response
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.settings import GatewaySettings
+from tokenbus_services.settings.gateway import listed
+
+_log = logger("gateway")
+_EXTENSION = "tokenbus.visitor"
+TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/inspect"})
+_OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz"})
+_OPEN_FOLDER = "/page/"
+_INSIDE = frozenset({"/bus", "/inspect", "/metrics", "/openapi.json"})
+"""What needs a key or a peer of this machine, even where others need no key."""
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+"""What proxies say: then the peer is not who asks."""
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
+_PREFLIGHT_SECONDS = 600
+_EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
+    f"x-ratelimit-{what}-requests" for what in ("limit", "remaining", "reset")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who sends a request."""
+
+    caller: Caller
+    is_known: bool
+    """Whether it has a key, or is a peer of this machine: others are told nothing of the inside."""
+
+
+def visitor_of(scope: Scope) -> Visitor:
+    """Return who sends a request that was let in."""
+    visitor: Visitor = scope["extensions"][_EXTENSION]
+    return visitor
+
+
+class Access:
+    """The layer before the application: what it refuses is answered before a body is read."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, callers: Callers, counts: Counts) -> None:
+        """Take the application, the settings, who may call, and where refusals are counted."""
+        self._app = app
+        self._callers = callers
+        self._counts = counts
+        self._hosts = _LOOPBACK_NAMES | set(listed(settings.hosts)) | {host_of(settings.address)}
+        self._origins = frozenset(listed(settings.origins))
+        self._episodes = Episodes()
+
+    def look(self) -> None:
+        """Sum up in the log what has been quiet for long enough; it is to be called now and then."""
+        self._episodes.expire()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        added: dict[str, str] = {}
+
+        async def sending(message: Message) -> None:
+            """Add what browsers and clients are to know of their limits."""
+            if message["type"] == "http.response.start" and added:
+                MutableHeaders(raw=message["headers"]).update(added)
+            await send(message)
+
+        answer: Response | None
+        try:
+            answer = self._let_in(scope, headers, added)
+        except ApiError as error:
+            answer = error_response(error)
+        if answer is not None:
+            await answer(scope, receive, sending)
+        else:
+            await self._app(scope, receive, sending)
+
+    def _let_in(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
+        """Check a request; return the answer to a preflight, or nothing: the application answers."""
+        host = headers.get("host", "")
+        local = str((scope.get("server") or ("",))[0])
+        if host and host_of(host) not in self._hosts | {local, f"[{local}]"}:
+            message = f"host: localhost, the gateway's address or one of gateway.hosts, got {host[:100]!r}"
+            raise self._refused(scope, "host", ApiError(421, message, code="misdirected_request"))
+        origin = headers.get("origin")
+        of_keys = self._callers.origins
+        is_foreign = origin is not None and not _is_same(origin, host, scope["scheme"])
+        if self._origins or of_keys:
+            added["vary"] = "Origin"
+        if is_foreign and origin is not None:
+            self._check_origin(scope, origin, self._origins | of_keys)
+            added["access-control-allow-origin"] = origin
+            added["access-control-expose-headers"] = _EXPOSED
+            if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+                return _preflight(headers)
+        visitor = self._visitor(scope, headers)
+        if is_foreign and origin is not None:
+            key = visitor.caller.key
+            self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
+        scope.setdefault("extensions", {})[_EXTENSION] = visitor
+        if scope["path"] in TOKEN_ROUTES and scope["method"] == "POST":
+            self._admit(scope, visitor.caller, added)
+        return None
+
+    def _check_origin(self, scope: Scope, origin: str, allowed: frozenset[str]) -> None:
+        if origin not in allowed:
+            message = f"origin: this gateway's own page or one of gateway.origins, got {origin[:100]!r}"
+            raise self._refused(scope, "origin", ApiError(403, message, code="origin_not_allowed"))
+
+    def _visitor(self, scope: Scope, headers: Headers) -> Visitor:
+        """Return who asks, or raise an ApiError: it must have a key and has none, or one that is not known."""
+        path, callers = scope["path"], self._callers
+        is_near = _is_near(scope, headers)
+        is_open = path in _OPEN_TO_ALL or path.startswith(_OPEN_FOLDER)
+        if not callers.are_asked:
+            if path in _INSIDE and not is_near:
+                message = f"{path}: for clients on the gateway's own machine, as it has no gateway.keys_file"
+                raise self._refused(scope, "no_key", ApiError(403, message, code="not_local"))
+            return Visitor(callers.anonymous, is_near)
+        given = headers.getlist("authorization")
+        caller = callers.find(_bearer(given)) if given else None
+        if caller is not None:
+            return Visitor(caller, is_known=True)
+        if is_open or (path in _INSIDE and is_near and not given):
+            return Visitor(callers.anonymous, is_near)
+        if given:
+            message = "authorization: Bearer and an API key that this gateway knows, got another"
+            raise self._refused(scope, "unknown_key", ApiError(401, message, code="invalid_api_key"))
+        message = "authorization: Bearer and an API key, got none"
+        raise self._refused(scope, "no_key", ApiError(401, message, code="missing_api_key"))
+
+    def _admit(self, scope: Scope, caller: Caller, added: dict[str, str]) -> None:
+        try:
+            caller.check_room(1)
+            caller.admit()
+        except ApiError as error:
+            self.limited(scope, error, caller)
+            raise
+        finally:
+            added.update(caller.limits())
+
+    def limited(self, scope: Scope, error: ApiError, caller: Caller) -> None:
+        """Count and log an error, if it is that a caller wants more than it may have."""
+        why = _WHYS.get(error.code or "")
+        if why is not None:
+            self._refused(scope, why, error, caller.name)
+
+    def _refused(self, scope: Scope, why: str, error: ApiError, key: str = "") -> ApiError:
+        """Count a refusal, and say so in the log once for each that is refused."""
+        self._counts.refusals[why] += 1
+        peer = str((scope.get("client") or ("",))[0])
+        values: Mapping[str, object] = {"why": why, "peer": peer, **({"key_id": key} if key else {})}
+        self._episodes.begin((why, key or peer), _log.warning, "request refused", reason=error.message, **values)
+        return error
+
+
+_WHYS = {"rate_limit_exceeded": "rate", "concurrency_limit_exceeded": "concurrency"}
+
+
+def _preflight(headers: Headers) -> Response:
+    asked = headers.get("access-control-request-headers", "")
+    allowed = {
+        "access-control-allow-methods": "GET, POST",
+        "access-control-max-age": str(_PREFLIGHT_SECONDS),
+        # Which headers a page sends is of no concern here: what they say is checked when they come.
+        **({"access-control-allow-headers": asked} if asked and _HEADER_NAMES.fullmatch(asked) else {}),
+    }
+    return Response(status_code=204, headers=allowed)
+
+
+def _is_same(origin: str, host: str, scheme: str) -> bool:
+    """Tell whether an origin is the server itself; a proxy may have taken TLS off."""
+    schemes = ("https",) if scheme == "https" else ("http", "https")
+    return bool(host) and origin.lower() in [f"{each}://{host.lower()}" for each in schemes]
+
+
+def _is_near(scope: Scope, headers: Headers) -> bool:
+    """Tell whether a request comes from this machine, and from no proxy on it."""
+    if any(name in headers for name in _FORWARDING):
+        return False
+    try:
+        address = ipaddress.ip_address((scope.get("client") or ("",))[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _bearer(given: list[str]) -> str:
+    """Return the one key that is given, or what is none."""
+    scheme, _, key = given[0].partition(" ")
+    return key.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""

@@ -1,0 +1,20 @@
+// The API key, for this tab alone: it is sent in a header, and never stands in an address.
+
+const NAME = "tokenbus-api-key";
+
+/** What a request needs to say who asks, if a key was entered. */
+export function keyHeaders() {
+  const key = sessionStorage.getItem(NAME);
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+/** Keep what is entered in the box until the tab is closed; an empty box forgets it. */
+export function keepKey(box) {
+  box.value = sessionStorage.getItem(NAME) ?? "";
+  box.addEventListener("input", () => {
+    const key = box.value.trim();
+    // A header takes no other characters, and no key has any.
+    if (/^[\x21-\x7e]+$/.test(key)) sessionStorage.setItem(NAME, key);
+    else sessionStorage.removeItem(NAME);
+  });
+}

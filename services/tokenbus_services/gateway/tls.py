@@ -1,0 +1,66 @@
+"""TLS: the context that connections are made with, and its certificate, which may be renewed while the gateway runs."""
+
+import ssl
+from pathlib import Path
+
+from tokenbus_services.gateway.watched import WatchedFiles
+from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.settings import GatewaySettings, SettingsError
+from tokenbus_services.settings.errors import Shown
+
+_log = logger("gateway")
+
+
+class Certificate:
+    """A certificate and its key in files; connections that are there keep the one that they began with."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Load it; a SettingsError says which file cannot be used."""
+        self._settings = settings
+        self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
+        self._episodes = Episodes()
+        self.context = _context()
+        self.is_unread = False
+        """Whether a file has changed and cannot be used: what was loaded before is still shown."""
+        try:
+            self._load()
+        except OSError as error:  # ssl.SSLError is one
+            reason = f"{settings.tls_certificate} and {settings.tls_key}: {_reason(error)}"
+            raise SettingsError("gateway.tls_certificate", f"a certificate and its key: {reason}", Shown("")) from None
+
+    def look(self) -> None:
+        """Load it again if it has changed; it is to be called now and then."""
+        self._episodes.expire()
+        if not self._files.changed():
+            return
+        try:
+            self._load()
+        except OSError as error:
+            self.is_unread = True
+            self._episodes.begin("tls", _log.error, "the certificate cannot be read", reason=_reason(error))
+            return
+        self.is_unread = False
+        _log.info("certificate read", file=self._settings.tls_certificate)
+
+    def _load(self) -> None:
+        files = self._settings.tls_certificate, self._settings.tls_key
+        # First into another context: one that loads half of a pair would serve neither.
+        for context in (_context(), self.context):
+            context.load_cert_chain(*files, password=_no_password)
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _no_password() -> str:
+    """Say that there is none, where OpenSSL would ask at the terminal."""
+    return ""
+
+
+def _reason(error: OSError) -> str:
+    return (getattr(error, "reason", None) or error.strerror or str(error)).lower().replace("_", " ")

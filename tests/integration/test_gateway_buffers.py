@@ -1,0 +1,109 @@
+"""Clients that do not read, many at once, beside one that does: they end at their bounds, and it gets every token."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.bytewise import LONG, asked, not_reading, serving
+from tests.integration.deployment import Deployment
+from tests.integration.serving import Served, asking, eventually, is_true, plainly, served
+from tests.integration.waiting import until
+from tokenbus_services.gateway.server import Serving
+
+pytestmark = pytest.mark.xdist_group("gateway")
+UNREAD = 500
+STEPS = ("--steps-per-second", "40")
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process have as many sockets as the tests open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _opened(system: Served, sockets: list[socket.socket]) -> None:
+    host, _, port = system.url.removeprefix("http://").rpartition(":")
+    for _ in range(UNREAD):
+        stalled = socket.socket()
+        sockets.append(stalled)
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((host, int(port)))
+        stalled.sendall(asked(max_tokens=LONG, logprobs=5, stream=True))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"gateway__stream_buffer_bytes": 65_536},
+        {"gateway__buffer_bytes": 16 * 2**20},
+    ],
+    ids=["each", "together"],
+)
+async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -> None:
+    """500 streams that are not read end, by their own bound or that of all, and one that is read has every token."""
+    sockets: list[socket.socket] = []
+    with served(gateway__tokenizer="numbers", **bounds) as system:
+        system.start_worker("worker-0", *STEPS)
+        try:
+            async with asking(system.url) as client, plainly(system.url) as plain:
+                given: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 1500, "logprobs": 0}
+                stream = await client.completions.create(**given, stream=True)
+                opening = asyncio.create_task(_opened(system, sockets))
+                chunks = [chunk async for chunk in stream]
+                await opening
+                whole: Any = chunks[0]
+                for chunk in chunks[1:]:
+                    whole.choices[0].text += chunk.choices[0].text
+                    for name in ("tokens", "token_logprobs"):
+                        getattr(whole.choices[0].logprobs, name).extend(getattr(chunk.choices[0].logprobs, name))
+                assert is_true(whole)
+                assert len(whole.choices[0].logprobs.tokens) == 1500
+
+                async def have_ended() -> bool:
+                    """Tell whether all others have ended, and nothing waits for them any more."""
+                    page = (await plain.get("/metrics")).text
+                    return (
+                        f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page
+                        and 'tokenbus_gateway_fill_ratio{of="buffers"} 0.0' in page
+                    )
+
+                await eventually(have_ended)
+                assert is_true(await client.completions.create(**given))
+            assert 1 <= len(system.gateway.lines('"answer ended: its client reads too slowly"')) < UNREAD // 10
+        finally:
+            for stalled in sockets:
+                stalled.close()
+
+
+async def test_whole_answers_count_to_the_bound_of_all(deployment: Deployment) -> None:
+    """Answers that are not streamed and not read are thrown away when all together hold too much, the largest first."""
+    bounds = {
+        "gateway__stream_buffer_bytes": 20_000,
+        "gateway__buffer_bytes": 2**20,
+        "gateway__write_timeout_ms": 3_600_000,
+    }
+    async with serving(deployment, **bounds) as system:
+        wanted = asked(max_tokens=900, logprobs=20)
+        stalled = [not_reading(system, wanted=wanted) for _ in range(3)]
+        try:
+            await until(lambda: system.gateway.buffers.evicted)
+            assert system.gateway.buffers.peak < 2 * 2**20
+            assert await _is_served(system)
+        finally:
+            for each in stalled:
+                each.close()
+        await until(lambda: not system.gateway.buffers.size)
+
+
+async def _is_served(system: Serving) -> bool:
+    async with asking(system.url) as client:
+        return is_true(await client.completions.create(model="tokenbus", prompt="a", logprobs=0, max_tokens=40))
