@@ -34,11 +34,13 @@ class Monitor:
         settings: BusSettings,
         refused: Callable[[str], None],
         gate: Gate,
+        ended: Callable[[int], None],
     ) -> None:
-        """Watch a socket that is not bound yet."""
+        """Watch a socket that is not bound yet; `ended` is called with the descriptor of each connection that ended."""
         self._socket = LoopSocket(socket.get_monitor_socket(_EVENTS), "monitor")
         self._settings = settings
         self._refused = refused
+        self._ended = ended
         self._connections: dict[int, sockets.socket] = {}
         self._failure: str | None = None
         self._silenced = False
@@ -57,6 +59,15 @@ class Monitor:
                 self._take(events)
                 events.clear()
         self._take(events)
+
+    def cut(self, descriptor: int, reason: str = "") -> None:
+        """Cut off the connection of a descriptor, which libzmq closes then; a reason is told as that of a refusal."""
+        connection = self._connections.get(descriptor)
+        if connection is not None:
+            if reason:
+                asyncio.get_running_loop().call_soon(self._refused, f"{_name(connection)}: {reason}")
+            with contextlib.suppress(OSError):  # it ends just now
+                connection.shutdown(sockets.SHUT_RDWR)
 
     def silence(self) -> None:
         """Tell nothing any more: what ends from now on is ended by its owner."""
@@ -102,6 +113,7 @@ class Monitor:
             elif event == zmq.EVENT_DISCONNECTED:
                 self._tell(self._connections.get(value))
                 self._forget(value)
+                self._ended(value)
             elif event == zmq.EVENT_MONITOR_STOPPED:
                 self._stopped = True
 
@@ -117,6 +129,12 @@ class Monitor:
             asyncio.get_running_loop().call_soon(self._refused, f"{_name(connection)}: {reason}")
 
     def _why(self, event: int, value: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "its key is not allowed"
+        if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            return "its handshake is of another mechanism: one side has a key, and the other none"
+        if value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+            return "its handshake is for another key than this listener's"
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             return "its handshake is not of this protocol"
         if value == errno.EAGAIN:

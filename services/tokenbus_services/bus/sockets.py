@@ -37,6 +37,18 @@ class LoopSocket:
             await self.wait()
         return parts
 
+    async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
+        """Return the next message of a ROUTER: whose it is, as a frame with what the transport knows, and its parts."""
+        await self._turns.next()
+        while True:
+            self.check_open()
+            try:
+                peer = self._socket.recv(zmq.NOBLOCK, copy=False)
+                return peer, self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._readable.clear()
+            await self.wait()
+
     async def wait(self) -> None:
         """Wait, after a receive that found nothing, until there may be something, or all is closed."""
         await self._readable.wait()

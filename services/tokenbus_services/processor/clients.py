@@ -33,7 +33,7 @@ from tokenbus_services.processor.requests import Request
 from tokenbus_services.processor.session import Session, drafts_of
 from tokenbus_services.processor.strangers import Strangers
 from tokenbus_services.processor.watchers import Watchers
-from tokenbus_services.processor.worker import RefusedError, check_secret, protocol_error
+from tokenbus_services.processor.worker import RefusedError, protocol_error
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -250,7 +250,6 @@ class ClientDesk:
     # The handshake.
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
-        check_secret(hello.secret, self._settings.bus.secret)
         session = self.sessions.get(hello.session)
         resumed = session is not None
         if session is None:

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.processor.book import RequestBook
 from tokenbus_services.processor.requests import NO_STREAM, Request
@@ -87,12 +87,13 @@ class Dispatch:
         worker.last_turn = self._turns
         if heir is not None:
             heir.last_turn = self._turns
-        address = "" if heir is None else heir.stream.hello.handoff_address
+        hello = Hello() if heir is None else heir.stream.hello
+        target = hello.handoff_address, hello.handoff_ticket, hello.handoff_server_key
         self.book.table.heir[request.slot] = NO_STREAM if heir is None else heir.source.stream
-        if generate.handoff_address != address:
+        if (generate.handoff_address, generate.handoff_ticket, generate.handoff_server_key) != target:
             told = Generate()
             told.CopyFrom(generate)
-            told.handoff_address = address
+            told.handoff_address, told.handoff_ticket, told.handoff_server_key = target
             request.generate = generate = told
         # One that cannot be told just now is told at its next hello, because the request is in the book.
         self._desk.generate(worker, generate)

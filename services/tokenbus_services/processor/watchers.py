@@ -63,6 +63,6 @@ class Watchers:
 def _announce(session: Session, worker: Worker) -> None:
     watched = WatchedStream(epoch=worker.stream.epoch)
     watched.hello.CopyFrom(worker.stream.hello)
-    watched.hello.ClearField("secret")
-    watched.hello.ClearField("request_keys")
+    for name in ("proof", "handoff_ticket", "request_keys"):  # what only the processor is to know
+        watched.hello.ClearField(name)
     session.put(Letter(ServerFrame(watched_stream=watched), [], None, 0))

@@ -1,6 +1,5 @@
 """A worker as the processor knows it, and the checks of what it says of itself."""
 
-import hmac
 from dataclasses import dataclass
 
 from tokenbus_contracts import ContractError, Limits, Rule
@@ -51,9 +50,8 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-def check_hello(hello: Hello, limits: Limits, secret: str) -> None:
+def check_hello(hello: Hello, limits: Limits) -> None:
     """Refuse a worker that may not be here, or whose batches would be wider than what is taken."""
-    check_secret(hello.secret, secret)
     for name in ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k"):
         most, found = getattr(limits, name), getattr(hello.limits, name)
         if found > most:
@@ -62,12 +60,6 @@ def check_hello(hello: Hello, limits: Limits, secret: str) -> None:
     if hello.next_sequence < hello.first_sequence:
         error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)
         raise RefusedError(RefusalReason.REFUSAL_REASON_PROTOCOL, str(error))
-
-
-def check_secret(given: bytes, secret: str) -> None:
-    """Refuse a peer that does not know the secret, in time that does not depend on how wrong it is."""
-    if not hmac.compare_digest(given, secret.encode()):
-        raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, "hello.secret: not the processor's")
 
 
 def protocol_error(error: ContractError) -> RefusedError:

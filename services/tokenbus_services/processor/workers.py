@@ -150,7 +150,7 @@ class WorkerDesk:
     # The handshake.
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
-        check_hello(hello, self._settings.limits, self._settings.bus.secret)
+        check_hello(hello, self._settings.limits)
         if self.is_draining:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
         known = self.by_id.get(hello.worker_id)

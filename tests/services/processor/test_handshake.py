@@ -99,18 +99,6 @@ def test_wider_limits_are_refused(name: str) -> None:
     assert "b" not in bench.core.workers.by_id
 
 
-@pytest.mark.parametrize(("given", "is_taken"), [(b"word", True), (b"wor", False), (b"", False), (b"words", False)])
-def test_secret_must_be_the_processors(given: bytes, *, is_taken: bool) -> None:
-    """Only who knows the secret is taken, and the refusal does not tell it."""
-    bench = Bench({"bus.secret": "word"})
-    worker = bench.worker(secret=given)
-    assert ("worker-0" in bench.core.workers.by_id) is is_taken
-    if not is_taken:
-        (frame,) = worker.heard()
-        assert frame.refusal.reason == RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED
-        assert "word" not in frame.refusal.message
-
-
 def test_live_workers_id_cannot_be_taken() -> None:
     """Another life of a worker that is alive is refused; once that is silent for too long, it makes way (case 8)."""
     bench = Bench({"bus.heartbeat_timeout_ms": 3000})

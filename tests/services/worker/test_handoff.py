@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -23,7 +23,8 @@ from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, r
 
 ADDRESS = "memory://decode"
 MOST = 20.0
-CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4, "bus.secret": "hush"}
+CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4}
+TICKET = b"ticket"
 
 
 def request(key: int, address: str = ADDRESS) -> Generate:
@@ -42,6 +43,11 @@ class Pair:
     settings: Settings
     clock: LoopClock
     failed: dict[int, str]
+
+    def request(self, key: int) -> Generate:
+        """Return a request as the processor hands it to a prefill worker, with the decode worker's ticket."""
+        address, ticket, server_key = self.receiver.point
+        return generate_of(key, handoff_address=address, handoff_ticket=ticket, handoff_server_key=server_key)
 
     async def answered(self) -> None:
         """Let time pass until nothing waits for an answer."""
@@ -80,7 +86,7 @@ async def pair(**changed: object) -> AsyncIterator[Pair]:
 async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
     """The engine is given the request with its state; when it has taken it, the sender knows."""
     async with pair() as both:
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         taken = await both.handed_in(1)
         state, answer = taken[7]
         assert state == b"state"
@@ -95,7 +101,7 @@ async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
 async def test_refusal_reaches_who_began_it() -> None:
     """What the engine says against a request ends it where it came from, with the decode worker's address."""
     async with pair() as both:
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         _, answer = (await both.handed_in(1))[7]
         assert callable(answer)
         answer("state: 8 bytes, got 5")
@@ -108,7 +114,7 @@ async def test_full_worker_refuses() -> None:
     """A worker that has as many requests as it takes refuses another without asking its engine."""
     async with pair() as both:
         both.publisher.session.requests.update(range(100, 104))
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         await both.answered()
         assert both.publisher.take_handoffs() == []
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has 4 requests, as many as it takes"}
@@ -118,7 +124,7 @@ async def test_what_comes_twice_is_taken_once() -> None:
     """A hand-off that is repeated because nobody answered yet is the same; one that was answered is answered again."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
-        message = handoff_of(request(7), b"state", 5, both.settings)
+        message = handoff_of(both.request(7), b"state", 5, both.settings)
         connection.send(message)
         connection.send(message)
         _, answer = (await both.handed_in(1))[7]
@@ -136,7 +142,7 @@ async def test_key_that_is_in_use_is_refused() -> None:
     """Another request of a key that the worker still has is not the same, and is not taken for it."""
     async with pair() as both:
         both.publisher.session.requests.add(7)
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         await both.answered()
         assert both.publisher.take_handoffs() == []
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has an open request of that key"}
@@ -146,7 +152,7 @@ async def test_key_that_is_used_again_is_another_request() -> None:
     """A request whose key had been used before is taken over like the first."""
     async with pair() as both:
         for _ in range(3):
-            both.sender.send(request(7), b"state")
+            both.sender.send(both.request(7), b"state")
             _, answer = (await both.handed_in(1))[7]
             assert callable(answer)
             answer("")
@@ -181,7 +187,7 @@ async def test_refusal_that_waits_for_room_holds_nobody_up() -> None:
     async with pair() as both:
         both.sender._failed = told_late
         for key, refusal in ((7, "no"), (8, "")):
-            both.sender.send(request(key), b"state")
+            both.sender.send(both.request(key), b"state")
             _, answer = (await both.handed_in(1))[key]
             assert callable(answer)
             answer(refusal)
@@ -258,11 +264,11 @@ async def test_connections_are_bounded() -> None:
         for number, listener in enumerate(listeners):
             both.sender.send(request(10 + number, f"memory://d{number}"), b"state")
             peer, parts = await asyncio.wait_for(listener.receive(), MOST)
-            handoff = read_handoff(parts, both.settings)
+            handoff = read_handoff(parts, b"")
             assert handoff is not None
             listener.send(peer, reply_of(handoff, ""))
             await both.answered()
-        assert list(both.sender._peers) == ["memory://d1", "memory://d2"]
+        assert list(both.sender._peers) == [("memory://d1", b""), ("memory://d2", b"")]
         for listener in listeners:
             await listener.close()
 
@@ -271,13 +277,12 @@ async def test_nonsense_ends_nothing() -> None:
     """Whatever else comes to either end is counted and dropped, and the next hand-off goes through."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
-        whole = handoff_of(request(8), b"state", 6, both.settings)
-        stranger = replace(both.settings, bus=replace(both.settings.bus, secret="wrong"))  # noqa: S106 - of a test
+        whole = handoff_of(both.request(8), b"state", 6, both.settings)
         newer = b"\xfa\x3f\x00"  # a field that only a newer minor knows
         for parts in ([b"x"], [b"x", b"y"], whole[:1], [whole[0], b"stale"], [newer, b""]):
             connection.send(parts)
-        connection.send(handoff_of(request(8), b"state", 7, stranger))
-        both.sender.send(request(7), b"state")
+        connection.send(handoff_of(request(8), b"state", 7, both.settings))  # without a ticket
+        both.sender.send(both.request(7), b"state")
         _, answer = (await both.handed_in(1))[7]
         assert callable(answer)
         answer("")
@@ -291,19 +296,19 @@ async def test_nonsense_ends_nothing() -> None:
     [
         ({"state_bytes": 4}, "handoff.state_bytes: 5, as it has, got 4"),
         ({"state_crc32": 1}, "handoff.state_crc32: 2744374011, as it has, got 1"),
-        ({"secret": b""}, "handoff.secret: the decode worker's"),
+        ({"ticket": b""}, "handoff.ticket: the decode worker's"),
     ],
 )
 def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None:
     """A state of another length, other bytes or another sender than the frame says is refused."""
     chosen = settings(CHOSEN)
-    frame, state = handoff_of(request(7), b"state", 5, chosen)
+    frame, state = handoff_of(generate_of(7, handoff_ticket=TICKET), b"state", 5, chosen)
     handoff = Handoff()
     handoff.CopyFrom(read_frame(PrefillFrame, frame).handoff)
     for name, value in changed.items():
         setattr(handoff, name, value)
     with pytest.raises(ContractError, match=line):
-        read_handoff([write_frame(PrefillFrame(handoff=handoff)), state], chosen)
+        read_handoff([write_frame(PrefillFrame(handoff=handoff)), state], TICKET)
 
 
 def test_replies() -> None:
