@@ -39,7 +39,8 @@ def run(plan: Plan, progress: Progress) -> Record:
             absent = {lane.name: str(error) for lane in LANES if lane.transports == (SYSV,)}
         pair = stack.enter_context(Pair())
         bench = Bench(plan, pair, queue, progress)
-        results = bench.results([lane for lane in LANES if lane.name not in absent])
+        named = plan.lanes or tuple(lane.name for lane in LANES)
+        results = bench.results([lane for lane in LANES if lane.name in named and lane.name not in absent])
         sections = bench.sections()
         scaling = bench.scaling()
         cores = pair.cores

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_services.bus.identity import Identity, Role
-from tokenbus_services.bus.keys import NAME, public_key
+from tokenbus_services.bus.keys import NAME, is_key
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import SettingsError
 
@@ -148,11 +148,7 @@ def _parsed(entry: object) -> AllowedKey:
     name, public = entry.get("name"), entry.get("public")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(f"name: 1 to 64 letters, digits, dots, dashes and underscores, got {name!r}")
-    try:
-        given = public_key(public).decode() if isinstance(public, str) else ""
-    except ValueError:
-        given = ""
-    if not given or given != public:
+    if not isinstance(public, str) or not is_key(public.encode()):
         raise ValueError(f"public: a public key of 40 characters, got {public!r}")
     roles = _texts(entry, "roles", len(Role))
     wrong = [role for role in roles if role not in set(Role)]
@@ -163,7 +159,7 @@ def _parsed(entry: object) -> AllowedKey:
         if not pattern or not pattern.isprintable() or len(pattern.encode()) > _LONGEST_PATTERN:
             raise ValueError(f"names: patterns of 1 to {_LONGEST_PATTERN} bytes, got {pattern!r}")
     return AllowedKey(
-        given,
+        public,
         Identity(name, frozenset(Role(role) for role in roles), tuple(names)),
         _moment(entry, "added") or datetime.fromtimestamp(0, UTC),
         _moment(entry, "revoked"),

@@ -14,6 +14,7 @@ from zmq.utils import z85
 
 from tokenbus_services.bus.allowed import AllowList
 from tokenbus_services.bus.errors import ClosedError
+from tokenbus_services.bus.keys import KEY_BYTES
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.logs import Episodes, logger
 
@@ -64,7 +65,9 @@ class Gate:
         """Return the user id of a peer, which is its key where keys are asked for, or None: it may not come in."""
         if (domain, mechanism) == (OPEN_DOMAIN, b"NULL"):
             return b""
-        if (domain, mechanism) != (KEYS_DOMAIN, b"CURVE") or self.allowed is None or len(credentials) != 1:
+        if (domain, mechanism) != (KEYS_DOMAIN, b"CURVE") or self.allowed is None:
+            return None
+        if [len(each) for each in credentials] != [KEY_BYTES]:
             return None
         public: bytes = z85.encode(credentials[0])
         self.allowed.refresh()

@@ -38,7 +38,7 @@ def load_key(path: str) -> KeyPair:
     if mode & _OTHERS:
         limit = f"a file that only its owner may read (chmod 600), mode {_SECRET_MODE:04o}"
         raise SettingsError("bus.key_file", limit, f"{path} of mode {mode:04o}")
-    if secret is None or not (_is_key(public) and _is_key(secret)):
+    if secret is None or not (is_key(public) and is_key(secret)):
         raise SettingsError("bus.key_file", "a file with a secret key, as `tokenbus keygen` writes it", path)
     return KeyPair(public, secret)
 
@@ -57,7 +57,7 @@ def public_key(given: str) -> bytes:
             raise ValueError(f"a public certificate that can be read: {_reason(error)}") from None
     else:
         public = given.encode()
-    if not _is_key(public):
+    if not is_key(public):
         raise ValueError(f"a public key of {_Z85_LENGTH} characters, or the path of a public certificate")
     return public
 
@@ -83,7 +83,8 @@ def create_key(folder: Path, name: str) -> tuple[Path, Path]:
     return public, secret
 
 
-def _is_key(text: bytes) -> bool:
+def is_key(text: bytes) -> bool:
+    """Return whether a text is a key in Z85."""
     try:
         return len(text) == _Z85_LENGTH and len(z85.decode(text)) == KEY_BYTES
     except (ValueError, KeyError):
