@@ -4,22 +4,26 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.services.builders import EPOCH, generate_of, settings
+from tests.services.bus.keyed import Keyring
 from tests.services.loop_clock import LoopClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.bus import Listener, MemoryTransport
+from tokenbus_services.bus import Listener, MemoryTransport, Role, ZeroMQTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, read_reply, reply_of
+from tokenbus_services.worker.hello import HandoffPoint
 
 ADDRESS = "memory://decode"
 MOST = 20.0
@@ -322,3 +326,86 @@ def test_replies() -> None:
         read_reply([frame, b""])
     with pytest.raises(ContractError, match=r"reply.request_key"):
         write_frame(DecodeFrame(reply=HandoffReply()))
+
+
+class Keyed:
+    """A decode worker that listens at a port with a key, and prefill workers that have keys or none."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make keys; the prefill worker's may hand off, the observer's may not."""
+        self.keyring = Keyring(folder)
+        for name in ("prefill", "observer", "other"):
+            self.keyring.make(name)
+        self.keyring.allow(
+            self.keyring.entry("prefill", Role.HANDOFF, names=("prefill-*",)),
+            self.keyring.entry("observer", Role.OBSERVER, Role.WORKER, Role.CLIENT),
+        )
+
+    async def handed_off(
+        self, name: str, *, worker_id: str = "prefill-0", ticket: bool = True, keys: bool = True
+    ) -> str:
+        """Hand a request off over a real socket; return why it was not taken, empty if it was."""
+        chosen = settings(CHOSEN | {"worker.handoff_address": "tcp://127.0.0.1:0", "worker.id": worker_id})
+        listening = replace(chosen, bus=self.keyring.listening(chosen.bus))
+        sending = replace(chosen, bus=self.keyring.connecting(name, settings=chosen.bus) if name else chosen.bus)
+        failed: dict[int, str] = {}
+        clock = LoopClock()
+        async with (
+            HandoffReceiver(listening, ZeroMQTransport(listening.bus)) as receiver,
+            HandoffSender(sending, ZeroMQTransport(sending.bus), clock, WorkerCounts(), failed.__setitem__) as sender,
+        ):
+            publisher = Publisher(listening, epoch=EPOCH)
+            receiver.serve(publisher)
+            both = Pair(sender, receiver, publisher, MemoryTransport(chosen.bus), chosen, clock, failed)
+            wanted = both.request(7)
+            if not ticket:
+                wanted.handoff_ticket = b"another"
+            if not keys:
+                wanted.handoff_server_key = b""
+            sender.send(wanted, b"state")
+            async with asyncio.timeout(MOST):
+                while sender.pending and not (self.refused(receiver) or failed):
+                    for taken in publisher.take_handoffs():
+                        taken.answer("")
+                    await asyncio.sleep(0)
+            await both.answered()
+        return self.refused(receiver) or failed.get(7, "")
+
+    def refused(self, receiver: HandoffReceiver) -> str:
+        """Return what the decode worker refused of itself."""
+        return "refused" if receiver.counts.refused else ""
+
+
+async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
+    """A prefill worker with an allowed key, the role and the ticket hands off over tcp."""
+    assert await Keyed(tmp_path).handed_off("prefill") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "reason"),
+    [
+        ("prefill", {"ticket": False}, "refused"),
+        ("prefill", {"worker_id": "worker-0"}, "refused"),
+        ("observer", {}, "refused"),
+        ("", {}, "its listener asks for keys: set bus.key_file"),
+        ("other", {}, "refused"),
+        ("prefill", {"keys": False}, "refused"),
+        ("", {"keys": False}, "refused"),
+    ],
+    ids=["no ticket", "another's name", "no role", "no key", "not allowed", "no CURVE", "NULL"],
+)
+async def test_hand_off_without_a_right_is_not_taken(
+    tmp_path: Path, name: str, given: dict[str, Any], reason: str
+) -> None:
+    """Without the ticket, the role, the name or an allowed key nothing is handed to the engine."""
+    keyed = Keyed(tmp_path)
+    assert reason in await keyed.handed_off(name, **given)
+
+
+def test_tickets_are_drawn() -> None:
+    """Each decode worker draws a ticket of its own, too long to be guessed, and says nothing before it listens."""
+    chosen = settings(CHOSEN)
+    receivers = [HandoffReceiver(chosen, MemoryTransport(chosen.bus)) for _ in range(2)]
+    assert len({receiver._ticket for receiver in receivers}) == 2
+    assert {len(receiver._ticket) for receiver in receivers} == {32}
+    assert receivers[0].point == HandoffPoint()

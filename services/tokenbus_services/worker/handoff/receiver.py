@@ -39,7 +39,7 @@ class HandoffReceiver:
 
     async def __aenter__(self) -> Self:
         """Listen; an address that cannot be had is an AddressError."""
-        self._listener = await self._transport.listen(self._settings.worker.handoff_address)
+        self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
         return self
 
     async def __aexit__(
@@ -82,6 +82,10 @@ class HandoffReceiver:
                 continue
             if handoff is not None:
                 self._take(peer, handoff, parts[1])
+
+    def _connection_refused(self, reason: str) -> None:
+        self.counts.refused += 1
+        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def _check_right(self, peer: bytes, worker_id: str) -> None:
         identity = None if self._listener is None else self._listener.identity(peer)
