@@ -36,7 +36,7 @@ def _speed(record: Record) -> Iterator[Record]:
 def _keys(record: Record) -> Iterator[Record]:
     for result in record["results"]:
         least = KEYS_STEPS_S.get(result["top_k"])
-        if result["peer"] != KEYS or least is None:
+        if result["peer"] != KEYS or least is None or result["transport"] not in record["settings"]["transports"]:
             continue
         where = f"with keys / without, {result['transport']}, k = {result['top_k']}"
         yield _goal(f"steps/s {where}", "x", round(1 / result["ours_times_its_steps_s"], 3), least, at_most=False)

@@ -5,14 +5,12 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    DeadLetterSettings,
     GatewaySettings,
-    LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
 from tokenbus_services.settings.settings import Settings
+from tokenbus_services.settings.watched import DeadLetterSettings, LogSettings, MetricsSettings
 
 __all__ = [
     "BusSettings",

@@ -8,14 +8,12 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    DeadLetterSettings,
     GatewaySettings,
-    LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
     limit_kind,
 )
+from tokenbus_services.settings.watched import DeadLetterSettings, LogSettings, MetricsSettings
 
 SECTIONS: dict[str, type] = {
     "bus": BusSettings,

@@ -1,9 +1,14 @@
 """The sections of the settings: frozen, each value with its default, its range, its unit and its meaning."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.fields import HOUR_MS as _HOUR_MS
+from tokenbus_services.settings.fields import check as _check
+from tokenbus_services.settings.fields import count as _count
+from tokenbus_services.settings.fields import size as _size
+from tokenbus_services.settings.fields import time as _time
 from tokenbus_services.settings.kinds import (
     Choice,
     Endpoint,
@@ -13,36 +18,12 @@ from tokenbus_services.settings.kinds import (
     Share,
     Text,
     Whole,
-    kind_of,
-    refuse,
     setting,
 )
-
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
-_MANY = 2**31 - 1
-_MOST_BYTES = 2**40
-
-
-def _count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Whole:
-    return Whole(low, high, unit, meaning)
-
-
-def _time(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
-    return Whole(low, high, "ms", meaning)
-
-
-def _size(meaning: str) -> Whole:
-    return Whole(1, _MOST_BYTES, "bytes", meaning)
 
 
 def _wildcard(address: str) -> bool:
     return address.startswith(("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"))
-
-
-def _check(section: object, name: str) -> None:
-    for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
-        refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,57 +324,6 @@ class GatewaySettings:
         _check(self, "gateway")
         if not self.address:
             raise SettingsError("gateway.address", "HOST:PORT", self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterSettings:
-    """Where messages go that were refused, for people to look at."""
-
-    directory: str = setting("dead-letters", Text(1, 4096, "the folder they are kept in"))
-    max_files: int = setting(
-        1000, _count("files", "the most messages, each with a note beside it that does not count; the oldest go first")
-    )
-    max_bytes: int = setting(268_435_456, _size("the most of all files together, notes too; the oldest go first"))
-    per_second: int = setting(
-        50, _count("files", "the most messages that are written in a second; others are only counted", high=1000)
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "dead_letters")
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSettings:
-    """How a process is watched from outside."""
-
-    address: str = setting(
-        "127.0.0.1:9470", HostAndPort("where the processor serves its metrics; port 0: any free one; empty: nowhere")
-    )
-    stall_timeout_ms: int = setting(
-        5000, _time("after how long an event loop that does not answer makes its process unhealthy")
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "metrics")
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """How and what is logged."""
-
-    format: Literal["auto", "json", "console"] = setting(
-        "auto",
-        Choice(("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"),
-    )
-    level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", Choice(("debug", "info", "warning", "error"), "the least that is logged")
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "log")
 
 
 LIMIT_MEANINGS = {

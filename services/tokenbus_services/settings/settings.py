@@ -13,14 +13,12 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
-    DeadLetterSettings,
     GatewaySettings,
-    LogSettings,
-    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
 from tokenbus_services.settings.sources import collect
+from tokenbus_services.settings.watched import DeadLetterSettings, LogSettings, MetricsSettings
 
 _HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.mailbox_bytes")
 
