@@ -29,9 +29,7 @@ NOT_RUN = {
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
     "OMP_NUM_THREADS=2 .venv/bin/python -m tokenbus_services.worker.paddle.train": "it takes minutes on two cores",
     "tokenbus bench --quick --output bench.html": "it takes minutes; tests/services/cli/test_bench.py has small ones",
-    "TOKENBUS_BUS_SECRET=choose-one docker compose up --build --wait": (
-        "no Docker here; tests/test_compose.py runs the services as the file says"
-    ),
+    "docker compose up --build --wait": ("no Docker here; tests/test_compose.py runs the services as the file says"),
 }
 SERVICES = {
     "tokenbus worker --engine ngram --speculate 3": "worker started",
@@ -39,7 +37,7 @@ SERVICES = {
     "tokenbus up --workers 2 --prefill 0 --decode 0": "stop    Ctrl-C",
     "tokenbus up --decode 3 --json": '"event": "up"',
     "tokenbus up --engine paddle --workers 1 --prefill 0 --decode 0": "stop    Ctrl-C",
-    "tokenbus up --engine synthetic --set bus.workers_address=tcp://0.0.0.0:5570": "stop    Ctrl-C",
+    "tokenbus up --engine synthetic --set bus.workers_address=tcp://127.0.0.1:5570": "stop    Ctrl-C",
 }
 """What stays until it is stopped, and the line that says that it works; the port is a free one."""
 SCENARIOS = {
@@ -50,6 +48,7 @@ SCENARIOS = {
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
+    "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
 """How the lines begin that the tests below run, by page."""
 EXAMPLES = {
@@ -175,6 +174,35 @@ def test_dead_letters_of_operations(folder: Path) -> None:
     assert status == 1
     assert "logprobs[1]: a finite number, got nan" in printed
     assert printed.count("\n") > 1
+
+
+def test_keys_of_the_security_page(folder: Path) -> None:
+    """Keys as the page sets them up let a worker and a client in; rotated as it says, the old one is cut off."""
+    written = [each.command for each in command_lines() if each.page == "docs/security.md"]
+    set_up, rotate = written[:5], written[5:]
+    with Shell("\n".join(["set -e", *set_up]), folder, variables(folder)) as shell:
+        status, printed = shell.end()
+        assert status == 0, printed
+    with reserved_port() as port, reserved_port() as clients:
+        there = {
+            "bus__workers_address": f"tcp://127.0.0.1:{port}",
+            "bus__clients_address": f"tcp://127.0.0.1:{clients}",
+        }
+        keys = {"bus__key_file": "keys/processor.key_secret", "bus__allowed_keys": "keys/allowed.toml"}
+        own = {"bus__key_file": "keys/worker-0.key_secret", "bus__server_key": "keys/processor.key"}
+        with (
+            Shell(
+                "exec tokenbus processor", folder, variables(folder, **there, **keys, metrics__address="")
+            ) as processor,
+            Shell("exec tokenbus worker --engine synthetic", folder, variables(folder, **there, **own)) as worker,
+        ):
+            processor.until('"worker connected"')
+            with Shell("\n".join(["set -e", *rotate]), folder, variables(folder)) as shell:
+                status, printed = shell.end()
+                assert status == 0, printed
+            processor.until("its key was revoked")
+            worker.until("handshake failed")
+    assert (printed.count(" revoked 2"), printed.count(" added 2")) == (1, 2)
 
 
 def test_gateway_page(folder: Path) -> None:

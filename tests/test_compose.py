@@ -27,7 +27,8 @@ from tokenbus_services.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+OURS = {name: service for name, service in SERVICES.items() if "build" in service and name != "keys"}
+"""What stays; `keys` makes the others' keys at the first start, and ends."""
 # As Docker reads it: comments go first, then lines are joined.
 DOCKERFILE = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
 PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_text())
@@ -69,7 +70,7 @@ def test_every_image_has_a_version() -> None:
 
 def test_every_service_has_a_health_check_and_starts_again() -> None:
     """Each service says how it is asked whether it is healthy; ours ask what the image asks; none stays down."""
-    for service in SERVICES.values():
+    for service in (service for name, service in SERVICES.items() if name != "keys"):
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["restart"] == "unless-stopped"
     (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])", DOCKERFILE)
@@ -78,7 +79,7 @@ def test_every_service_has_a_health_check_and_starts_again() -> None:
 
 
 def test_nothing_is_open_to_other_machines() -> None:
-    """Ports are published on this machine alone: who wants more says so, and sets a secret."""
+    """Ports are published on this machine alone: who wants more says so."""
     for service in SERVICES.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
@@ -86,9 +87,19 @@ def test_nothing_is_open_to_other_machines() -> None:
 def test_ours_run_without_rights() -> None:
     """The image's user is not root, and our services have no capabilities and cannot write but where they must."""
     assert instructions("USER") == ["tokenbus"]
-    for service in OURS.values():
+    for service in (*OURS.values(), SERVICES["keys"]):
         assert service["cap_drop"] == ["ALL"]
         assert service["read_only"]
+
+
+def test_secrets_are_mounted_by_their_owner_alone() -> None:
+    """Each service has its own key and no other's; the one that makes them has no network."""
+    mounted = {name: [volume.split(":")[0] for volume in service["volumes"]] for name, service in OURS.items()}
+    for name in OURS:
+        assert [volume for volume in mounted[name] if volume.endswith("-keys")] == [f"{name}-keys"]
+        assert OURS[name]["environment"]["TOKENBUS_BUS_KEY_FILE"] == f"/keys/{name}/{name}.key_secret"
+        assert OURS[name]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
+    assert SERVICES["keys"]["network_mode"] == "none"
 
 
 def test_variables_are_settings() -> None:
@@ -204,6 +215,22 @@ class Deployment:
         self._cleanup.callback(process.wait)
         self._cleanup.callback(process.kill)
 
+    def make_keys(self) -> None:
+        """Run what makes the keys, twice as at another start, and check that the second time changes nothing."""
+        service = SERVICES["keys"]
+        for name in OURS:
+            (self._folder / "keys" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (script,) = service["command"]
+        command = [*service["entrypoint"], script.replace("$$", "$").replace("/keys/", f"{self._folder}/keys/")]
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        before: dict[Path, str] = {}
+        for _ in range(2):
+            subprocess.run(command, env=environment, cwd=self._folder, check=True, capture_output=True, timeout=MOST)
+            made = {path: path.read_text() for path in (self._folder / "keys").rglob("*.*")}
+            assert len(made) == 9
+            assert before in ({}, made)
+            before = made
+
     def becomes_healthy(self, name: str) -> None:
         """Ask by the service's own health check until it is content."""
         program, *arguments = SERVICES[name]["healthcheck"]["test"][1:]
@@ -244,6 +271,7 @@ class Deployment:
             return f"127.0.0.1:{self._port(host, match[2])}"
 
         text = re.sub(rf"\b({hosts}|0\.0\.0\.0|127\.0\.0\.1):(\d+)", address, text)
+        text = re.sub(r"^/keys/", f"{self._folder}/keys/", text)
         return text.replace("/var/lib/tokenbus", str(self._folder / service))
 
     def _port(self, host: str, port: str) -> int:
@@ -268,6 +296,7 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
 
     The processor is started last: nothing in the file makes others wait for it. All leave when they are told to.
     """
+    deployment.make_keys()
     for name in ("worker", "gateway", "processor"):
         deployment.start(name)
     assert set(deployment.processes) == set(OURS)

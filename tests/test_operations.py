@@ -159,7 +159,8 @@ def test_file_for_several_machines_is_taken(tmp_path: Path) -> None:
     file.write_text(block.text)
     settings = Settings.load(file, environment={})
     assert settings.bus.workers_address == "tcp://10.0.0.10:5570"
-    assert settings.bus.secret
+    assert settings.bus.server_key.endswith("/processor.key")
+    assert settings.bus.allowed_keys.endswith("/allowed.toml")
     assert settings.worker.handoff_address.endswith(":0")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.bus.document import page
-from benchmarks.bus.plan import Plan, quick
+from benchmarks.bus.plan import Plan, quick, with_keys
 from benchmarks.bus.plot import plot
 from benchmarks.bus.record import run
 from benchmarks.bus.tables import render
@@ -19,6 +19,7 @@ _EXAMPLES = """\
 examples:
   python -m benchmarks.bus --quick                    whether it works, in a minute
   python -m benchmarks.bus                            the tables, in a quarter of an hour
+  python -m benchmarks.bus --keys                     what CURVE costs, in two minutes
   python -m benchmarks.bus --memory-steps 1000000 --write-docs
                                                       what docs/benchmarks/bus.md shows, on a quiet machine
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     full = Plan()
     parser.add_argument("--quick", action="store_true", help="short turns over ipc at k = 0, the ends of each scale")
+    parser.add_argument("--keys", action="store_true", help="only what keys cost: tcp without and with them")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"turns of each peer (default {full.rounds})")
     parser.add_argument("--seconds", type=float, metavar="S", help=f"of a turn flat out (default {full.seconds:g})")
     parser.add_argument(
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Plan:
-    base = quick() if options.quick else Plan()
+    base = quick() if options.quick else with_keys() if options.keys else Plan()
     for name, least in (("rounds", 1), ("seconds", 0.1), ("latency_steps", 20), ("memory_steps", _LEAST_MEMORY_STEPS)):
         value = getattr(options, name)
         if value is not None:

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterator
 
-from benchmarks.bus.lanes import OURS
+from benchmarks.bus.lanes import KEYS, OURS
 from benchmarks.outputs import Record
 
 P50_US, P99_US = 1000.0, 3000.0
 STEPS_S = 3000.0
 MORE_A_ROW = 1.25
 """How many times as much a row may cost with the most requests open; a machine's own noise is in it."""
+KEYS_STEPS_S = {0: 0.75, 20: 0.5}
+"""By k, the least share of the steps/s without keys that are left with them."""
+KEYS_P50 = 1.3
 MIB_A_MILLION_STEPS = 1.0
 
 
 def goals_of(record: Record) -> list[Record]:
     """Return the goals, each with what was measured."""
-    return [*_speed(record), *_scaling(record), *_memory(record)]
+    return [*_speed(record), *_keys(record), *_scaling(record), *_memory(record)]
 
 
 def _speed(record: Record) -> Iterator[Record]:
@@ -28,6 +31,16 @@ def _speed(record: Record) -> Iterator[Record]:
         if not result["top_k"]:
             measured = result["throughput"]["steps_s"]
             yield _goal(f"steps/s, {where}", "", measured, STEPS_S, at_most=False)
+
+
+def _keys(record: Record) -> Iterator[Record]:
+    for result in record["results"]:
+        least = KEYS_STEPS_S.get(result["top_k"])
+        if result["peer"] != KEYS or least is None or result["transport"] not in record["settings"]["transports"]:
+            continue
+        where = f"with keys / without, {result['transport']}, k = {result['top_k']}"
+        yield _goal(f"steps/s {where}", "x", round(1 / result["ours_times_its_steps_s"], 3), least, at_most=False)
+        yield _goal(f"p50 {where}", "x", result["its_times_our_p50"], KEYS_P50, at_most=True)
 
 
 def _scaling(record: Record) -> Iterator[Record]:

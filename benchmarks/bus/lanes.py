@@ -1,6 +1,7 @@
 """The lines of the tables: each a way from a step's arrays in one process to its requests in another."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.bus import peers, remote, tokenbus
@@ -12,6 +13,7 @@ from benchmarks.codec.ours import message_of
 from benchmarks.workload import Step
 
 OURS, TAKEN, BY_STEPS, REMOTE = "tokenbus", "tokenbus_rows", "tokenbus_steps", "tokenbus_remote"
+KEYS = "tokenbus_keys"
 PICKLE, STRUCT, RAW = "fastdeploy_pickle", "fastdeploy_sysv", "zeromq"
 TRANSPORTS = ("ipc", "tcp")
 SYSV = "sysv"
@@ -32,6 +34,10 @@ class Lane(NamedTuple):
 
 def _between(send: Any, receive: Any) -> Callable[[Pair, Order], tuple[Sent, Received]]:  # noqa: ANN401 - two halves
     return lambda pair, order: pair.turn(send, receive, order)
+
+
+def _with_keys(pair: Pair, order: Order) -> tuple[Sent, Received]:
+    return pair.turn(tokenbus.send, tokenbus.receive, replace(order, keys=pair.keys()))
 
 
 def _relayed(pair: Pair, order: Order) -> tuple[Sent, Received]:
@@ -70,6 +76,14 @@ LANES = (
         _TOKENBUS,
         _ours,
         taking=BY_STEP,
+    ),
+    Lane(
+        KEYS,
+        "Tokenbus, keys",
+        "the same as the first, over tcp with CURVE: each side proves its key, and what passes is encrypted",
+        _with_keys,
+        _ours,
+        transports=TRANSPORTS[1:],
     ),
     Lane(
         REMOTE,

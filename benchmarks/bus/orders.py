@@ -35,6 +35,8 @@ class Order:
     queue: int = 0
     """Of the peer that goes through a System V queue."""
     is_profiled: bool = False
+    keys: str = ""
+    """The folder of the key that both processes prove themselves by; empty: they use none."""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.bus.orders import Order, Received, Sent
+from tokenbus_services.bus.allowed import new_key, write_keys
+from tokenbus_services.bus.identity import Role
+from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings
 
@@ -99,6 +102,15 @@ class Pair:
     def address(self, transport: str, name: str) -> str:
         """Return an address to listen at."""
         return "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{self._folder.name}/{name}"
+
+    def keys(self) -> str:
+        """Return a folder with a key for both processes, and the allow-list that has it."""
+        folder = Path(self._folder.name) / "keys"
+        if not folder.exists():
+            public, _ = create_key(folder, "bench")
+            roles = [role.value for role in Role]
+            write_keys(folder / "allowed.toml", [new_key("bench", public_key(str(public)).decode(), roles, ["*"])])
+        return str(folder)
 
     def turn(self, send: Send, receive: Receive, order: Order) -> tuple[Sent, Received]:
         """Let both do their part of one turn."""

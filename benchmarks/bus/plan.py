@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.bus.lanes import TRANSPORTS
+from benchmarks.bus.lanes import KEYS, OURS, TRANSPORTS
 from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS, Case
 
 RATE = 200.0
@@ -22,6 +22,8 @@ class Plan:
     rate: float = RATE
     top_ks: tuple[int, ...] = TOP_KS
     transports: tuple[str, ...] = TRANSPORTS
+    lanes: tuple[str, ...] = ()
+    """Which lines of the tables; none: all."""
     scaling_steps: int = 3000
     rows: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
     tokens: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
@@ -34,6 +36,21 @@ class Plan:
     def cases(self) -> list[Case]:
         """The sizes that the goals are written for."""
         return [Case(HEADLINE_ROWS, HEADLINE_TOKENS, top_k) for top_k in self.top_ks]
+
+
+def with_keys() -> Plan:
+    """Return a plan of what keys cost: the first line without and with them, over tcp."""
+    return Plan(
+        top_ks=(0, 20),
+        transports=TRANSPORTS[1:],
+        lanes=(OURS, KEYS),
+        scaling_steps=200,
+        rows=(256,),
+        tokens=(3,),
+        widths=(0,),
+        open_requests=(256, 1024),
+        memory_steps=1000,
+    )
 
 
 def quick() -> Plan:

@@ -39,7 +39,8 @@ def run(plan: Plan, progress: Progress) -> Record:
             absent = {lane.name: str(error) for lane in LANES if lane.transports == (SYSV,)}
         pair = stack.enter_context(Pair())
         bench = Bench(plan, pair, queue, progress)
-        results = bench.results([lane for lane in LANES if lane.name not in absent])
+        named = plan.lanes or tuple(lane.name for lane in LANES)
+        results = bench.results([lane for lane in LANES if lane.name in named and lane.name not in absent])
         sections = bench.sections()
         scaling = bench.scaling()
         cores = pair.cores
@@ -107,8 +108,8 @@ class Bench:
             name, transport, top_k = key
             case = Case(*self._plan.cases[0][:2], top_k)
             size = by_name[name].message_bytes(steps_of(_order(case, self._plan.seed))[0])
-            # A System V queue has one way, which is compared with Tokenbus's first.
-            ours = (OURS, transport if transport != SYSV else self._plan.transports[0], top_k)
+            # What has one way, which Tokenbus did not go here, is compared with Tokenbus's first.
+            ours = (OURS, transport if transport in self._plan.transports else self._plan.transports[0], top_k)
             pairs = zip(flat_out[key], flat_out[ours], strict=True)
             yield {
                 "peer": name,

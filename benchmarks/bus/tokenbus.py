@@ -40,9 +40,15 @@ def settings_of(order: Order, folder: str, **more: object) -> Settings:
             "processor.slow_consumer": "wait",
             "processor.unclaimed_timeout_ms": _LONG_MS,
             "processor.handoff_timeout_ms": _LONG_MS,
+            **_keys(order),
             **more,
         },
     )
+
+
+def _keys(order: Order) -> dict[str, object]:
+    names = {"bus.key_file": "bench.key_secret", "bus.server_key": "bench.key", "bus.allowed_keys": "allowed.toml"}
+    return {key: f"{order.keys}/{name}" for key, name in names.items()} if order.keys else {}
 
 
 def send(order: Order) -> Sent:

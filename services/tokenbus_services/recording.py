@@ -46,7 +46,7 @@ def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
     """Return how a recording begins whose first item has that sequence; what only the live worker needs is left out."""
     begun = Hello()
     begun.CopyFrom(hello)
-    for name in ("secret", "proof", "handoff_ticket", "handoff_server_key", "request_keys"):
+    for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys", "request_owners"):
         begun.ClearField(name)
     begun.first_sequence = begun.next_sequence = first_sequence
     return _framed(WorkerFrame(epoch=epoch, hello=begun))

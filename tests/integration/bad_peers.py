@@ -65,7 +65,7 @@ class Stranger:
         return (await soon(self._connection.receive()))[0]
 
 
-def worker_hello(worker_id: str = "stranger", epoch: int = EPOCH, secret: bytes = b"", major: int = 1) -> list[bytes]:
+def worker_hello(worker_id: str = "stranger", epoch: int = EPOCH, major: int = 1) -> list[bytes]:
     """Return a worker's first message."""
     limits = StreamLimits(max_message_bytes=65536, max_rows=8, max_tokens_per_row=4)
     hello = Hello(
@@ -75,7 +75,6 @@ def worker_hello(worker_id: str = "stranger", epoch: int = EPOCH, secret: bytes 
         limits=limits,
         first_sequence=1,
         next_sequence=1,
-        secret=secret,
     )
     frame = WorkerFrame(epoch=epoch, hello=hello)
     write_frame(frame)
@@ -83,11 +82,9 @@ def worker_hello(worker_id: str = "stranger", epoch: int = EPOCH, secret: bytes 
     return [WorkerFrame(epoch=epoch, hello=hello).SerializeToString()]
 
 
-def client_hello(secret: bytes = b"", major: int = 1) -> list[bytes]:
+def client_hello(major: int = 1) -> list[bytes]:
     """Return a client's first message."""
-    hello = ClientHello(
-        schema_major=major, name="stranger", window_frames=8, window_bytes=65536, secret=secret, session=EPOCH
-    )
+    hello = ClientHello(schema_major=major, name="stranger", window_frames=8, window_bytes=65536, session=EPOCH)
     return [ClientFrame(hello=hello).SerializeToString()]
 
 

@@ -23,9 +23,9 @@ class CountingTransport:
         """Listen, without counting."""
         return await self._transport.listen(address, refused)
 
-    async def connect(self, address: str) -> Connection:
+    async def connect(self, address: str, server_key: bytes | None = None) -> Connection:
         """Connect, and count what is sent."""
-        return _CountingConnection(await self._transport.connect(address), self)
+        return _CountingConnection(await self._transport.connect(address, server_key), self)
 
     def count(self, parts: Parts) -> None:
         """Count a message that was sent, if it is an item."""

@@ -14,6 +14,7 @@ class Breaking(MemoryConnection):
 class BreakingTransport(MemoryTransport):
     """A transport whose connections fail."""
 
-    async def connect(self, address: str) -> MemoryConnection:
+    async def connect(self, address: str, server_key: bytes | None = None) -> MemoryConnection:
         """Connect."""
+        del server_key
         return Breaking(self._meeting(address), self._settings)

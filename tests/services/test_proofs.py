@@ -40,13 +40,13 @@ def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
 
 def test_recordings_have_no_proof() -> None:
     """What only the live worker needs is neither recorded nor replayed, however the hello came by it."""
-    given = hello_of(secret=b"hush", proof=b"p" * 16, handoff_ticket=b"t" * 16, handoff_server_key=b"k" * 32)
+    given = hello_of(proof=b"p" * 16, handoff_ticket=b"t" * 16, handoff_server_key=b"k" * 32)
     recorded = hello_entry(EPOCH, given, 1)
-    for secret in (b"hush", b"pppp", b"tttt", b"kkkk"):
+    for secret in (b"pppp", b"tttt", b"kkkk"):
         assert secret not in recorded
     (begin,) = entries([recorded])
     assert (begin.frame.hello.proof, begin.frame.hello.handoff_ticket) == (b"", b"")
-    replayed = _hello(read_frame(WorkerFrame, WorkerFrame(epoch=EPOCH, hello=given).SerializeToString()), "w", "")
+    replayed = _hello(read_frame(WorkerFrame, WorkerFrame(epoch=EPOCH, hello=given).SerializeToString()), "w")
     assert (replayed.proof, replayed.handoff_ticket, replayed.handoff_server_key) == (b"", b"", b"")
 
 

@@ -69,14 +69,14 @@ def test_what_is_read_and_recorded_again_is_the_same_file(
 
 
 def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
-    """A recording's hello says where it begins, and neither the worker's secret nor its requests of then."""
+    """A recording's hello says where it begins, and neither the worker's proof and ticket nor its requests of then."""
     told = hello()
-    told.secret = b"hush"
+    told.proof = told.handoff_ticket = b"hush"
     told.request_keys.append(5)
     begin, _ = entries([Recorder(EPOCH, told).add(41, EVENT, b"x")])
     assert (begin.frame.epoch, begin.frame.hello.worker_id) == (EPOCH, "worker-0")
     assert (begin.frame.hello.first_sequence, begin.frame.hello.next_sequence) == (41, 41)
-    assert not begin.frame.hello.secret
+    assert not begin.frame.hello.proof + begin.frame.hello.handoff_ticket
     assert not begin.frame.hello.request_keys
 
 

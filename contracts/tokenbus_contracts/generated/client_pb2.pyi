@@ -54,13 +54,12 @@ class ServerFrame(_message.Message):
     def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "secret", "session", "proof")
+    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "session", "proof")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SECRET_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
@@ -68,10 +67,9 @@ class ClientHello(_message.Message):
     name: str
     window_frames: int
     window_bytes: int
-    secret: bytes
     session: int
     proof: bytes
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., secret: _Optional[bytes] = ..., session: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., session: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class ClientWelcome(_message.Message):
     __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms", "resumed")

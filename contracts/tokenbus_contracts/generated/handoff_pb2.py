@@ -27,7 +27,7 @@ from tokenbus_contracts.generated import bounds_pb2 as tokenbus_dot_v1_dot_bound
 from tokenbus_contracts.generated import request_pb2 as tokenbus_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenbus/v1/handoff.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\x1a\x19tokenbus/v1/request.proto\"J\n\x0cPrefillFrame\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x14.tokenbus.v1.HandoffH\x00:\t\xea\xe1\x18\x05\x08\x80\x80\x80\x04\x42\x06\n\x04\x62ody\"K\n\x0b\x44\x65\x63odeFrame\x12*\n\x05reply\x18\x01 \x01(\x0b\x32\x19.tokenbus.v1.HandoffReplyH\x00:\x08\xea\xe1\x18\x04\x08\x80\x80\x04\x42\x06\n\x04\x62ody\"\xda\x01\n\x07Handoff\x12\x1e\n\x0cschema_major\x18\x01 \x01(\rB\x08\xea\xe1\x18\x04\x08\x01\x10\x01\x12\x17\n\x06secret\x18\x02 \x01(\x0c\x42\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x1b\n\tworker_id\x18\x03 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12/\n\x08generate\x18\x04 \x01(\x0b\x32\x15.tokenbus.v1.GenerateB\x06\xea\xe1\x18\x02`\x01\x12\x1b\n\x0bstate_bytes\x18\x05 \x01(\rB\x06\xea\xe1\x18\x02\x08\x01\x12\x13\n\x0bstate_crc32\x18\x06 \x01(\x07\x12\x16\n\x06number\x18\x07 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\"]\n\x0cHandoffReply\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x18\n\x07refusal\x18\x02 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x08\x12\x16\n\x06number\x18\x03 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenbus/v1/handoff.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\x1a\x19tokenbus/v1/request.proto\"J\n\x0cPrefillFrame\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x14.tokenbus.v1.HandoffH\x00:\t\xea\xe1\x18\x05\x08\x80\x80\x80\x04\x42\x06\n\x04\x62ody\"K\n\x0b\x44\x65\x63odeFrame\x12*\n\x05reply\x18\x01 \x01(\x0b\x32\x19.tokenbus.v1.HandoffReplyH\x00:\x08\xea\xe1\x18\x04\x08\x80\x80\x04\x42\x06\n\x04\x62ody\"\xe7\x01\n\x07Handoff\x12\x1e\n\x0cschema_major\x18\x01 \x01(\rB\x08\xea\xe1\x18\x04\x08\x01\x10\x01\x12\x16\n\x06ticket\x18\x08 \x01(\x0c\x42\x06\xea\xe1\x18\x02\x30@\x12\x1b\n\tworker_id\x18\x03 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12/\n\x08generate\x18\x04 \x01(\x0b\x32\x15.tokenbus.v1.GenerateB\x06\xea\xe1\x18\x02`\x01\x12\x1b\n\x0bstate_bytes\x18\x05 \x01(\rB\x06\xea\xe1\x18\x02\x08\x01\x12\x13\n\x0bstate_crc32\x18\x06 \x01(\x07\x12\x16\n\x06number\x18\x07 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01J\x04\x08\x02\x10\x03R\x06secret\"]\n\x0cHandoffReply\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x18\n\x07refusal\x18\x02 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x08\x12\x16\n\x06number\x18\x03 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,8 +40,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEFRAME']._serialized_options = b'\352\341\030\004\010\200\200\004'
   _globals['_HANDOFF'].fields_by_name['schema_major']._loaded_options = None
   _globals['_HANDOFF'].fields_by_name['schema_major']._serialized_options = b'\352\341\030\004\010\001\020\001'
-  _globals['_HANDOFF'].fields_by_name['secret']._loaded_options = None
-  _globals['_HANDOFF'].fields_by_name['secret']._serialized_options = b'\352\341\030\0030\200\002'
+  _globals['_HANDOFF'].fields_by_name['ticket']._loaded_options = None
+  _globals['_HANDOFF'].fields_by_name['ticket']._serialized_options = b'\352\341\030\0020@'
   _globals['_HANDOFF'].fields_by_name['worker_id']._loaded_options = None
   _globals['_HANDOFF'].fields_by_name['worker_id']._serialized_options = b'\352\341\030\0040@8\001'
   _globals['_HANDOFF'].fields_by_name['generate']._loaded_options = None
@@ -61,7 +61,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEFRAME']._serialized_start=171
   _globals['_DECODEFRAME']._serialized_end=246
   _globals['_HANDOFF']._serialized_start=249
-  _globals['_HANDOFF']._serialized_end=467
-  _globals['_HANDOFFREPLY']._serialized_start=469
-  _globals['_HANDOFFREPLY']._serialized_end=562
+  _globals['_HANDOFF']._serialized_end=480
+  _globals['_HANDOFFREPLY']._serialized_start=482
+  _globals['_HANDOFFREPLY']._serialized_end=575
 # @@protoc_insertion_point(module_scope)

@@ -21,22 +21,22 @@ class DecodeFrame(_message.Message):
     def __init__(self, reply: _Optional[_Union[HandoffReply, _Mapping]] = ...) -> None: ...
 
 class Handoff(_message.Message):
-    __slots__ = ("schema_major", "secret", "worker_id", "generate", "state_bytes", "state_crc32", "number")
+    __slots__ = ("schema_major", "ticket", "worker_id", "generate", "state_bytes", "state_crc32", "number")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
-    SECRET_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_CRC32_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
-    secret: bytes
+    ticket: bytes
     worker_id: str
     generate: _request_pb2.Generate
     state_bytes: int
     state_crc32: int
     number: int
-    def __init__(self, schema_major: _Optional[int] = ..., secret: _Optional[bytes] = ..., worker_id: _Optional[str] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., state_bytes: _Optional[int] = ..., state_crc32: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, schema_major: _Optional[int] = ..., ticket: _Optional[bytes] = ..., worker_id: _Optional[str] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., state_bytes: _Optional[int] = ..., state_crc32: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class HandoffReply(_message.Message):
     __slots__ = ("request_key", "refusal", "number")

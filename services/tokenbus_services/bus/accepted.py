@@ -42,6 +42,7 @@ class Accepted:
         "is_suspect",
         "moved",
         "peer",
+        "public",
         "read_before",
         "unread_looks",
     )
@@ -57,6 +58,8 @@ class Accepted:
         self.handshakes = handshakes
         self.accepted = self.moved = now
         self.peer = b""
+        self.public = ""
+        """The key that it proved, in Z85; empty where none is asked for."""
         self.delivered = 0
         """Bytes that were read, with their framing; written by the event loop alone."""
         self.held = 0

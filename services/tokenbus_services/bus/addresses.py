@@ -1,5 +1,6 @@
 """What a ZeroMQ address says: a host and a port, or a path."""
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ class TcpEndpoint:
     host: str
     port: int
     is_v6: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can be at the other end: 127.0.0.0/8, ::1 or localhost."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
 
     def __str__(self) -> str:
         """Return the address."""

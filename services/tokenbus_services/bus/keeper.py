@@ -12,10 +12,17 @@ from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.sockets import LoopSocket
+from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.settings import BusSettings
 
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
-_EVENTS = _ALIVE | zmq.EVENT_DISCONNECTED
+_FAILURES = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process shows none, or the reverse",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the listener ended it; its key may be another than bus.server_key",
+}
+_EVENTS = _ALIVE | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
+_log = logger("bus")
 
 
 class Keeper:
@@ -32,6 +39,7 @@ class Keeper:
         self._socket = LoopSocket(watched.get_monitor_socket(_EVENTS), "keeper")
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
+        self._episodes = Episodes()
         self._task = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -53,7 +61,12 @@ class Keeper:
     def _catch_up(self) -> None:
         """Learn what libzmq does: right after the end of a connection it says that it will try again, or never."""
         while (parts := self._socket.receive_now()) is not None:
-            self._ended = parse_monitor_message(parts)["event"] == zmq.EVENT_DISCONNECTED
+            event = zmq.Event(parse_monitor_message(parts)["event"])
+            reason = _FAILURES.get(event)
+            if reason is None:
+                self._ended = event == zmq.EVENT_DISCONNECTED
+            else:
+                self._episodes.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
 
     def _renew(self) -> None:
         self._timer = None

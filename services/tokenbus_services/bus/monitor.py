@@ -12,8 +12,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.accepted import Accepted, bytes_on_the_wire
-from tokenbus_services.bus.gate import HANDSHAKE, Gate
+from tokenbus_services.bus.allowed import AllowList
+from tokenbus_services.bus.gate import HANDSHAKE, USER, Gate
 from tokenbus_services.bus.guard import Guard
+from tokenbus_services.bus.identity import ANONYMOUS, Identity
 from tokenbus_services.settings import BusSettings
 
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -21,6 +23,7 @@ _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED 
 _BATCH = 1000
 _MOST_CUT = 4096
 _ID_BYTES = 5
+_NO_RIGHTS = Identity("", frozenset(), ())
 
 
 class Monitor:
@@ -42,8 +45,14 @@ class Monitor:
         *,
         gate: Gate,
         guard: Guard,
+        allowed: AllowList | None = None,
     ) -> None:
-        """Watch a socket that is not bound yet, and will accept connections from a descriptor."""
+        """Watch a socket that is not bound yet, and will accept connections from a descriptor.
+
+        An allow-list is that of a listener that asks for keys.
+        """
+        self._allowed = allowed
+        self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, Accepted] = {}
         self.is_read_out: Callable[[], bool] = lambda: True
         self._by_peer: dict[bytes, Accepted] = {}
@@ -97,6 +106,29 @@ class Monitor:
         connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
         return peer
 
+    def identity(self, peer: bytes) -> Identity:
+        """Return who a peer is; its rights are those that the allow-list gives its key now."""
+        if self._allowed is None:
+            return ANONYMOUS
+        connection = self._by_peer.get(peer)
+        return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
+
+    def cut_revoked(self) -> None:
+        """Cut off the peers whose keys are not allowed any more."""
+        if self._allowed is None:
+            return
+        self._allowed.refresh()
+        if self._allowed.version == self._allowed_version:
+            return
+        self._allowed_version = self._allowed.version
+        with self.guard.lock:
+            for connection in self._by_peer.values():
+                self._check_key(connection)
+
+    def _check_key(self, connection: Accepted) -> None:
+        if self._allowed is not None and self._allowed.find(connection.public) is None:
+            self.guard.cut(self, connection, "key", "its key was revoked")
+
     def admit(self, peer: bytes) -> None:
         """Take note that a peer has introduced itself."""
         if (connection := self._by_peer.get(peer)) is not None:
@@ -118,6 +150,9 @@ class Monitor:
             if len(peer) != _ID_BYTES or peer[0]:
                 # libzmq lets a peer choose, even another's that has just left; or megabytes, copied for each message.
                 self.guard.cut(self, connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
+            if self._allowed is not None:
+                connection.public = str(frame.get(USER))
+                self._check_key(connection)  # it had been let in, so it was revoked since then
             return connection
 
     # What libzmq reports.
@@ -201,6 +236,12 @@ class Monitor:
                 self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
 
     def _why(self, event: int, value: int) -> str:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return "its key is not allowed"
+        if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            return "its handshake is of another mechanism: one side has a key, and the other none"
+        if value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+            return "its handshake is for another key than this listener's"
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             return "its handshake is not of this protocol"
         if value == errno.EAGAIN:

@@ -47,6 +47,8 @@ class Listener(Protocol):
 
     address: str
     """Where connections find it; where a port was left open, the one that was chosen."""
+    server_key: bytes
+    """The public key that connections need to reach it; empty: it asks for no keys."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the next message and its peer, an opaque id of one connection; busy peers take turns."""
@@ -100,8 +102,11 @@ class Transport(Protocol):
         `refused` is called with one line for each peer that the transport itself turned away or cut off.
         """
 
-    async def connect(self, address: str) -> Connection:
-        """Connect to an address, whether or not somebody listens there yet, or raise an AddressError."""
+    async def connect(self, address: str, server_key: bytes | None = None) -> Connection:
+        """Connect to an address, whether or not a listener is there yet, or raise an AddressError.
+
+        `server_key` is the listener's own; empty: it has none; None: the one of the settings.
+        """
 
 
 class Turns:

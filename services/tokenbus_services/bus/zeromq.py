@@ -1,21 +1,26 @@
 """The transport over ZeroMQ: a ROUTER listens, DEALERs connect, over TCP or Unix sockets."""
 
+import asyncio
 from collections.abc import Callable
 from types import MappingProxyType
 
 import zmq
 
-from tokenbus_services.bus.addresses import TcpEndpoint, parse_remote
+from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.context import SharedContext
+from tokenbus_services.bus.curve import Curve, prove, raw, serve
 from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.bus.identity import ANONYMOUS, Identity
+from tokenbus_services.bus.gate import KEYS_DOMAIN, OPEN_DOMAIN
+from tokenbus_services.bus.identity import Identity
 from tokenbus_services.bus.keeper import Keeper
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Outcome, Parts, Usage, check_message, ignore
 from tokenbus_services.settings import BusSettings
 
+_LOOK_SECONDS = 1.0
+"""How often a listener looks whether a key of its peers was revoked."""
 _MOST_UNREAD = 64
 """Messages of one peer that wait to be read: then it has to wait itself, long before it is cut off for their bytes."""
 
@@ -26,12 +31,14 @@ class ZeroMQTransport:
     def __init__(self, settings: BusSettings) -> None:
         """Take the bounds and times from the settings."""
         self._settings = settings
+        self._curve = Curve(settings)
         # Apart: a peer of ours that leaves does not wait for the gate, and would lose its last messages there.
         self._listening = SharedContext()
         self._connecting = SharedContext()
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
-        """Listen at an address, or raise an AddressError; refused hears of whom libzmq turns away or cuts off."""
+        """Listen at an address, or raise an AddressError; refused hears of each peer that is turned away or cut off."""
+        keys = self._curve.for_listener(parse(address))
         binding = await bind(address)
         socket = _socket(self._listening, zmq.ROUTER, self._settings)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -39,7 +46,13 @@ class ZeroMQTransport:
         socket.setsockopt(zmq.USE_FD, binding.descriptor)
         socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
         gate, guard = self._listening.gate(), self._listening.guard(self._settings)
-        monitor = Monitor(socket, binding.descriptor, self._settings, refused, gate=gate, guard=guard)
+        allowed, server_key = None, b""
+        if keys is not None:
+            own, allowed = keys
+            serve(socket, own)
+            socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
+            gate.allowed, server_key = allowed, raw(own.public)
+        monitor = Monitor(socket, binding.descriptor, self._settings, refused, gate=gate, guard=guard, allowed=allowed)
         try:
             socket.bind(binding.address)
         except zmq.ZMQError as error:
@@ -50,13 +63,18 @@ class ZeroMQTransport:
             await self._listening.leave()
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
-        return ZeroMQListener(socket, binding, monitor, self._settings, self._listening)
+        return ZeroMQListener(
+            socket, binding, monitor, server_key=server_key, settings=self._settings, context=self._listening
+        )
 
-    async def connect(self, address: str) -> "ZeroMQConnection":
-        """Connect to an address, whether or not somebody listens there yet, or raise an AddressError."""
+    async def connect(self, address: str, server_key: bytes | None = None) -> "ZeroMQConnection":
+        """Connect to an address, whether or not a listener is there yet, or raise an AddressError."""
         endpoint = parse_remote(address)
+        keys = self._curve.for_connection(endpoint, server_key)
         socket = _socket(self._connecting, zmq.DEALER, self._settings)
         socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
+        if keys is not None:
+            prove(socket, *keys)
         connected = LoopSocket(socket, f"connection to {address}")
         keeper = Keeper(socket, connected, address, self._settings)
         connection = ZeroMQConnection(connected, keeper, self._settings, self._connecting)
@@ -98,7 +116,7 @@ def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
             zmq.RECONNECT_IVL_MAX: settings.reconnect_max_ms,
             # Without a domain libzmq takes any bytes for its protocol of 2009, which has no handshake: random bytes
             # were received as a message, and a browser stayed connected for ever.
-            zmq.ZAP_DOMAIN: b"tokenbus",
+            zmq.ZAP_DOMAIN: OPEN_DOMAIN,
         }
     )
 
@@ -106,16 +124,19 @@ def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
 class ZeroMQListener:
     """A ROUTER; a peer's id is the one that libzmq gives its connection."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what `listen` has made
         self,
         socket: "zmq.Socket[bytes]",
         binding: Binding,
         monitor: Monitor,
+        *,
+        server_key: bytes,
         settings: BusSettings,
         context: SharedContext,
     ) -> None:
         """Take a socket that is bound and watched."""
         self.address = binding.address
+        self.server_key = server_key
         self._socket = LoopSocket(socket, f"listener at {binding.address}")
         self._binding = binding
         self._monitor = monitor
@@ -123,6 +144,9 @@ class ZeroMQListener:
         self._max_part_bytes = settings.max_part_bytes
         self._context = context
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        if server_key:
+            self._look_soon()
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the next message and its peer; busy peers take turns."""
@@ -146,8 +170,7 @@ class ZeroMQListener:
 
     def identity(self, peer: bytes) -> Identity:
         """Return who a peer is, as far as the transport has proved it."""
-        del peer
-        return ANONYMOUS
+        return self._monitor.identity(peer)
 
     def admit(self, peer: bytes) -> None:
         """Learn that a peer has introduced itself."""
@@ -165,11 +188,21 @@ class ZeroMQListener:
         """Return how much of its bounds is used, by all listeners of its transport together."""
         return self._monitor.guard.usage()
 
+    def _look_soon(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """Cut the peers off whose keys were revoked."""
+        self._monitor.cut_revoked()
+        self._look_soon()
+
     async def close(self) -> None:
         """Close, when what was sent is out or after `linger_ms`; the address is free on return."""
         if self._closed:
             return
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._monitor.silence()
         self._socket.close()
         self._binding.release()

@@ -24,6 +24,8 @@ _COMMANDS = {
     "tap": "show what workers emit, as it passes",
     "record": "write a worker's stream to a file",
     "replay": "publish a recorded stream again",
+    "keygen": "make a key for a process that others reach over tcp",
+    "keys": "say which keys may connect, and what each may do",
     "bench": "measure what this machine can run, into one page",
 }
 _INTERRUPTED = 130

@@ -21,9 +21,10 @@ examples:
   curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
     -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
 
-settings that matter: gateway.* (what it takes and holds), bus.clients_address and bus.secret (where the processor is),
-limits.max_top_k (the most alternatives), metrics.address (where the processor's metrics are read for /bus and /readyz),
-gateway.metrics_address (empty: its own metrics are at /metrics alone). It needs the extra gateway.
+settings that matter: gateway.* (what it takes and holds), bus.clients_address (where the processor is), bus.key_file
+and bus.server_key (docs/security.md), limits.max_top_k (the most alternatives), metrics.address (where the processor's
+metrics are read for /bus and /readyz), gateway.metrics_address (empty: its own metrics are at /metrics alone). It needs
+the extra gateway.
 """
 
 

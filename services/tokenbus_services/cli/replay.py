@@ -33,9 +33,9 @@ examples:
   tokenbus replay steps.tokenbus --speed 10                ten times as fast
   tokenbus replay steps.tokenbus --speed max --as again    as fast as the processor takes it, as the worker `again`
 
-settings that matter: bus.workers_address, bus.secret, worker.retention_* (the most that waits for acknowledgement),
-worker.block_timeout_ms (how long it waits for a processor, for room, and at the end for what is not acknowledged),
-worker.drain_timeout_ms (the same, after a signal).
+settings that matter: bus.workers_address, bus.key_file and bus.server_key, worker.retention_* (the most that waits for
+acknowledgement), worker.block_timeout_ms (how long it waits for a processor, for room, and at the end for what is not
+acknowledged), worker.drain_timeout_ms (the same, after a signal).
 """
 _CHUNK = 65_536
 

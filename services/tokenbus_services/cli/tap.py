@@ -25,8 +25,9 @@ examples:
   tokenbus tap --worker worker-1 --rows         with the tokens of each row and their logprobs
   tokenbus tap --json --count 100 | jq .        a JSON object on each line, for machines
 
-settings that matter: bus.clients_address, bus.secret, client.window_frames and client.window_bytes (how much may be on
-its way to this client; beyond that items are left out), client.name (what the processor's logs call it).
+settings that matter: bus.clients_address, bus.key_file and bus.server_key, client.window_frames and
+client.window_bytes (how much may be on its way to this client; beyond that items are left out), client.name (what the
+processor's logs call it).
 """
 
 

@@ -24,6 +24,7 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, NotRunningError, Publisher, RetentionFullError
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus_services.worker.hello import HandoffPoint
 from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.service import EngineLoop
 
@@ -42,10 +43,10 @@ examples:
   tokenbus worker --engine synthetic --tokens-per-step 4 --drafts --parts 2
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
-settings that matter: bus.workers_address, bus.secret, worker.id (one for each live worker), worker.role and
-worker.handoff_* (a prefill worker hands requests off to a decode worker, at its address), worker.max_requests,
-worker.retention_* and worker.policy (what happens when nobody takes the tokens), limits.*, worker.metrics_address
-(empty: no metrics are served).
+settings that matter: bus.workers_address, bus.key_file and bus.server_key (docs/security.md), worker.id (one for each
+live worker), worker.role and worker.handoff_* (a prefill worker hands requests off to a decode worker, at its address),
+worker.max_requests, worker.retention_* and worker.policy (what happens when tokens are not taken), limits.*,
+worker.metrics_address (empty: no metrics are served).
 """
 _log = logger("worker")
 
@@ -131,7 +132,7 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
             settings,
             vocabulary_size=engine.vocabulary_size,
             transport=transport,
-            handoff_address="" if receiver is None else receiver.address,
+            handoff=HandoffPoint() if receiver is None else receiver.point,
         )
         sender = HandoffSender(
             settings, transport, SystemClock(), publisher.counts, partial(_hand_off_failed, publisher)

@@ -43,7 +43,6 @@ class TokenClient:
             name=client.name,
             window_frames=client.window_frames,
             window_bytes=client.window_bytes,
-            secret=bus.secret.encode(),
             session=_drawn(),
         )
         self._session = ClientSession(

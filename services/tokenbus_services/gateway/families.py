@@ -66,7 +66,7 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         Kind.GAUGE,
         "tokenbus_gateway_connected_processors",
         "1 while a processor has answered this gateway's hello and is heard, else 0.",
-        "0 for long: the log says whether it was refused, and why; look at bus.clients_address and bus.secret.",
+        "0 for long: the log says whether it was refused, and why; look at bus.clients_address and bus.key_file.",
         _read(lambda view: view.client.session.state is SessionState.OPEN),
         (),
         "tokenbus_gateway_connected_processors == 0",

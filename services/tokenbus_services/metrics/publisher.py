@@ -45,7 +45,7 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         Kind.GAUGE,
         "tokenbus_worker_connected_processors",
         "1 while a processor has answered this worker's hello and is heard, else 0.",
-        "0 for long: the log says whether it was refused, and why; look at bus.workers_address and bus.secret.",
+        "0 for long: the log says whether it was refused, and why; look at bus.workers_address and bus.key_file.",
         _read(lambda publisher: publisher.session.state is SessionState.OPEN),
         _WORKER,
         "tokenbus_worker_connected_processors == 0",

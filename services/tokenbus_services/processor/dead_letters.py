@@ -124,7 +124,7 @@ class _Folder:
     def _write(self, name: str, suffix: str, data: bytes) -> None:
         # Nothing is synced: a power cut may cost a letter, where a sync would cost every request milliseconds.
         part = self._path / f"{name}{suffix}{_PART}"
-        # For its owner alone: a message holds what people were told, and a refused hello a secret.
+        # For its owner alone: a message holds what people were told, and a refused hello a proof.
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._count(name, len(data))
         with os.fdopen(descriptor, "wb") as file:

@@ -69,6 +69,6 @@ class Watchers:
 def _announce(session: Session, worker: Worker) -> None:
     watched = WatchedStream(epoch=worker.stream.epoch)
     watched.hello.CopyFrom(worker.stream.hello)
-    for name in ("secret", "proof", "handoff_ticket", "request_keys", "request_owners"):
+    for name in ("proof", "handoff_ticket", "request_keys", "request_owners"):
         watched.hello.ClearField(name)
     session.put(Letter(ServerFrame(watched_stream=watched), []))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from tokenbus_contracts import Limits
 from tokenbus_services.settings.gateway import GatewaySettings
-from tokenbus_services.settings.kinds import Kind, is_secret, kind_of
+from tokenbus_services.settings.kinds import Kind, kind_of
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
@@ -50,11 +50,6 @@ class Entry:
     def value_in(self, settings: object) -> object:
         """Return its value in a settings object."""
         return getattr(getattr(settings, self.section), self.name)
-
-    def shown_in(self, settings: object) -> object:
-        """Return its value in a settings object as anyone may see it."""
-        value = self.value_in(settings)
-        return ("(set)" if value else "") if is_secret(self.kind) else value
 
 
 def _entries() -> list[Entry]:

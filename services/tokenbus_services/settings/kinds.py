@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from tokenbus_services.settings.errors import SettingsError, Shown
+from tokenbus_services.settings.errors import SettingsError
 
 _KIND = "kind"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*")
@@ -113,7 +113,6 @@ class Text:
     high: int
     meaning: str
     unit: str = ""
-    secret: bool = False
 
     @property
     def range(self) -> str:
@@ -215,7 +214,7 @@ def size(meaning: str) -> Whole:
 
 def setting(default: Any, kind: Kind) -> Any:  # noqa: ANN401 - a dataclass field stands for a value of its type
     """Return the dataclass field of one setting."""
-    return field(default=default, repr=not is_secret(kind), metadata={_KIND: kind})
+    return field(default=default, metadata={_KIND: kind})
 
 
 def kind_of(metadata: Any) -> Kind:  # noqa: ANN401 - a mapping that dataclasses leave untyped
@@ -224,16 +223,11 @@ def kind_of(metadata: Any) -> Kind:  # noqa: ANN401 - a mapping that dataclasses
     return kind
 
 
-def is_secret(kind: Kind) -> bool:
-    """Return whether nobody may see the value."""
-    return isinstance(kind, Text) and kind.secret
-
-
 def refuse(key: str, kind: Kind, value: object, where: str = "") -> None:
-    """Raise a SettingsError if a value is none of its kind; what a secret holds is not told."""
+    """Raise a SettingsError if a value is none of its kind."""
     limit = kind.fault(value)
     if limit is not None:
-        raise SettingsError(key, limit, Shown("another") if is_secret(kind) else value, where=where)
+        raise SettingsError(key, limit, value, where=where)
 
 
 def check(section: object, name: str) -> None:

@@ -87,9 +87,32 @@ class BusSettings:
     )
     reconnect_ms: int = setting(100, _time("how long a broken connection waits for its next try at first"))
     reconnect_max_ms: int = setting(500, _time("how long it waits at most, after many tries; at least reconnect_ms"))
-    secret: str = setting(
-        "", Text(0, 256, "what peers must prove themselves by; empty: nothing is asked for", secret=True)
+    key_file: str = setting(
+        "",
+        Text(
+            0,
+            4096,
+            "the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none",
+        ),
     )
+    server_key: str = setting(
+        "",
+        Text(
+            0,
+            4096,
+            "the processor's public key, or the path of its certificate: what workers and clients with a key need",
+        ),
+    )
+    allowed_keys: str = setting(
+        "",
+        Text(
+            0,
+            4096,
+            "the file of the keys that may connect, as `tokenbus keys` writes it: what the processor needs that has a "
+            "key, and decode workers, for hand-offs; it is read again when it changes",
+        ),
+    )
+    insecure: bool = setting(default=False, kind=Flag("whether tcp addresses beyond loopback may be used without keys"))
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and times that contradict each other."""

@@ -70,5 +70,5 @@ class Settings:
             raise SettingsError(error.key, error.limit, error.actual, where=where) from None
 
     def describe(self) -> dict[str, object]:
-        """Return every key with its value, for logs and for people; a secret is shown as set or empty."""
-        return {key: entry.shown_in(self) for key, entry in ENTRIES.items()}
+        """Return every key with its value, for logs and for people."""
+        return {key: entry.value_in(self) for key, entry in ENTRIES.items()}

@@ -1,5 +1,7 @@
 """The hello of a worker, from its settings."""
 
+from typing import NamedTuple
+
 from tokenbus_contracts.generated.stream_pb2 import Hello, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.settings import Settings
@@ -11,7 +13,15 @@ _ROLES = {
 }
 
 
-def hello_of(settings: Settings, vocabulary_size: int, handoff_address: str) -> Hello:
+class HandoffPoint(NamedTuple):
+    """Where a decode worker takes hand-offs, and what a prefill worker needs there; empty: it takes none."""
+
+    address: str = ""
+    ticket: bytes = b""
+    server_key: bytes = b""
+
+
+def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) -> Hello:
     """Return how a worker introduces itself; what it retains just now is said beside that."""
     worker, limits = settings.worker, settings.limits
     return Hello(
@@ -31,6 +41,7 @@ def hello_of(settings: Settings, vocabulary_size: int, handoff_address: str) -> 
         tp_rank=worker.tp_rank,
         dp_rank=worker.dp_rank,
         max_requests=worker.max_requests,
-        secret=settings.bus.secret.encode(),
-        handoff_address=handoff_address,
+        handoff_address=handoff.address,
+        handoff_ticket=handoff.ticket,
+        handoff_server_key=handoff.server_key,
     )

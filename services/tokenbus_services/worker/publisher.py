@@ -25,7 +25,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
-from tokenbus_services.worker.hello import hello_of
+from tokenbus_services.worker.hello import HandoffPoint, hello_of
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 from tokenbus_services.worker.taken import TakenOver
@@ -46,7 +46,7 @@ class Publisher:
         *,
         vocabulary_size: int = 0,
         epoch: int | None = None,
-        handoff_address: str = "",
+        handoff: HandoffPoint = HandoffPoint(),  # noqa: B008 - it cannot be changed
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class Publisher:
         self._taken_over: deque[TakenOver] = deque()
         self._arrived = threading.Condition()
         self._session = WorkerSession(
-            hello_of(self.settings, vocabulary_size, handoff_address),
+            hello_of(self.settings, vocabulary_size, handoff),
             self.epoch,
             self._retention,
             interval=self.settings.bus.heartbeat_interval_ms / 1000,

@@ -68,7 +68,7 @@ class Replay:
         self._retention.next_sequence = begin.hello.next_sequence
         self._changed = asyncio.Event()
         self._session = _Session(
-            _hello(begin, worker_id, bus.secret),
+            _hello(begin, worker_id),
             epoch,
             self._retention,
             interval=bus.heartbeat_interval_ms / 1000,
@@ -204,11 +204,10 @@ class _Pace:
         return begun + (produced_at_ns - first_ns) / _NS / self._speed - now
 
 
-def _hello(begin: WorkerFrame, worker_id: str, secret: str) -> Hello:
+def _hello(begin: WorkerFrame, worker_id: str) -> Hello:
     hello = Hello()
     hello.CopyFrom(begin.hello)
     hello.worker_id = worker_id
-    hello.secret = secret.encode()
     hello.max_requests = 0  # a recording answers no new request
     for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys"):  # the replay's own, or none
         hello.ClearField(name)

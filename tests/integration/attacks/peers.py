@@ -97,7 +97,6 @@ class ClientPeer(Peer):
         session: int = 0,
         proof: bytes = b"",
         window_frames: int = 65_536,
-        secret: bytes = b"",
     ) -> None:
         """Connect; a session of 0 is drawn at random."""
         super().__init__(address)
@@ -106,7 +105,6 @@ class ClientPeer(Peer):
             name=name,
             window_frames=window_frames,
             window_bytes=1 << 40,
-            secret=secret,
             session=session or drawn(),
             proof=proof or RANDOM.randbytes(16),
         )

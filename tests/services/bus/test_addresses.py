@@ -4,12 +4,16 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.services.bus.harness import Bus, introduce, soon
+from tests.services.bus.harness import SETTINGS, Bus, introduce, soon
 from tokenbus_services.bus import AddressError
+
+Make = Callable[..., Bus]
+INSECURE = replace(SETTINGS, insecure=True)
 
 
 def files_in(folder: Path) -> list[str]:
@@ -159,16 +163,18 @@ async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None
         ("ipc:///dev/null/x", "no such directory"),
     ],
 )
-async def test_address_that_is_elsewhere(tcp: Bus, address: str, reason: str) -> None:
+async def test_address_that_is_elsewhere(make: Make, address: str, reason: str) -> None:
     """An address that this machine does not have is told as that to who listens."""
+    tcp = make("zeromq-tcp", INSECURE)
     with pytest.raises(AddressError) as refused:
         await soon(tcp.transport.listen(address))
     assert refused.value.reason.startswith(reason)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://localhost:0", "tcp://*:0"])
-async def test_port_that_is_left_open(tcp: Bus, address: str) -> None:
+async def test_port_that_is_left_open(make: Make, address: str) -> None:
     """A listener says which port it was given, and hosts may be names; nobody can connect to an open port."""
+    tcp = make("zeromq-tcp", INSECURE)
     listener = await tcp.listen(address)
     port = int(listener.address.rpartition(":")[2])
     assert port > 0

@@ -213,8 +213,9 @@ async def test_requests_end_when_the_connection_fails_for_good() -> None:
 class Broken(MemoryTransport):
     """A transport that connects to nothing."""
 
-    async def connect(self, address: str) -> MemoryConnection:
+    async def connect(self, address: str, server_key: bytes | None = None) -> MemoryConnection:
         """Refuse."""
+        del server_key
         raise AddressError(address, "of no use")
 
 

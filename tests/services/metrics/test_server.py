@@ -147,8 +147,8 @@ def test_a_refused_worker_is_not_healthy() -> None:
     watch = LoopWatch(lambda: None, ManualClock().now)
     assert publisher_health(publisher, watch).problems == ()
     publisher.session.state = SessionState.REFUSED
-    publisher.session.refusal = Refusal(message="hello.secret: not the processor's")
-    expected = ("its processor refuses it: hello.secret: not the processor's",)
+    publisher.session.refusal = Refusal(message="hello.limits.max_rows: at most 8, got 9")
+    expected = ("its processor refuses it: hello.limits.max_rows: at most 8, got 9",)
     assert publisher_health(publisher, watch).problems == expected
 
 

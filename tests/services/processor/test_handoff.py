@@ -53,6 +53,24 @@ def test_prefill_worker_is_told_who_goes_on() -> None:
     assert sorted(addresses.values()) == ["memory://one"] * 2 + ["memory://two"] * 2
 
 
+def test_prefill_worker_is_given_the_ticket_and_the_key_that_go_with_the_address() -> None:
+    """Of a decode worker's hello, its ticket and its key go to the prefill worker; a client's own words go to none."""
+    bench = Bench()
+    client, first, mixed = bench.client(), prefill(bench), bench.worker("m", max_requests=1)
+    decode(bench, handoff_ticket=b"ticket", handoff_server_key=b"k" * 32)
+    for key in (1, 2, 3):
+        client.ask(generate_of(key, handoff_ticket=b"mine", handoff_server_key=b"m" * 32))
+    given = [
+        [
+            (each.generate.handoff_ticket, each.generate.handoff_server_key)
+            for each in worker.heard()
+            if each.generate.request_key
+        ]
+        for worker in (first, mixed)
+    ]
+    assert given == [[(b"ticket", b"k" * 32)] * 2, [(b"", b"")]]
+
+
 def test_decode_worker_that_leaves_is_not_named() -> None:
     """Requests are handed off to who stays, and where nobody does, no prefill worker begins any."""
     bench = Bench()

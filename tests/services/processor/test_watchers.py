@@ -44,13 +44,13 @@ def test_items_are_shown_as_they_came() -> None:
 
 
 def test_streams_are_announced_without_secrets() -> None:
-    """A watched stream begins with its worker's hello, but for what is nobody's business."""
-    bench = Bench({"bus.secret": "word"})
-    bench.worker(secret=b"word", request_keys=[4], model="m")
-    watcher = bench.client(6, secret=b"word")
+    """A watched stream begins with its worker's hello, without its proof, its ticket and its requests."""
+    bench = Bench()
+    bench.worker(proof=b"p", handoff_ticket=b"t", handoff_server_key=b"k" * 32, request_keys=[4], model="m")
+    watcher = bench.client(6)
     watcher.say(ClientFrame(watch=Watch()))
     (hello,) = [heard.frame.watched_stream.hello for heard in watcher.heard() if heard.body == "watched_stream"]
-    assert (hello.secret, list(hello.request_keys), hello.model) == (b"", [], "m")
+    assert (hello.proof, hello.handoff_ticket, list(hello.request_keys), hello.model) == (b"", b"", [], "m")
 
 
 def test_only_what_is_watched_is_shown() -> None:

@@ -24,7 +24,7 @@ class Peer:
         for number in range(items):
             self.retention.keep(BATCH, bytes([number]))
         self.session = WorkerSession(
-            hello_of(first_sequence=1, next_sequence=1, secret=b"s"),
+            hello_of(first_sequence=1, next_sequence=1),
             EPOCH,
             self.retention,
             interval=INTERVAL,

@@ -5,25 +5,30 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.services.builders import EPOCH, generate_of, settings
+from tests.services.bus.keyed import Keyring
 from tests.services.loop_clock import LoopClock
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.bus import Listener, MemoryTransport
+from tokenbus_services.bus import Listener, MemoryTransport, Role, ZeroMQTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, read_reply, reply_of
+from tokenbus_services.worker.hello import HandoffPoint
 
 ADDRESS = "memory://decode"
 MOST = 20.0
-CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4, "bus.secret": "hush"}
+CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4}
+TICKET = b"ticket"
 
 
 def request(key: int, address: str = ADDRESS) -> Generate:
@@ -42,6 +47,11 @@ class Pair:
     settings: Settings
     clock: LoopClock
     failed: dict[int, str]
+
+    def request(self, key: int) -> Generate:
+        """Return a request as the processor hands it to a prefill worker, with the decode worker's ticket."""
+        address, ticket, server_key = self.receiver.point
+        return generate_of(key, handoff_address=address, handoff_ticket=ticket, handoff_server_key=server_key)
 
     async def answered(self) -> None:
         """Let time pass until nothing waits for an answer."""
@@ -80,7 +90,7 @@ async def pair(**changed: object) -> AsyncIterator[Pair]:
 async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
     """The engine is given the request with its state; when it has taken it, the sender knows."""
     async with pair() as both:
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         taken = await both.handed_in(1)
         state, answer = taken[7]
         assert state == b"state"
@@ -95,7 +105,7 @@ async def test_request_and_state_arrive_and_the_answer_ends_it() -> None:
 async def test_refusal_reaches_who_began_it() -> None:
     """What the engine says against a request ends it where it came from, with the decode worker's address."""
     async with pair() as both:
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         _, answer = (await both.handed_in(1))[7]
         assert callable(answer)
         answer("state: 8 bytes, got 5")
@@ -108,7 +118,7 @@ async def test_full_worker_refuses() -> None:
     """A worker that has as many requests as it takes refuses another without asking its engine."""
     async with pair() as both:
         both.publisher.session.requests.update(range(100, 104))
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         await both.answered()
         assert both.publisher.take_handoffs() == []
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has 4 requests, as many as it takes"}
@@ -139,7 +149,7 @@ async def test_what_comes_twice_is_taken_once() -> None:
     """A hand-off that is repeated because nobody answered yet is the same; one that was answered is answered again."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
-        message = handoff_of(request(7), b"state", 5, both.settings)
+        message = handoff_of(both.request(7), b"state", 5, both.settings)
         connection.send(message)
         connection.send(message)
         _, answer = (await both.handed_in(1))[7]
@@ -157,7 +167,7 @@ async def test_key_that_is_in_use_is_refused() -> None:
     """Another request of a key that the worker still has is not the same, and is not taken for it."""
     async with pair() as both:
         both.publisher.session.requests.add(7)
-        both.sender.send(request(7), b"state")
+        both.sender.send(both.request(7), b"state")
         await both.answered()
         assert both.publisher.take_handoffs() == []
     assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: it has an open request of that key"}
@@ -167,7 +177,7 @@ async def test_key_that_is_used_again_is_another_request() -> None:
     """A request whose key had been used before is taken over like the first."""
     async with pair() as both:
         for _ in range(3):
-            both.sender.send(request(7), b"state")
+            both.sender.send(both.request(7), b"state")
             _, answer = (await both.handed_in(1))[7]
             assert callable(answer)
             answer("")
@@ -202,7 +212,7 @@ async def test_refusal_that_waits_for_room_holds_nobody_up() -> None:
     async with pair() as both:
         both.sender._failed = told_late
         for key, refusal in ((7, "no"), (8, "")):
-            both.sender.send(request(key), b"state")
+            both.sender.send(both.request(key), b"state")
             _, answer = (await both.handed_in(1))[key]
             assert callable(answer)
             answer(refusal)
@@ -279,11 +289,11 @@ async def test_connections_are_bounded() -> None:
         for number, listener in enumerate(listeners):
             both.sender.send(request(10 + number, f"memory://d{number}"), b"state")
             peer, parts = await asyncio.wait_for(listener.receive(), MOST)
-            handoff = read_handoff(parts, both.settings)
+            handoff = read_handoff(parts, b"")
             assert handoff is not None
             listener.send(peer, reply_of(handoff, ""))
             await both.answered()
-        assert list(both.sender._peers) == ["memory://d1", "memory://d2"]
+        assert list(both.sender._peers) == [("memory://d1", b""), ("memory://d2", b"")]
         for listener in listeners:
             await listener.close()
 
@@ -292,13 +302,12 @@ async def test_nonsense_ends_nothing() -> None:
     """Whatever else comes to either end is counted and dropped, and the next hand-off goes through."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
-        whole = handoff_of(request(8), b"state", 6, both.settings)
-        stranger = replace(both.settings, bus=replace(both.settings.bus, secret="wrong"))  # noqa: S106 - of a test
+        whole = handoff_of(both.request(8), b"state", 6, both.settings)
         newer = b"\xfa\x3f\x00"  # a field that only a newer minor knows
         for parts in ([b"x"], [b"x", b"y"], whole[:1], [whole[0], b"stale"], [newer, b""]):
             connection.send(parts)
-        connection.send(handoff_of(request(8), b"state", 7, stranger))
-        both.sender.send(request(7), b"state")
+        connection.send(handoff_of(request(8), b"state", 7, both.settings))  # without a ticket
+        both.sender.send(both.request(7), b"state")
         _, answer = (await both.handed_in(1))[7]
         assert callable(answer)
         answer("")
@@ -312,19 +321,19 @@ async def test_nonsense_ends_nothing() -> None:
     [
         ({"state_bytes": 4}, "handoff.state_bytes: 5, as it has, got 4"),
         ({"state_crc32": 1}, "handoff.state_crc32: 2744374011, as it has, got 1"),
-        ({"secret": b""}, "handoff.secret: the decode worker's"),
+        ({"ticket": b""}, "handoff.ticket: the decode worker's"),
     ],
 )
 def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None:
     """A state of another length, other bytes or another sender than the frame says is refused."""
     chosen = settings(CHOSEN)
-    frame, state = handoff_of(request(7), b"state", 5, chosen)
+    frame, state = handoff_of(generate_of(7, handoff_ticket=TICKET), b"state", 5, chosen)
     handoff = Handoff()
     handoff.CopyFrom(read_frame(PrefillFrame, frame).handoff)
     for name, value in changed.items():
         setattr(handoff, name, value)
     with pytest.raises(ContractError, match=line):
-        read_handoff([write_frame(PrefillFrame(handoff=handoff)), state], chosen)
+        read_handoff([write_frame(PrefillFrame(handoff=handoff)), state], TICKET)
 
 
 def test_replies() -> None:
@@ -338,3 +347,86 @@ def test_replies() -> None:
         read_reply([frame, b""])
     with pytest.raises(ContractError, match=r"reply.request_key"):
         write_frame(DecodeFrame(reply=HandoffReply()))
+
+
+class Keyed:
+    """A decode worker that listens at a port with a key, and prefill workers that have keys or none."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make keys; the prefill worker's may hand off, the observer's may not."""
+        self.keyring = Keyring(folder)
+        for name in ("prefill", "observer", "other"):
+            self.keyring.make(name)
+        self.keyring.allow(
+            self.keyring.entry("prefill", Role.HANDOFF, names=("prefill-*",)),
+            self.keyring.entry("observer", Role.OBSERVER, Role.WORKER, Role.CLIENT),
+        )
+
+    async def handed_off(
+        self, name: str, *, worker_id: str = "prefill-0", ticket: bool = True, keys: bool = True
+    ) -> str:
+        """Hand a request off over a real socket; return why it was not taken, empty if it was."""
+        chosen = settings(CHOSEN | {"worker.handoff_address": "tcp://127.0.0.1:0", "worker.id": worker_id})
+        listening = replace(chosen, bus=self.keyring.listening(chosen.bus))
+        sending = replace(chosen, bus=self.keyring.connecting(name, settings=chosen.bus) if name else chosen.bus)
+        failed: dict[int, str] = {}
+        clock = LoopClock()
+        async with (
+            HandoffReceiver(listening, ZeroMQTransport(listening.bus)) as receiver,
+            HandoffSender(sending, ZeroMQTransport(sending.bus), clock, WorkerCounts(), failed.__setitem__) as sender,
+        ):
+            publisher = Publisher(listening, epoch=EPOCH)
+            receiver.serve(publisher)
+            both = Pair(sender, receiver, publisher, MemoryTransport(chosen.bus), chosen, clock, failed)
+            wanted = both.request(7)
+            if not ticket:
+                wanted.handoff_ticket = b"another"
+            if not keys:
+                wanted.handoff_server_key = b""
+            sender.send(wanted, b"state")
+            async with asyncio.timeout(MOST):
+                while sender.pending and not (self.refused(receiver) or failed):
+                    for taken in publisher.take_handoffs():
+                        taken.answer("")
+                    await asyncio.sleep(0)
+            await both.answered()
+        return self.refused(receiver) or failed.get(7, "")
+
+    def refused(self, receiver: HandoffReceiver) -> str:
+        """Return what the decode worker refused of itself."""
+        return "refused" if receiver.counts.refused else ""
+
+
+async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
+    """A prefill worker with an allowed key, the role and the ticket hands off over tcp."""
+    assert await Keyed(tmp_path).handed_off("prefill") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "reason"),
+    [
+        ("prefill", {"ticket": False}, "refused"),
+        ("prefill", {"worker_id": "worker-0"}, "refused"),
+        ("observer", {}, "refused"),
+        ("", {}, "its listener asks for keys: set bus.key_file"),
+        ("other", {}, "refused"),
+        ("prefill", {"keys": False}, "refused"),
+        ("", {"keys": False}, "refused"),
+    ],
+    ids=["no ticket", "another's name", "no role", "no key", "not allowed", "no CURVE", "NULL"],
+)
+async def test_hand_off_without_a_right_is_not_taken(
+    tmp_path: Path, name: str, given: dict[str, Any], reason: str
+) -> None:
+    """Without the ticket, the role, the name or an allowed key nothing is handed to the engine."""
+    keyed = Keyed(tmp_path)
+    assert reason in await keyed.handed_off(name, **given)
+
+
+def test_tickets_are_drawn() -> None:
+    """Each decode worker draws a ticket of its own, too long to be guessed, and says nothing before it listens."""
+    chosen = settings(CHOSEN)
+    receivers = [HandoffReceiver(chosen, MemoryTransport(chosen.bus)) for _ in range(2)]
+    assert len({receiver._ticket for receiver in receivers}) == 2
+    assert {len(receiver._ticket) for receiver in receivers} == {32}
+    assert receivers[0].point == HandoffPoint()

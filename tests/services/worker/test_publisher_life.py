@@ -18,6 +18,7 @@ from tokenbus_services.bus import AddressError, Listener, MemoryTransport
 from tokenbus_services.bus.memory import MemoryConnection
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import NotRunningError, Publisher, WouldWaitError
+from tokenbus_services.worker.hello import HandoffPoint
 
 ADDRESS = "memory://workers"
 
@@ -80,11 +81,10 @@ async def test_batches_reach_the_processor() -> None:
 
 
 async def test_hello_says_what_the_worker_is() -> None:
-    """Role, limits, ranks, model and secret in the hello are those of the settings."""
+    """Role, limits, ranks and model in the hello are those of the settings; its hand-off point is what was given."""
     chosen = settings(
         {
             "bus.workers_address": ADDRESS,
-            "bus.secret": "word",
             "worker.id": "w9",
             "worker.role": "decode",
             "worker.model": "m",
@@ -96,9 +96,11 @@ async def test_hello_says_what_the_worker_is() -> None:
     )
     transport = MemoryTransport(chosen.bus)
     processor = Processor(await transport.listen(ADDRESS))
-    async with Publisher(chosen, vocabulary_size=99, transport=transport, clock=LoopClock()):
+    point = HandoffPoint("memory://here", b"ticket", b"k" * 32)
+    async with Publisher(chosen, vocabulary_size=99, transport=transport, clock=LoopClock(), handoff=point):
         hello = (await processor.body("hello")).hello
-    assert (hello.worker_id, hello.role, hello.model, hello.secret) == ("w9", 3, "m", b"word")
+    assert (hello.worker_id, hello.role, hello.model) == ("w9", 3, "m")
+    assert (hello.handoff_address, hello.handoff_ticket, hello.handoff_server_key) == point
     assert (hello.tp_rank, hello.dp_rank, hello.max_requests, hello.vocabulary_size) == (1, 2, 3, 99)
     assert hello.limits.max_top_k == 4
     assert hello.limits.max_rows == chosen.limits.max_rows
@@ -246,8 +248,9 @@ def test_thread_of_its_own() -> None:
 class Broken(MemoryTransport):
     """A transport that connects to nothing."""
 
-    async def connect(self, address: str) -> MemoryConnection:
+    async def connect(self, address: str, server_key: bytes | None = None) -> MemoryConnection:
         """Refuse."""
+        del server_key
         raise AddressError(address, "of no use")
 
 

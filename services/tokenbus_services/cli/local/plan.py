@@ -21,7 +21,7 @@ class Service:
 
     name: str
     arguments: tuple[str, ...]
-    environment: Mapping[str, str] = field(repr=False)  # a secret may be in it
+    environment: Mapping[str, str] = field(repr=False)
     ready_event: str
     """What it logs once it is of use."""
     stop_seconds: float

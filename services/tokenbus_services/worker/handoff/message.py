@@ -14,10 +14,10 @@ _MOST_REFUSAL = 1000
 
 
 def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings) -> list[bytes]:
-    """Return the message that hands a request off; sent again, it has the same number."""
+    """Return the message that hands a request off, with the ticket that it was given; sent again, it is the same."""
     handoff = Handoff(
         schema_major=MAJOR,
-        secret=settings.bus.secret.encode(),
+        ticket=generate.handoff_ticket,
         worker_id=settings.worker.id,
         generate=generate,
         state_bytes=len(state),
@@ -27,16 +27,16 @@ def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings
     return [write_frame(PrefillFrame(handoff=handoff)), state]
 
 
-def read_handoff(parts: list[bytes], settings: Settings) -> Handoff | None:
-    """Return the hand-off in a message, or None: it says what only a newer minor knows."""
+def read_handoff(parts: list[bytes], ticket: bytes) -> Handoff | None:
+    """Return the hand-off in a message that shows the decode worker's ticket, or None: only a newer minor knows it."""
     if len(parts) != 2:  # noqa: PLR2004 - a frame, and the state
         raise ContractError("message", "a frame and a state", f"{len(parts)} parts", rule=Rule.LENGTH)
     frame = read_frame(PrefillFrame, parts[0])
     if not frame.HasField("handoff"):
         return None
     handoff, state = frame.handoff, parts[1]
-    if not hmac.compare_digest(handoff.secret, settings.bus.secret.encode()):
-        raise ContractError("handoff.secret", "the decode worker's", "another")
+    if not hmac.compare_digest(handoff.ticket, ticket):
+        raise ContractError("handoff.ticket", "the decode worker's", "another")
     if handoff.state_bytes != len(state):
         raise ContractError("handoff.state_bytes", f"{len(state)}, as it has", handoff.state_bytes)
     if handoff.state_crc32 != crc32(state):

@@ -2,21 +2,24 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections import OrderedDict
 from types import TracebackType
 from typing import Self
 
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.handoff_pb2 import Handoff
-from tokenbus_services.bus import ClosedError, Listener, Transport
+from tokenbus_services.bus import ClosedError, Listener, Role, Transport
 from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff.message import read_handoff, reply_of
+from tokenbus_services.worker.hello import HandoffPoint
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.taken import TakenOver
 
 _log = logger("worker")
+_TICKET_BYTES = 32
 
 
 class HandoffReceiver:
@@ -26,6 +29,7 @@ class HandoffReceiver:
         """Take the settings of a decode worker."""
         self._settings = settings
         self._transport = transport
+        self._ticket = secrets.token_bytes(_TICKET_BYTES)
         self._listener: Listener | None = None
         self._publisher: Publisher | None = None
         self._task: asyncio.Task[None] | None = None
@@ -35,7 +39,7 @@ class HandoffReceiver:
 
     async def __aenter__(self) -> Self:
         """Listen; an address that cannot be had is an AddressError."""
-        self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._transport_refused)
+        self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
         return self
 
     async def __aexit__(
@@ -50,9 +54,11 @@ class HandoffReceiver:
             await self._listener.close()
 
     @property
-    def address(self) -> str:
-        """Where prefill workers send to, with the port that was chosen."""
-        return "" if self._listener is None else self._listener.address
+    def point(self) -> HandoffPoint:
+        """Where prefill workers send to, with the port that was chosen, and what they need there."""
+        if self._listener is None:
+            return HandoffPoint()
+        return HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
 
     def serve(self, publisher: Publisher) -> None:
         """Begin to take hand-offs, for the engine that takes its requests from a publisher."""
@@ -67,7 +73,9 @@ class HandoffReceiver:
             except ClosedError:
                 return
             try:
-                handoff = read_handoff(parts, self._settings)
+                handoff = read_handoff(parts, self._ticket)
+                if handoff is not None:
+                    self._check_right(peer, handoff.worker_id)
             except ContractError as error:
                 self.counts.refused += 1
                 self._episodes.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
@@ -76,9 +84,15 @@ class HandoffReceiver:
                 self._listener.admit(peer)
                 self._take(peer, handoff, parts[1])
 
-    def _transport_refused(self, reason: str) -> None:
+    def _connection_refused(self, reason: str) -> None:
         self.counts.refused_connections += 1
         self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
+
+    def _check_right(self, peer: bytes, worker_id: str) -> None:
+        identity = None if self._listener is None else self._listener.identity(peer)
+        if identity is None or not identity.may(Role.HANDOFF, worker_id):
+            who = "" if identity is None else identity.name
+            raise ContractError("handoff.worker_id", f"one that the key {who!r} may hand off as", repr(worker_id))
 
     def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         number, key = handoff.number, handoff.generate.request_key

@@ -22,6 +22,8 @@ _log = logger("worker")
 _TRIES = 4
 """How often one is sent within its time, where nobody answers."""
 _FULL_WAIT = 0.005
+_Where = tuple[str, bytes]
+"""A decode worker's address, and its public key, empty if it asks for none: a restarted one may have another."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class _Pending:
     key: int
     parts: list[bytes]
     address: str
+    server_key: bytes
     deadline: float
     next_try: float
 
@@ -70,7 +73,7 @@ class HandoffSender:
         self._pending: dict[int, _Pending] = {}
         self._telling: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
-        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._peers: OrderedDict[_Where, _Peer] = OrderedDict()
         self._episodes = Episodes()
 
     async def __aenter__(self) -> Self:
@@ -91,8 +94,8 @@ class HandoffSender:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await asyncio.gather(*self._telling)
-        for address in list(self._peers):
-            await self._close(address)
+        for where in list(self._peers):
+            await self._close(where)
 
     @property
     def pending(self) -> int:
@@ -115,7 +118,8 @@ class HandoffSender:
             raise ValueError(str(error)) from None
         now = self._clock.now()
         deadline = now + worker.handoff_timeout_ms / 1000
-        self._given.append((number, _Pending(generate.request_key, parts, generate.handoff_address, deadline, now)))
+        key, address, server_key = generate.request_key, generate.handoff_address, generate.handoff_server_key
+        self._given.append((number, _Pending(key, parts, address, server_key, deadline, now)))
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
                 self._loop.call_soon_threadsafe(self._wake.set)
@@ -143,7 +147,7 @@ class HandoffSender:
 
     async def _try(self, number: int, pending: _Pending, now: float) -> None:
         try:
-            peer = await self._peer(pending.address)
+            peer = await self._peer((pending.address, pending.server_key))
             is_sent = peer.connection.send(pending.parts)
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this one, and not all that come after it
             self._end(number, f"the decode worker at {pending.address} cannot be reached: {error}")
@@ -151,18 +155,18 @@ class HandoffSender:
         every = self._settings.worker.handoff_timeout_ms / 1000 / _TRIES
         pending.next_try = now + (every if is_sent else _FULL_WAIT)
 
-    async def _peer(self, address: str) -> _Peer:
-        peer = self._peers.get(address)
+    async def _peer(self, where: _Where) -> _Peer:
+        peer = self._peers.get(where)
         if peer is None:
             if len(self._peers) >= self._settings.worker.handoff_connections:
                 await self._close(next(iter(self._peers)))
-            connection = await self._transport.connect(address)
-            peer = self._peers[address] = _Peer(connection, asyncio.create_task(self._receive(connection)))
-        self._peers.move_to_end(address)
+            connection = await self._transport.connect(*where)
+            peer = self._peers[where] = _Peer(connection, asyncio.create_task(self._receive(connection)))
+        self._peers.move_to_end(where)
         return peer
 
-    async def _close(self, address: str) -> None:
-        peer = self._peers.pop(address)
+    async def _close(self, where: _Where) -> None:
+        peer = self._peers.pop(where)
         peer.receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await peer.receiving

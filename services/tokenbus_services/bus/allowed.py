@@ -1,0 +1,208 @@
+"""The allow-list: which keys may connect, what each may do, and under which names."""
+
+import fcntl
+import json
+import os
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tokenbus_services.bus.identity import Identity, Role
+from tokenbus_services.bus.keys import NAME, is_key
+from tokenbus_services.logs import logger
+from tokenbus_services.settings import SettingsError
+
+MOST_PATTERNS = 64
+_MOST_KEYS = 65_536
+_MOST_BYTES = 2**24
+_LONGEST_PATTERN = 64
+_MODE = 0o644
+_FIELDS = {"name", "public", "roles", "names", "added", "revoked"}
+_HEAD = "# The keys that may connect. `tokenbus keys` writes this file; who listens reads it again when it changes.\n"
+_log = logger("bus")
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedKey:
+    """One line of the allow-list; a name may have several keys, as while one takes another's place."""
+
+    public: str
+    """In Z85."""
+    identity: Identity
+    added: datetime
+    revoked: datetime | None = None
+
+
+class AllowListError(ValueError):
+    """An allow-list that cannot be used: one line with the place, the limit and the value."""
+
+
+class AllowList:
+    """The allow-list of a process that listens: a file that is read again when it changes.
+
+    One that cannot be read any more leaves the last good one in force, and a line in the log.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Read it, or raise a SettingsError for `bus.allowed_keys`."""
+        self.path = Path(path)
+        self.version = 0
+        """How often it has changed."""
+        self._signature = _signature(self.path)
+        try:
+            self._identities = _in_force(read_keys(self.path))
+        except AllowListError as error:
+            raise SettingsError("bus.allowed_keys", f"a file of allowed keys: {error}", path) from None
+
+    def find(self, public: str) -> Identity | None:
+        """Return whose key it is, or None: it is not allowed, or not any more."""
+        return self._identities.get(public)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        signature = _signature(self.path)
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            self._identities = _in_force(read_keys(self.path))
+        except AllowListError as error:
+            _log.error("allowed keys cannot be read: the last good ones stay", reason=str(error))
+            return
+        self.version += 1
+        _log.info("allowed keys read again", file=str(self.path), keys=len(self._identities))
+
+
+def read_keys(path: Path) -> list[AllowedKey]:
+    """Return the keys in a file, revoked ones too, or raise an AllowListError."""
+    try:
+        with path.open("rb") as file:
+            mode, data = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES + 1)
+        document = tomllib.loads(data.decode()) if len(data) <= _MOST_BYTES else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise AllowListError(f"{path}: {(getattr(error, 'strerror', None) or str(error)).lower()}") from None
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise AllowListError(f"{path}: a file that only its owner may write (chmod 644)")
+    if len(data) > _MOST_BYTES:
+        raise AllowListError(f"{path}: at most {_MOST_BYTES} bytes")
+    entries = document.pop("key", [])
+    if document or not isinstance(entries, list):
+        raise AllowListError(f"{path}: tables [[key]] and nothing else, got {', '.join(map(repr, document)) or 'key'}")
+    if len(entries) > _MOST_KEYS:
+        raise AllowListError(f"{path}: at most {_MOST_KEYS} keys, got {len(entries)}")
+    found: dict[str, AllowedKey] = {}
+    for number, entry in enumerate(entries, 1):
+        try:
+            key = _parsed(entry)
+        except (ValueError, TypeError) as error:
+            raise AllowListError(f"{path}: key {number}: {error}") from None
+        if key.public in found:
+            raise AllowListError(f"{path}: key {number}: public: one entry each, got {key.public} twice")
+        found[key.public] = key
+    return list(found.values())
+
+
+def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
+    """Put keys in the place of those in a file, all at once."""
+    descriptor, apart = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(_HEAD + "".join(_text(key) for key in keys))
+            file.flush()
+            os.fchmod(file.fileno(), _MODE)
+            os.fsync(file.fileno())
+        Path(apart).replace(path)
+    except BaseException:
+        Path(apart).unlink()
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let no other process change a file meanwhile."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
+    """Return an entry that begins now; a ValueError says what is wrong with it."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    return _parsed({"name": name, "public": public, "roles": list(roles), "names": list(names), "added": now})
+
+
+def _parsed(entry: object) -> AllowedKey:
+    if not isinstance(entry, Mapping):
+        raise TypeError("a table")
+    unknown = sorted(entry.keys() - _FIELDS)
+    if unknown:
+        raise ValueError(f"no such field: {unknown[0]!r}; there are {', '.join(sorted(_FIELDS))}")
+    name, public = entry.get("name"), entry.get("public")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"name: 1 to 64 letters, digits, dots, dashes and underscores, got {name!r}")
+    if not isinstance(public, str) or not is_key(public.encode()):
+        raise ValueError(f"public: a public key of 40 characters, got {public!r}")
+    roles = _texts(entry, "roles", len(Role))
+    wrong = [role for role in roles if role not in set(Role)]
+    if wrong:
+        raise ValueError(f"roles: of {', '.join(Role)}, got {wrong[0]!r}")
+    names = _texts(entry, "names", MOST_PATTERNS)
+    for pattern in names:
+        if not pattern or not pattern.isprintable() or len(pattern.encode()) > _LONGEST_PATTERN:
+            raise ValueError(f"names: patterns of 1 to {_LONGEST_PATTERN} bytes, got {pattern!r}")
+    return AllowedKey(
+        public,
+        Identity(name, frozenset(Role(role) for role in roles), tuple(names)),
+        _moment(entry, "added") or datetime.fromtimestamp(0, UTC),
+        _moment(entry, "revoked"),
+    )
+
+
+def _texts(entry: Mapping[str, object], name: str, most: int) -> list[str]:
+    value = entry.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or not 1 <= len(value) <= most:
+        raise ValueError(f"{name}: a list of 1 to {most} texts, got {value!r}")
+    return value
+
+
+def _moment(entry: Mapping[str, object], name: str) -> datetime | None:
+    value = entry.get(name)
+    if value is not None and not isinstance(value, datetime):
+        raise ValueError(f"{name}: a date and a time, got {value!r}")
+    return value
+
+
+def _text(key: AllowedKey) -> str:
+    identity = key.identity
+    lines = [
+        "",
+        "[[key]]",
+        f"name = {json.dumps(identity.name)}",
+        f"public = {json.dumps(key.public)}",
+        f"roles = {json.dumps(sorted(identity.roles))}",
+        f"names = {json.dumps(list(identity.names), ensure_ascii=False)}",
+        f"added = {key.added.isoformat()}",
+    ]
+    if key.revoked is not None:
+        lines.append(f"revoked = {key.revoked.isoformat()}")
+    return "\n".join([*lines, ""])
+
+
+def _in_force(keys: Iterable[AllowedKey]) -> dict[str, Identity]:
+    return {key.public: key.identity for key in keys if key.revoked is None}
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

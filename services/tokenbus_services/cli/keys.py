@@ -1,0 +1,160 @@
+"""tokenbus keys: which keys may connect, and what each may do."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tokenbus_services.bus.allowed import AllowedKey, AllowListError, locked, new_key, read_keys, write_keys
+from tokenbus_services.bus.identity import Role
+from tokenbus_services.bus.keys import public_key
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.printable import printable
+
+_DESCRIPTION = """\
+Change or show the allow-list: the file that says which keys may connect to the processor, and to decode workers for
+hand-offs. Whoever listens reads it again within a second, without a restart, and cuts off what a revoked key has open.
+
+  tokenbus keys add NAME PUBLIC --role ROLE [--names PATTERN]
+  tokenbus keys revoke NAME|PUBLIC
+  tokenbus keys list [--json]
+
+PUBLIC is the path of a public certificate, as keys/worker-0.key, or its 40 characters. A role says what a key may do:
+  worker    publish, under the worker ids that its patterns match
+  client    ask for requests, under the client names that its patterns match
+  observer  watch workers' streams (tap, record, the inspector)
+  handoff   hand requests off to decode workers, as a prefill worker does
+
+To rotate, add a second key under the same name, restart its process with it, and revoke the first by its PUBLIC. A
+revoked key stays in the file, so that it cannot be added again.
+
+examples:
+  tokenbus keys add worker-0 keys/worker-0.key --role worker
+  tokenbus keys add prefill keys/prefill.key --role worker --role handoff --names 'prefill-*'
+  tokenbus keys add gateway keys/gateway.key --role client --role observer
+  tokenbus keys revoke worker-0
+  tokenbus keys list --json | jq '.keys[] | select(.revoked == null).name'
+"""
+_VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
+_DEFAULT = "keys/allowed.toml"
+_Change = Callable[[list[AllowedKey]], tuple[list[AllowedKey], str]]
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = _DESCRIPTION
+    parser.usage = f"{parser.prog} {{add,revoke,list}} [NAME] [PUBLIC] [options]"
+    parser.add_argument("action", choices=("add", "revoke", "list"), help="what to do")
+    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="whose key, and for add which")
+    parser.add_argument(
+        "--role", action="append", choices=[role.value for role in Role], help="what it may do; may be repeated"
+    )
+    parser.add_argument(
+        "--names",
+        action="append",
+        metavar="PATTERN",
+        help="the worker ids or client names that it may use, as a shell's patterns; may be repeated (NAME)",
+    )
+    parser.add_argument("--file", metavar="PATH", help=f"the allow-list (${_VARIABLE}, else {_DEFAULT})")
+    parser.add_argument("--json", action="store_true", help="list as one JSON document")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    path = Path(options.file or os.environ.get(_VARIABLE) or _DEFAULT)
+    try:
+        if options.action == "list":
+            _expect(options, 0, "list: no names")
+            _show(path, read_keys(path), as_json=options.json)
+        else:
+            print(printable(_changed(path, _add(options) if options.action == "add" else _revoke(options))))
+    except AllowListError as error:
+        raise CommandError(str(error), WRONG_USE) from None
+    except OSError as error:
+        raise CommandError(f"{error.filename or path}: {(error.strerror or str(error)).lower()}", WRONG_USE) from None
+    return 0
+
+
+def _changed(path: Path, change: _Change) -> str:
+    with locked(path):
+        keys, said = change(read_keys(path) if path.exists() else [])
+        write_keys(path, keys)
+    return f"{said} in {path}"
+
+
+def _add(options: argparse.Namespace) -> _Change:
+    name, given = _expect(options, 2, "add: NAME PUBLIC")
+    if not options.role:
+        raise CommandError(f"add: --role, one or several of {', '.join(Role)}", WRONG_USE)
+    try:
+        public = public_key(given).decode()
+    except ValueError as error:
+        raise CommandError(f"add: PUBLIC: {error}, got {given!r}", WRONG_USE) from None
+    try:
+        key = new_key(name, public, dict.fromkeys(options.role), dict.fromkeys(options.names or [name]))
+    except ValueError as error:
+        raise CommandError(f"add: {error}", WRONG_USE) from None
+
+    def change(keys: list[AllowedKey]) -> tuple[list[AllowedKey], str]:
+        """Add the key, once."""
+        known = next((each for each in keys if each.public == public), None)
+        if known is not None:
+            why = "was revoked: make a new one" if known.revoked else "is there already: revoke it first"
+            raise AllowListError(f"add: this key {why}, as {known.identity.name}")
+        may = f"{', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
+        return [*keys, key], f"added {name}: {may}"
+
+    return change
+
+
+def _revoke(options: argparse.Namespace) -> _Change:
+    (given,) = _expect(options, 1, "revoke: NAME or PUBLIC")
+    try:
+        public = public_key(given).decode()
+    except ValueError:
+        public = ""
+    now = datetime.now(UTC).replace(microsecond=0)
+
+    def change(keys: list[AllowedKey]) -> tuple[list[AllowedKey], str]:
+        """Mark the key, or all keys of the name."""
+        found = [key for key in keys if (key.public == public if public else key.identity.name == given)]
+        live = [key for key in found if key.revoked is None]
+        if not live:
+            raise AllowListError(f"revoke: {'revoked already' if found else 'no such key'}: {given!r}")
+        marked = [replace(key, revoked=now) if key in live else key for key in keys]
+        return marked, f"revoked {live[0].identity.name}: {len(live)} {'key' if len(live) == 1 else 'keys'}"
+
+    return change
+
+
+def _expect(options: argparse.Namespace, count: int, what: str) -> list[str]:
+    given: list[str] = options.files
+    if len(given) != count:
+        raise CommandError(f"{what}, got {' '.join(map(repr, given)) or 'nothing'}", WRONG_USE)
+    return given
+
+
+def _show(path: Path, keys: list[AllowedKey], *, as_json: bool) -> None:
+    rows = [
+        {
+            "name": key.identity.name,
+            "public": key.public,
+            "roles": sorted(key.identity.roles),
+            "names": list(key.identity.names),
+            "added": key.added.isoformat(),
+            "revoked": None if key.revoked is None else key.revoked.isoformat(),
+        }
+        for key in keys
+    ]
+    if as_json:
+        print(json.dumps({"file": str(path), "keys": rows}, indent=2))
+        return
+    for key in keys:
+        may = f"{','.join(sorted(key.identity.roles))}  {','.join(key.identity.names)}"
+        state = f"revoked {key.revoked}" if key.revoked else f"added {key.added}"
+        print(printable(f"{key.identity.name}  {key.public}  {may}  {state}"))
+    if not keys:
+        print("no key may connect")
