@@ -89,7 +89,7 @@ class Peer:
 class ClientPeer(Peer):
     """A client that says what it likes; it acknowledges what it is made to, and reads when it is made to."""
 
-    def __init__(  # noqa: PLR0913 - what an attacker may make up
+    def __init__(
         self,
         address: str,
         *,

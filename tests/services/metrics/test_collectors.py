@@ -47,6 +47,8 @@ UNITS = (
             "parts",
             "drafts",
             "peers",
+            "addresses",
+            "addresses",
             "resumes",
             "ticks",
             "files",
@@ -61,7 +63,7 @@ UNITS = (
     }
 )
 LABELS = {"worker", "state", "code", "outcome", "rule", "side", "of", "head", "action", "version", "service", "le"} | {
-    *("role", "model", "epoch", "route", "status", "why"),
+    *("role", "model", "epoch", "route", "status", "why", "reason", "bound"),
 }
 W = "worker-0"
 

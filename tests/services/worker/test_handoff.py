@@ -128,7 +128,7 @@ async def test_states_that_wait_are_bounded() -> None:
     """States beyond so many bytes that wait for the engine are refused, until it has taken some; one alone is not."""
     async with pair(worker__handoff_bytes=10) as both:
         for key in (7, 8, 9):
-            both.sender.send(request(key), b"state")
+            both.sender.send(both.request(key), b"state")
         taken = await both.handed_in(2)
         assert both.publisher.counts.waiting_state_bytes == 10
         for _, answer in taken.values():
@@ -136,7 +136,7 @@ async def test_states_that_wait_are_bounded() -> None:
             answer("")
         await both.answered()
         assert both.publisher.counts.waiting_state_bytes == 0
-        both.sender.send(request(6), b"one that is larger alone")
+        both.sender.send(both.request(6), b"one that is larger alone")
         _, answer = (await both.handed_in(1))[6]
         assert callable(answer)
         answer("")
@@ -394,7 +394,7 @@ class Keyed:
 
     def refused(self, receiver: HandoffReceiver) -> str:
         """Return what the decode worker refused of itself."""
-        return "refused" if receiver.counts.refused else ""
+        return "refused" if receiver.counts.refused_connections + receiver.counts.refused else ""
 
 
 async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
