@@ -35,6 +35,7 @@ class LoopSocket:
         await self._turns.next()
         while (parts := self.receive_now()) is None:
             await self.wait()
+        self._turns.took(parts)
         return parts
 
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
@@ -43,11 +44,13 @@ class LoopSocket:
         while True:
             self.check_open()
             try:
-                peer = self._socket.recv(zmq.NOBLOCK, copy=False)
-                return peer, self._socket.recv_multipart(zmq.NOBLOCK)
+                peer, parts = self._socket.recv(zmq.NOBLOCK, copy=False), self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 self._readable.clear()
-            await self.wait()
+                await self.wait()
+            else:
+                self._turns.took(parts)
+                return peer, parts
 
     def is_read_out(self) -> bool:
         """Tell whether all that came in has been received."""

@@ -17,6 +17,7 @@ from tokenbus_services.bus.identity import Identity
 
 Parts = Sequence[bytes]
 _BURST = 64
+_BURST_BYTES = 262_144
 
 
 class Outcome(Enum):
@@ -110,17 +111,22 @@ class Transport(Protocol):
 
 
 class Turns:
-    """Lets other coroutines run after some messages that were received in a row without waiting."""
+    """Lets other coroutines run after some messages, or some bytes, that were received in a row without waiting."""
 
     def __init__(self) -> None:
         self._left = _BURST
+        self._bytes_left = _BURST_BYTES
 
     async def next(self) -> None:
         """Begin a receive."""
-        if not self._left:
-            self._left = _BURST
+        if not self._left or self._bytes_left <= 0:
+            self._left, self._bytes_left = _BURST, _BURST_BYTES
             await asyncio.sleep(0)
         self._left -= 1
+
+    def took(self, parts: Parts) -> None:
+        """Count what was received."""
+        self._bytes_left -= sum(map(len, parts))
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:

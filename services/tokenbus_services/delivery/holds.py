@@ -6,13 +6,15 @@ from collections import deque
 class Hold:
     """One step's claim on its items: they are acknowledged when its last holder lets go of them."""
 
-    __slots__ = ("bytes", "count", "holders", "last_sequence")
+    __slots__ = ("bytes", "count", "holders", "last_sequence", "stream")
 
     def __init__(self) -> None:
         """Begin with one holder: who makes the step."""
         self.count = 1
         self.holders: list[object] = []
         """Those of its holders that can be asked to let go: the queues of remote clients."""
+        self.stream: Holds | None = None
+        """The items of its stream, once it holds one of them."""
         self.last_sequence = 0
         self.bytes = 0
 
@@ -43,6 +45,7 @@ class Holds:
 
     def add(self, sequence: int, hold: Hold, size: int) -> None:
         """Count an item, the next in order, to a hold."""
+        hold.stream = self
         hold.last_sequence = max(hold.last_sequence, sequence)
         hold.bytes += size
         self.bytes += size
@@ -53,6 +56,11 @@ class Holds:
     def oldest(self) -> Hold | None:
         """The hold that keeps the stream back the longest."""
         return self._items[0][1] if self._items else None
+
+    @property
+    def middle(self) -> int:
+        """The sequence of the item in the middle of those that are held."""
+        return self._items[len(self._items) // 2][0] if self._items else self.acknowledged
 
     def advance(self) -> bool:
         """Acknowledge what nobody holds; tell whether that was anything.

@@ -1,6 +1,6 @@
 """RequestBook: how requests begin, change hands and end."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from tokenbus_services.logs import Episodes, logger
 from tokenbus_services.processor.buffers import Buffers
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Payer, Request, RequestTable, Source, State
 from tokenbus_services.processor.router import BUFFERED, NOBODY, Consumer, Router
+from tokenbus_services.processor.worker import Worker
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
@@ -52,8 +53,10 @@ class RequestBook:
         self.default_route = BUFFERED
         self.counts = RequestCounts()
         self.abort_at_worker: Callable[[int, int], None] = lambda _stream, _key: None
-        self.known_streams: Container[int] = ()
-        """The streams whose workers are there, or may come back."""
+        self.workers: Mapping[int, Worker] = {}
+        """The workers that are there, or may come back, by stream."""
+        self.has_iterators = False
+        """Whether requests are iterated over in this process, which may let their workers wait."""
         self.on_vouched: Callable[[Request, int], None] = lambda _request, _owner: None
         """Learns from a worker whose a request is that was resumed before."""
         self._episodes = Episodes()
@@ -103,12 +106,13 @@ class RequestBook:
         """Open a request that a stream brought, or return None: it cannot be one."""
         shown_only = self.default_route == NOBODY
         begins_here = position == 0 or shown_only
-        may_be = begins_here or source.is_resumed or source.takes_over
+        may_be = begins_here or source.is_resumed or source.takes_over or key in source.owners
         if not may_be or not self.table.has_room_for(source.payer):
             self.abort_at_worker(source.stream, key)
             return None
         wait = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
-        owner, state = (source.stream, State.OPEN) if begins_here else (NO_STREAM, State.WAITING)
+        is_its = begins_here or (key in source.owners and not source.takes_over)
+        owner, state = source.stream if is_its else NO_STREAM, State.OPEN if begins_here else State.WAITING
         request = self.table.open(key, position, owner, state, now + wait / 1000, source.payer)
         request.owner = source.owners.get(key, NO_OWNER)
         self.table.route[request.slot] = self.default_route
@@ -119,20 +123,13 @@ class RequestBook:
         return request
 
     def answer(self, key: int, source: Source) -> None:
-        """Learn that a stream has a request, before any row of it came."""
+        """Learn that a stream has a request that is known here, before any row of it came."""
         request = self.table.get(key)
         if request is None:
             if self.table.ended(key) is not None:  # as when its worker had been given up
                 self.abort_at_worker(source.stream, key)
-                return
-            if self.default_route == NOBODY or not self.table.has_room_for(source.payer):
-                return
-            due = self._now() + self._settings.unclaimed_timeout_ms / 1000
-            request = self.table.open(key, 0, NO_STREAM, State.WAITING, due, source.payer)
-            request.owner = source.owners.get(key, NO_OWNER)
-            self.buffers.open(request)
-            self.counts.opened += 1
-        elif request.is_claimed and self.is_unvouched(request):
+            return
+        if request.is_claimed and self.is_unvouched(request):
             self.on_vouched(request, source.owners.get(key, NO_OWNER))
         owner = int(self.table.owner[request.slot])
         if owner not in (NO_STREAM, source.stream) and self.table.state[request.slot] == State.OPEN:
@@ -150,6 +147,10 @@ class RequestBook:
     def consumer_of(self, request: Request) -> Consumer | None:
         """Return who takes a request's rows."""
         return self.router.consumers.get(int(self.table.route[request.slot]))
+
+    def source_of(self, key: int) -> Source | None:
+        """Return the stream whose worker said in its hello that it has a request."""
+        return next((each.source for each in self.workers.values() if key in each.source.owners), None)
 
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it."""
@@ -311,8 +312,11 @@ class RequestBook:
             if request is not None and self._settings.slow_consumer == "end":
                 self.end_slow(request)
 
-    def relieve(self, hold: Hold) -> None:
-        """End the requests whose rows wait here and hold a stream back the longest."""
+    def relieve(self, hold: Hold, through: int) -> None:
+        """End the requests whose rows wait here and hold a stream back the longest.
+
+        Of those that no client asked for, all go at once that hold it back up to a sequence.
+        """
         for request in self.table.open_requests():
             if any(early.step.hold is hold for early in request.early):
                 self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
@@ -320,10 +324,13 @@ class RequestBook:
             if self.table.route[request.slot] != BUFFERED:
                 continue
             step = self.buffers.tokens_of(request).oldest()
-            if step is None or step.hold is not hold:
+            if step is None:
                 continue
             if not request.is_claimed:
-                self._drop_unclaimed(request)
+                if step.hold is hold or (step.hold.stream is hold.stream and step.hold.last_sequence <= through):
+                    self._drop_unclaimed(request)
+            elif step.hold is not hold:
+                continue
             elif self._settings.slow_consumer == "end":
                 self.end_slow(request)
 
@@ -379,7 +386,7 @@ class RequestBook:
         that takes; only where one of them is gone its silence means anything.
         """
         target = int(self.table.heir[request.slot])
-        return request.handed_off_by in self.known_streams and target in self.known_streams
+        return request.handed_off_by in self.workers and target in self.workers
 
     def _fail_handed_off(self, request: Request) -> None:
         expected = int(self.table.next_position[request.slot])
@@ -446,6 +453,7 @@ class RequestBook:
 
     def tokens(self, key: int, position: int = 0) -> RequestTokens:
         """Claim a request for an iterator in this process, and return that."""
+        self.has_iterators = True
         request = self.claim(key, position, BUFFERED, drafts=True)
         tokens = self.buffers.adopt(request)
         tokens.position = position

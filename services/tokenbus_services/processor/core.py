@@ -29,7 +29,7 @@ class Core:
         self.dispatch = Dispatch(settings, self.book, self.workers)
         self.clients = ClientDesk(settings, self.dispatch, self.letters, clients, clock.now)
         self.book.abort_at_worker = self.workers.abort
-        self.book.known_streams = self.workers.by_stream
+        self.book.workers = self.workers.by_stream
         self.book.on_vouched = self.clients.resumes.settle_owner
         self.intake.on_admitted = self.clients.admitted
         self.intake.on_stream = self._on_stream
@@ -70,9 +70,9 @@ class Core:
         self.clients.watchers.show_stream(worker)
         self.dispatch.hand_out_waiting()
 
-    def _evict(self, hold: Hold) -> None:
+    def _evict(self, hold: Hold, through: int) -> None:
         """End the requests of those that hold a stream back the longest."""
         held_here = hold.count > len(hold.holders)
         self.clients.evict(hold)
         if held_here:
-            self.book.relieve(hold)
+            self.book.relieve(hold, through)

@@ -26,6 +26,8 @@ class Intake:
         self._settings = settings
         self._letters = letters
         self._now = now
+        # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
+        self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
         self.book = book
         self.feed: StepFeed | None = None
         self.steps = 0
@@ -37,7 +39,7 @@ class Intake:
         self.on_stream: Callable[[Worker], None] = lambda _worker: None
         self.on_admitted: Callable[[Request, Admitted], None] = lambda _request, _admitted: None
         self.on_step: Callable[[Step], None] = lambda _step: None
-        self.evict: Callable[[Hold], None] = lambda _hold: None
+        self.evict: Callable[[Hold, int], None] = lambda _hold, _through: None
         self.all_clients_lag: Callable[[Worker], bool] = lambda _worker: True
         self.resend: Callable[[Worker, Request], None] = lambda _worker, _request: None
 
@@ -79,7 +81,10 @@ class Intake:
         oldest = worker.stream.holds.oldest
         if oldest is None or self._share_held(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
             return False
-        return oldest.count > len(oldest.holders) or self.all_clients_lag(worker)
+        is_held_here = oldest.count > len(oldest.holders)
+        if is_held_here and (self.book.has_iterators or self._now() < worker.met_at + self._grace):
+            return True
+        return self.all_clients_lag(worker)
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
         self.on_item(worker, entry)
@@ -224,7 +229,7 @@ class Intake:
         holds = worker.stream.holds
         while (oldest := holds.oldest) is not None and not worker.assembler.keeps(oldest):
             has_remote_holders = bool(oldest.holders)
-            self.evict(oldest)
+            self.evict(oldest, holds.middle)
             is_free = holds.advance() or not holds.oldest
             if not (is_free and has_remote_holders) or self._share_held(worker) <= _SHARE_AFTER_EVICTION:
                 return

@@ -226,6 +226,7 @@ class TokenProcessor:
         write_frame(ProcessorFrame(generate=generate))
         if self.clients.is_draining:
             raise RequestFailedError(closing_error(generate.request_key))
+        self.book.has_iterators = True
         opened: list[RequestTokens] = []
         error = self.dispatch.submit(generate, BUFFERED, lambda request: opened.append(self.book.buffers.open(request)))
         if error is not None:

@@ -183,6 +183,10 @@ class RequestTable:
         """Return how a request ended, if it is still known."""
         return self._ended.get(key)
 
+    def knows(self, key: int) -> bool:
+        """Tell whether a request is open, or is remembered."""
+        return key in self._slots or key in self._ended
+
     def open_requests(self) -> list[Request]:
         """Return all open requests."""
         return [self.at(slot) for slot in self._slots.values()]

@@ -159,16 +159,25 @@ class Resumes:
         if ended is not None:
             return self._take_rest(session, resume, ended, found)
         if request is None:
-            if not table.has_room_for(("client", session.owner)):
-                return error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
-            self._claim(session, resume)
-            return None
+            return self._take_unknown(session, resume)
         holder = self._holder(request)
         if request.is_claimed and holder is not session:
             return self._take_over(session, resume, request, found)
         if request.owner not in (NO_OWNER, session.owner):
             return self._not_theirs(session, key)
         return self._claim(session, resume)
+
+    def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
+        """Take up what this life of the processor has not met; a worker may have said whose it is."""
+        key, source = resume.request_key, self._book.source_of(resume.request_key)
+        if source is not None and source.owners[key] not in (NO_OWNER, session.owner):
+            return self._not_theirs(session, key)
+        if not self._book.table.has_room_for(("client", session.owner)):
+            return error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
+        self._claim(session, resume)
+        if source is not None:
+            self._book.answer(key, source)
+        return None
 
     def _take_over(self, session: Session, resume: Resume, request: Request, found: list[_Rows]) -> RequestError | None:
         """Take a request from another session, if that is an earlier life of the same client."""

@@ -22,6 +22,8 @@ class Worker:
     last_heard: float
     identity: Identity
     proof: bytes
+    met_at: float
+    """When this processor first heard of it."""
     next_heartbeat: float = 0.0
     echo_ns: int = 0
     acknowledged: int = 0

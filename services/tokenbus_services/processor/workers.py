@@ -2,7 +2,7 @@
 
 import hmac
 from collections import Counter, OrderedDict
-from itertools import count
+from itertools import count, repeat
 
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -29,7 +29,7 @@ from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.peers import Peers
-from tokenbus_services.processor.requests import Source
+from tokenbus_services.processor.requests import NO_OWNER, Source
 from tokenbus_services.processor.strangers import Strangers
 from tokenbus_services.processor.stream import Fate, Stream, StreamCounts
 from tokenbus_services.processor.worker import (
@@ -227,7 +227,7 @@ class WorkerDesk:
         source = Source(next(self._streams), stream.name, hello.first_sequence > 1, takes_over(hello))
         assembler = Assembler(hello.worker_id, epoch, self._settings.processor)
         worker = Worker(
-            stream, assembler, source, None, now, identity, hello.proof, acknowledged=hello.first_sequence - 1
+            stream, assembler, source, None, now, identity, hello.proof, now, acknowledged=hello.first_sequence - 1
         )
         self.by_id[hello.worker_id] = worker
         self.by_stream[source.stream] = worker
@@ -256,11 +256,13 @@ class WorkerDesk:
             heartbeat_timeout_ms=self._settings.bus.heartbeat_timeout_ms,
         )
         self._send(worker, ProcessorFrame(welcome=welcome))
+        book, owners = self._intake.book, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
-        worker.source.owners.update(zip(hello.request_keys, hello.request_owners, strict=False))
-        # After the welcome: before that, a worker hears of no request that it is to end.
-        for key in hello.request_keys:
-            self._intake.book.answer(key, worker.source)
+        worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
+        # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
+        # are answered when a client resumes them: a hello may make up as many as it likes.
+        for key in filter(book.table.knows, hello.request_keys):
+            book.answer(key, worker.source)
         worker.roll_call = (hello.next_sequence - 1, frozenset(hello.request_keys))
         _log.info("worker connected", resume_from=stream.expected, **_names(worker))
         self._episodes.end(worker.stream.worker_id)

@@ -221,7 +221,7 @@ class ProcessorSettings:
     replay_timeout_ms: int = setting(1000, _time("how long each such attempt waits for the items"))
     max_requests: int = setting(65_536, _count("requests", "the most that are open at once; others are refused"))
     requests_per_peer: int = setting(
-        16_384,
+        8192,
         _count("requests", "the most that one client may have open, or a worker bring unasked"),
     )
     ended_requests: int = setting(

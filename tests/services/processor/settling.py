@@ -12,13 +12,13 @@ from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import Step
 from tokenbus_services.delivery.tokens import FINISHED
 from tokenbus_services.processor.book import RequestBook
-from tokenbus_services.processor.requests import Request, Slots, Source
+from tokenbus_services.processor.requests import NO_OWNER, Request, Slots, Source
 from tokenbus_services.processor.router import Rows
 
 
-def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False) -> Source:
-    """Return where steps of a stream come from."""
-    return Source(stream, f"worker-{stream}/7", is_resumed, takes_over)
+def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, has: tuple[int, ...] = ()) -> Source:
+    """Return where steps of a stream come from, whose worker said that it has some requests."""
+    return Source(stream, f"worker-{stream}/7", is_resumed, takes_over, dict.fromkeys(has, NO_OWNER))
 
 
 class Recorder:
@@ -66,7 +66,7 @@ class Table:
         for place, (key, stream) in enumerate(requests.items()):
             self.book.submit(generate_of(key), stream, 1 + place % routes)
 
-    def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: bool) -> Step:
+    def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
         """Let a step come from a stream."""
         step = step_of(target, draft)
         self.book.router.route(step, source(stream, **more), self.clock.now())

@@ -32,10 +32,12 @@ def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
     return [(row.position, row.token_ids.size) for row in found]
 
 
-def come(table: Table, key: int, *begins: int, stream: int = 0, resumed: bool = True) -> list[Step]:
+def come(
+    table: Table, key: int, *begins: int, stream: int = 0, resumed: bool = True, has: tuple[int, ...] = ()
+) -> list[Step]:
     """Let rows of three tokens come."""
     made = [batch([Wanted(key, begin, 3)], step=begin + 1) for begin in begins]
-    return [table.route(each, stream, is_resumed=resumed) for each in made]
+    return [table.route(each, stream, is_resumed=resumed, has=has) for each in made]
 
 
 # How they begin.
@@ -78,7 +80,6 @@ def test_full_table_takes_no_more() -> None:
 def test_waiting_rows_go_to_who_asks() -> None:
     """A request whose rows waited is taken over from a position on: nothing lost, and nothing twice (case 22)."""
     table = Table({})
-    table.book.answer(9, source(0))
     come(table, 9, 6, 9, 12)
     tokens = table.book.tokens(9, 9)
     assert positions(tokens) == [(9, 3), (12, 3)]
@@ -90,8 +91,6 @@ def test_waiting_rows_go_to_who_asks() -> None:
 def test_request_whose_beginning_is_retained_goes_on() -> None:
     """After a restart a worker sends a request again from token 0: all rows wait in order, however many (case 17)."""
     table = Table({})
-    table.book.answer(9, source(0))
-    assert state(table, 9) is State.WAITING
     come(table, 9, 0, 3, 6)
     tokens = table.book.tokens(9, 0)
     assert positions(tokens) == [(0, 3), (3, 3), (6, 3)]
@@ -103,7 +102,6 @@ def test_request_whose_beginning_is_retained_goes_on() -> None:
 def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
     """Rows from token 0 that a client holds already are not handed out twice (case 14)."""
     table = Table({})
-    table.book.answer(9, source(0))
     come(table, 9, 0, 3)
     tokens = table.book.tokens(9, 5)
     come(table, 9, 6)
@@ -150,8 +148,7 @@ def test_failed_before_anybody_asked() -> None:
 def test_lost_tokens_are_told_to_who_asks() -> None:
     """Where what is sent again begins after what a client holds, the request ends and says what is lost (case 21)."""
     table = Table({})
-    table.book.answer(9, source(0))
-    come(table, 9, 6)
+    come(table, 9, 6, has=(9,))
     tokens = table.book.tokens(9, 4)
     assert tokens.error is not None
     assert tokens.error.message == "tokens 4 to 5 never came from worker-0/7"
@@ -171,6 +168,7 @@ def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
 def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
     """A decode worker may know a request before its prefill worker has let go: that alone makes it nobody's."""
     table = Table({})
+    table.book.tokens(9, 6)
     table.book.answer(9, source(1, takes_over=True))
     assert table.book.table.owner[known(table, 9).slot] == NO_STREAM
     table.book.answer(9, source(0))
@@ -353,10 +351,10 @@ def test_who_holds_a_stream_back_gives_way() -> None:
     step = table.route(made, 0)
     slow = table.book.tokens(8)
     (early,) = come(table, 1, 3, stream=1)
-    table.book.relieve(step.hold)
+    table.book.relieve(step.hold, 0)
     assert table.book.table.get(9) is None
     assert not slow.has_ended
-    table.book.relieve(early.hold)
+    table.book.relieve(early.hold, 0)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
 
 
@@ -365,7 +363,7 @@ def test_slow_iterator_ends_where_that_is_wanted() -> None:
     table = Table({}, slow_consumer="end")
     steps = come(table, 9, 0, 3)
     tokens = table.book.tokens(9)
-    table.book.relieve(steps[0].hold)
+    table.book.relieve(steps[0].hold, 0)
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_SLOW_CLIENT
     assert tokens.error.message == "its consumer left 2 steps' tokens waiting, from token 0 on"
@@ -391,7 +389,6 @@ def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
 def test_claimed_tokens_are_true() -> None:
     """What an iterator is given after a restart is what the request really has."""
     table = Table({})
-    table.book.answer(9, source(0))
     come(table, 9, 0, 3, 6)
     tokens = table.book.tokens(9, 0)
     found = [token for step, place in tokens.waiting for token in step.rows.row(place).token_ids.tolist()]

@@ -193,12 +193,33 @@ def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
     assert worker.known is not None
 
 
-def test_hello_that_lists_more_requests_than_its_share_is_cheap_and_bounded() -> None:
-    """A hello with more requests than a worker may bring unasked opens its share and answers no more for the rest."""
-    bench = Bench({"processor.requests_per_peer": 5})
+def test_hello_opens_no_requests() -> None:
+    """A hello may name as many requests as it likes: those that no client asks for take no room and cost no answer."""
+    bench = Bench()
     worker = bench.worker(request_keys=list(range(1, 1001)))
-    assert len(bench.core.book.table) == 5
+    assert len(bench.core.book.table) == 0
     assert worker.heard_bodies().count("abort") == 0
+    client = bench.client()
+    resume(client, 7, 0)
+    worker.publish(rows([7]))
+    assert places(client) == [(7, 0, 1)]
+    assert len(bench.core.book.table) == 1
+
+
+def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
+    """After a restart, what waits for clients that do not come back is given up at its bound, all of it at once."""
+    bench = Bench({"processor.hold_items": 64, "processor.credit_items": 64})
+    worker, victim = bench.worker(request_keys=list(range(10, 40)), next_sequence=1), bench.client(6)
+    bench.pass_time(2.0, worker, victim)
+    victim.ask(generate_of(2))
+    for position in range(200):
+        if position < 30:
+            worker.publish([Wanted(10 + position)])
+        assert granted(worker) > worker.sequence, "the worker waits"
+        worker.publish(rows([2], position=position))
+        assert places(victim) == [(2, position, 1)]
+        victim.confirm()
+    assert {request.key for request in bench.core.book.table.open_requests()} == {2}
 
 
 def test_handshakes_are_bounded() -> None:
