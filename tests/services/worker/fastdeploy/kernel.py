@@ -54,7 +54,7 @@ GETS = {
 }
 
 
-class _Memory:
+class Memory:
     """What takes the kernel's place where it has no queue for us."""
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ def queue() -> Iterator["KernelQueue"]:
         with queue_for(_MOST_WAITING * STRUCT_BYTES) as found:
             yield KernelQueue(found, "")
     except NotRunError as why:
-        yield KernelQueue(_Memory(), str(why))
+        yield KernelQueue(Memory(), str(why))
 
 
 class KernelQueue:
     """That engine's ops on one queue; the messages in it are counted here, as its ops would wait for ever."""
 
-    def __init__(self, carrier: Queue | _Memory, why_not: str = "") -> None:
+    def __init__(self, carrier: Queue | Memory, why_not: str = "") -> None:
         """Send and receive through a carrier."""
         assert STRUCTS["speculate_get_output_topk"].itemsize == STRUCT_BYTES
         self._carrier = carrier

@@ -199,7 +199,7 @@ def test_certain_scores_are_mended() -> None:
         )
     )
     assert batch.scorings.tolist() == [Scoring.FULL] * 5
-    assert batch.logprobs.tolist() == [0, LOWEST, -2, -3, -3]
+    assert batch.logprobs.tolist() == np.array([0, LOWEST, -2, -3, -3.000001], np.float32).tolist()
     assert batch.ranks.tolist() == [1, 4, 2, 3, 5]
     assert batch.alternative_token_ids.reshape(5, 3)[:2].tolist() == [[5, 2, 9], [3, 1, 7]]
     assert batch.alternative_logprobs.reshape(5, 3)[:2].tolist() == [[0, -2, -2], [-0.5, LOWEST, LOWEST]]
