@@ -32,8 +32,8 @@ _TYPES = ("float32", "float16")
 
 
 def _paddle() -> Any:  # noqa: ANN401 - a module
-    import paddle  # noqa: PLC0415 - it is checked whether it is there
-    import paddle.utils.dlpack  # noqa: PLC0415
+    import paddle
+    import paddle.utils.dlpack
 
     return paddle
 

@@ -3,15 +3,12 @@
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.engine import Engine, EngineBrokenError
 from tokenbus_services.worker.errors import NotRunningError, PublishError, RetentionFullError, WouldWaitError
-from tokenbus_services.worker.overlap import Launch, Launches
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.step import StepArrays
 
 __all__ = [
     "Engine",
     "EngineBrokenError",
-    "Launch",
-    "Launches",
     "NotRunningError",
     "PublishError",
     "Publisher",

@@ -4,6 +4,8 @@ Each fills the tensors that it is given where they lie, as that engine's own ops
 A message that does not fit them is an error, and stays the next one.
 """
 
+from typing import Any
+
 import numpy as np
 
 from tokenbus_contracts import ContractError, Rule
@@ -45,11 +47,11 @@ def speculate_get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's posi
     message = _next(Kind.SPECULATED_SCORED, tokens, _META, wait=wait_flag)
     if message is None:
         return
-    places = _places(message)
     columns = min(message.columns, real_k + 1)
-    by_place = tokens.flat[_META + SLOTS :][: SLOTS * TOKENS * COLUMNS].reshape(SLOTS * TOKENS, COLUMNS)
-    _fill(by_place, scores.flat[: SLOTS * TOKENS * COLUMNS].reshape(-1, COLUMNS), places, message, real_k)
-    ranks.flat[places] = message.ranks
+    shape = (SLOTS, TOKENS, COLUMNS)
+    ids = tokens.flat[_META + SLOTS :][: SLOTS * TOKENS * COLUMNS].reshape(shape)
+    values = scores.flat[: SLOTS * TOKENS * COLUMNS].reshape(shape)
+    _fill(ids, values, ranks.flat[: SLOTS * TOKENS].reshape(SLOTS, TOKENS), message, real_k)
     tokens.flat[0] = message.stop_flag
     # A field of its own in a message; only that engine's tensor has no other place for the columns.
     tokens.flat[1] = message.flag | (columns << FLAG_BITS if PROCESS.options.columns_in_flag else 0)
@@ -99,9 +101,10 @@ def get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
     if message is None:
         return
     count = message.slots
-    by_slot = tokens.flat[_PLAIN_META:][: SLOTS * COLUMNS].reshape(SLOTS, COLUMNS)
-    _fill(by_slot, scores.flat[: SLOTS * COLUMNS].reshape(SLOTS, COLUMNS), slice(0, count), message, k)
-    ranks.flat[:count] = message.ranks
+    shape = (SLOTS, 1, COLUMNS)
+    ids = tokens.flat[_PLAIN_META:][: SLOTS * COLUMNS].reshape(shape)
+    values = scores.flat[: SLOTS * COLUMNS].reshape(shape)
+    _fill(ids, values, ranks.flat[:SLOTS].reshape(SLOTS, 1), message, k)
     tokens.flat[0], tokens.flat[1] = message.stop_flag, count
     _store(tokens, scores, ranks)
 
@@ -145,19 +148,33 @@ def _places(message: Message) -> Integers:
     return places
 
 
-def _fill(ids: Integers, values: Host, places: Integers | slice, message: Message, k: int) -> None:
+def _fill(ids: Host, values: Host, ranks: Host, message: Message, k: int) -> None:
     """Fill the lines of tokens with as many columns as are wanted; those that were not saved are blank."""
-    columns = min(message.columns, k + 1)
-    if isinstance(places, slice):
-        ids[places, :columns], values[places, :columns] = message.tokens[:, :columns], message.scores[:, :columns]
-        ids[places, columns : k + 1], values[places, columns : k + 1] = NOTHING, 0
+    columns, count = min(message.columns, k + 1), message.slots
+    most = int(message.counts.max()) if count else 0
+    if most <= 0:
         return
-    lines = np.full((places.size, k + 1), NOTHING, np.int64)
-    lines[:, :columns] = message.tokens[:, :columns]
-    ids[places, : k + 1] = lines
-    scores = np.zeros((places.size, k + 1), np.float32)
-    scores[:, :columns] = message.scores[:, :columns]
-    values[places, : k + 1] = scores
+    if int(message.counts.min()) == most:  # as in most steps: no place has to be looked up
+        lines = (count, most, message.columns)
+        found, scores, own = (
+            message.tokens.reshape(lines),
+            message.scores.reshape(lines),
+            message.ranks.reshape(lines[:2]),
+        )
+        into: Any = (slice(0, count), slice(0, most))
+    else:
+        found, scores, own = message.tokens, message.scores, message.ranks
+        into = np.divmod(_places(message), TOKENS)
+    if columns == k + 1 == COLUMNS:
+        ids[into], values[into] = found, scores
+    else:
+        blank = slice(columns, k + 1)
+        ids[(*into, slice(0, columns))], values[(*into, slice(0, columns))] = (
+            found[..., :columns],
+            scores[..., :columns],
+        )
+        ids[(*into, blank)], values[(*into, blank)] = NOTHING, 0
+    ranks[into] = own
 
 
 def _check_k(k: int) -> None:

@@ -161,7 +161,7 @@ def speculate_save_output(*arguments: Tensor) -> None:
         lengths = _lengths(decoder, prompt, count)
         counts = tensors.line("accept_num", accept_num, count).astype(np.int32)
         if skip_chunk_prefill:
-            counts[lengths.decoder < lengths.prompt] = 0
+            _put(counts, lengths.decoder < lengths.prompt, 0)
         _tell_preempted(counts, preempted)
         _check_counts("accept_num", counts, TOKENS)
         places, _ = _places(np.maximum(counts, 0), np.arange(count) * width, ids.size, "accept_tokens")
@@ -282,7 +282,7 @@ class _Speculated(NamedTuple):
         counts = tensors.line("token_num_per_batch", self.token_numbers, count).astype(np.int32)
         lengths = None if self.decoder is None else _lengths(self.decoder, self.prompt, count)
         if lengths is not None:
-            counts[lengths.decoder < lengths.prompt] = 0
+            _put(counts, lengths.decoder < lengths.prompt, 0)
         _tell_preempted(counts, self.preempted)
         return counts, lengths, tensors.line("cu_batch_token_offset", self.cu_offsets, count)
 
@@ -312,7 +312,7 @@ def _places(own: Host, offsets: Host, tokens: int, name: str = "cu_batch_token_o
     if not total:
         return slice(0, 0), 0
     starts -= own
-    if np.array_equal(starts, offsets) and total <= tokens:
+    if total <= tokens and not np.count_nonzero(starts != offsets):
         return slice(0, total), total
     filled = np.flatnonzero(own)
     begins = offsets[filled].astype(np.int64)
@@ -339,7 +339,12 @@ def _lengths(decoder: Tensor, prompt: Tensor, count: int) -> Lengths:
 
 def _tell_preempted(counts: Ints, preempted: Tensor | None) -> None:
     if preempted is not None:
-        counts[tensors.flags("preempted_idx", preempted, counts.size)] = PREEMPTED
+        _put(counts, tensors.flags("preempted_idx", preempted, counts.size), PREEMPTED)
+
+
+def _put(counts: Ints, slots: Flags, value: int) -> None:
+    if np.count_nonzero(slots):  # few steps have any: to ask costs a tenth of doing it
+        counts[slots] = value
 
 
 def _check_counts(name: str, counts: Ints, most: int) -> None:

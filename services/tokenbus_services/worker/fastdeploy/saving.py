@@ -20,6 +20,8 @@ _SOCKET_BYTES = 32 << 20
 """How much the kernel may hold between the two sides, where it lets us choose."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 ACK_BYTES = 8
+_FEW = 16
+"""So many messages are kept before acknowledgements are read: one look costs as much for many as for one."""
 _MANY = 64
 """With so many messages not got the thread reads acknowledgements, too: the kernel keeps some 270 for us."""
 
@@ -90,9 +92,12 @@ class QueueSender:
     def send(self, data: bytes) -> None:
         """Send a message whose sequence is the next one, or raise a QueueFullError."""
         with self._lock:
-            self._read_acks()
+            if len(self._kept) >= _FEW:
+                self._read_acks()
             if not self._has_room(len(data)):
-                self._wait_for_room(len(data))
+                self._read_acks()
+                if not self._has_room(len(data)):
+                    self._wait_for_room(len(data))
             self._kept.append(data)
             self._bytes += len(data)
             counts = self.counts

@@ -90,6 +90,8 @@ class Steps:
             padded = draw.random(given["logprob_token_ids"].shape) < 0.3
             padded[:, 0] = False
             given["logprob_token_ids"] = np.where(padded, -1, given["logprob_token_ids"])
+        if "preempted_idx" in given and draw.random() < 0.2:
+            given["preempted_idx"] = draw.integers(-1, 3, given["preempted_idx"].shape).astype(np.int32)
         self._odd_numbers(given)
         return given
 

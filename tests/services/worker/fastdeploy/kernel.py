@@ -61,9 +61,11 @@ class Memory:
         self._sent: deque[Array] = deque()
 
     def send(self, struct: Array) -> None:
+        """Keep a copy."""
         self._sent.append(struct.copy())
 
     def receive(self, struct: Array) -> None:
+        """Give the oldest."""
         struct[()] = self._sent.popleft()
 
 
