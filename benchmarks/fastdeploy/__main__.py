@@ -108,8 +108,8 @@ def _turn(  # noqa: PLR0913, PLR0917 - an order without a side
 
 
 def _median(rounds: Sequence[Figure]) -> Figure:
-    numbers = {name: float(np.median([getattr(each, name) for each in rounds])) for name in Figure._fields[3:]}
-    return rounds[0]._replace(**numbers)
+    numbers = [float(np.median([each[at] for each in rounds])) for at in range(3, len(Figure._fields))]
+    return Figure._make([*rounds[0][:3], *numbers])
 
 
 if __name__ == "__main__":

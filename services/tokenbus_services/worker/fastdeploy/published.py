@@ -7,7 +7,7 @@ target's that was the last, where drafts come behind targets, and else the next 
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.fastdeploy.carried import SlotStep
 from tokenbus_services.worker.fastdeploy.environment import Options
-from tokenbus_services.worker.fastdeploy.layout import DRAFT, PREEMPTED, TARGET, UNRECOVERABLE
+from tokenbus_services.worker.fastdeploy.layout import DRAFT, PREEMPTED, SLOTS, TARGET, UNRECOVERABLE
 from tokenbus_services.worker.fastdeploy.message import Lengths, Message
 from tokenbus_services.worker.fastdeploy.slots import Rows, SlotBook
 from tokenbus_services.worker.publisher import Publisher
@@ -193,6 +193,13 @@ class Steps:
         self._held = None
 
 
+class _Assigned(NamedTuple):
+    """What an engine said of a slot's next request, between the messages before and after it."""
+
+    slot: int
+    key: int
+
+
 class Published:
     """Publishes a rank's messages in a thread of its own; as many wait for it as the settings say."""
 
@@ -201,8 +208,8 @@ class Published:
         worker = settings.worker
         name = f"{worker.id}-rank-{rank}" if rank else worker.id
         # Its stream must never make the engine wait: what finds no room ends its requests there, with an error.
-        self._settings = replace(settings, worker=replace(worker, id=name, policy="fail", drain_timeout_ms=0))
-        self._waiting: deque[Message | None] = deque()
+        self._settings = replace(settings, worker=replace(worker, id=name, policy="fail"))
+        self._waiting: deque[Message | _Assigned | None] = deque()
         self._arrived = threading.Condition()
         self._most = worker.outbox
         self._overflowed = 0
@@ -227,7 +234,11 @@ class Published:
     def assign(self, slot: int, key: int) -> None:
         """Learn which request a slot has from now on."""
         with self._arrived:
-            self.steps.book.assign(slot, key)
+            if len(self._waiting) >= self._most + SLOTS:
+                self._overflowed += 1
+                return
+            self._waiting.append(_Assigned(slot, key))
+            self._arrived.notify()
 
     def close(self) -> None:
         """Publish what waits, and end."""
@@ -246,7 +257,7 @@ class Published:
             _log.exception("publishing for the bus ended")
             self._most = 0
 
-    def _next(self) -> Message | None:
+    def _next(self) -> Message | _Assigned | None:
         with self._arrived:
             self._arrived.wait_for(lambda: self._waiting)
             overflowed, self._overflowed = self._overflowed, 0
@@ -255,8 +266,11 @@ class Published:
             self.steps.lose(f"{overflowed} found no room")
         return message
 
-    def _publish(self, publisher: Publisher, assembler: StepAssembler, message: Message) -> None:
+    def _publish(self, publisher: Publisher, assembler: StepAssembler, message: Message | _Assigned) -> None:
         try:
+            if isinstance(message, _Assigned):
+                self.steps.book.assign(*message)
+                return
             for arrays in self.steps.of(message):
                 for batch in assembler.assemble(arrays):
                     publisher.publish(batch, every_rank=True)

@@ -164,7 +164,6 @@ class QueueSender:
             with contextlib.suppress(OSError):  # only some may have more than the system's limit
                 connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
         self._socket = connection
-        self._sent = self._offset = 0
         self._acks = b""
         self.counts.connections += 1
         self._wake()  # the thread looks at this one from now on

@@ -42,6 +42,7 @@ def test_queue_is_beside_the_buss_own_address(own_folder: Path) -> None:
     found = settings_for(environment)
     assert is_published(found)
     assert found.worker.id == "mine"
+    assert settings_for({"TOKENBUS_FASTDEPLOY": "on", "TOKENBUS_FASTDEPLOY_OPS": "x"}) == settings_for({})
     assert queue_path(found, 4) == "/run/w.queue-4"
     far = settings_for({"TOKENBUS_BUS_WORKERS_ADDRESS": "tcp://10.0.0.1:5570"})
     assert is_published(far)

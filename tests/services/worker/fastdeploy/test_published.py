@@ -292,6 +292,7 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
             PROCESS.receiver()
             given = drawn.speculated(3, 4, TARGET) | {"seq_lens_decoder": np.full(3, 9), "prompt_lens": np.full(3, 4)}
             given |= {"preempted_idx": np.zeros(3, np.int32), "not_need_stop": np.array([True])}
+            fastdeploy.assign(1, 77)
             for flag in (TARGET, DRAFT, DRAFT, TARGET):
                 given = given | {"seq_lens_decoder": given["seq_lens_decoder"] + (flag == TARGET)}
                 await asyncio.to_thread(save, "speculate_save_output_topk", given | {"message_flag": flag})
@@ -299,6 +300,7 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
             await steps.aclose()
         for step in found:
             assert step.draft is not None
+            assert step.target.request_keys[1] == 77
             assert step.target.token_ids.tolist() == step.draft.token_ids.tolist()
         getter = Getter("speculate_get_output_topk")
         for flag in (TARGET, DRAFT, DRAFT, TARGET):
