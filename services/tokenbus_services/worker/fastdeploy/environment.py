@@ -28,9 +28,9 @@ class Options:
     """Whether get ops count the columns in the message flag's field, above its low 8 bits, as releases since
     #7884 read it; before, the flag stood there alone."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
-    """What the speculative save ops are called for: they are the same for all. Only the bus is told."""
+    """What the speculative save ops are called for: they are the same for all. For the bus alone."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """What the engine's logprobs are. Only the bus is told."""
+    """What the engine's logprobs are. For the bus alone."""
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:

@@ -127,7 +127,7 @@ class QueueReceiver:
     def close(self) -> None:
         """End; what was not got is kept by the processes that saved it."""
         self._is_closed = True
-        self._wakes.send(b"\0")  # who waits is told
+        self._wakes.send(b"\0")  # wakes a thread that waits
         with self._using:
             Path(self._path).unlink(missing_ok=True)
             self.abandon()
@@ -187,7 +187,7 @@ class QueueReceiver:
         self._read_from(source, number)
 
     def _acknowledge(self, source: _Source) -> None:
-        """Tell the process that saved a message that it was got: from now on it is nobody's but the caller's."""
+        """Tell the process that saved a message that it was got: from now on it is the caller's."""
         assert source.header is not None  # noqa: S101 - it is whole
         sequence = source.header.sequence
         number = source.connection.fileno()

@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Of slots: how much of its request is computed, and how long its prompt is. No get op is told."""
+    """Of slots: how much of its request is computed, and how long its prompt is. No get op has them."""
 
     decoder: Integers
     prompt: Integers
@@ -115,7 +115,7 @@ class Message:
 
 
 def header_of(data: bytes | bytearray) -> Header:
-    """Return the header in a message's first bytes, or a ContractError: then nothing behind them can be told apart."""
+    """Return the header in a message's first bytes, or a ContractError: then nothing behind them has a meaning."""
     found = Header._make(_HEADER.unpack(data))
     if found.magic != _MAGIC or found.kind not in set(Kind):
         raise ContractError("message", "one of the drop-in's", "something else", rule=Rule.MALFORMED)

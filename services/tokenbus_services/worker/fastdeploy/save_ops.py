@@ -295,7 +295,7 @@ class _Speculated(NamedTuple):
 
     def ids(self, columns: int, places: "_Places", end: int) -> Ints:
         """Return the lines of ids at some places."""
-        if columns == 1:  # it is the sampled token's own, which is told elsewhere
+        if columns == 1:  # it is the sampled token's own, which comes from elsewhere
             count = places.stop if isinstance(places, slice) else places.size
             return np.empty((count, 1), np.int32)
         table = tensors.integers("logprob_token_ids", self.logprob_ids)

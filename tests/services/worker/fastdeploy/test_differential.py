@@ -114,7 +114,7 @@ def test_older_forms_without_preempted_slots(op: str, beside: Beside) -> None:
         beside.get()
 
 
-def test_scores_that_nobody_asked_for(beside: Beside) -> None:
+def test_uninitialised_scores_are_sent_as_they_are(beside: Beside) -> None:
     """Logprobs and ranks that are whatever lay in memory refuse no step, and are sent as they are."""
     steps = Steps(9)
     for bits in (0xFFFFFFFF, 0x7F800000, 0):

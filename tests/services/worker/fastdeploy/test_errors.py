@@ -214,7 +214,7 @@ def test_nothing_read_is_said_so(op: str) -> None:
 
 
 def test_message_of_another_op_stays_the_next_one(beside: Beside) -> None:
-    """Processes that were given different options are told so, and nothing is lost by that."""
+    """Processes that were given different options get an error, and nothing is lost by that."""
     beside.save(TOPK, two_slots(TOPK))
     with pytest.raises(ContractError) as refused:
         Getter("get_output").get()

@@ -141,7 +141,7 @@ def test_forked_process_has_a_queue_of_its_own(environment: dict[str, str], besi
 
 
 def test_second_process_that_gets_is_refused(folder: Path) -> None:
-    """One process gets from a queue; another one is told so, and one that was killed leaves the way free (case 8)."""
+    """One process gets from a queue; another one is refused, and one that was killed leaves the way free (case 8)."""
     path = str(folder / "q")
     first = QueueReceiver(path)
     with pytest.raises(AddressError, match="another process gets from it"):

@@ -100,7 +100,7 @@ def test_idle_target_takes_no_later_draft() -> None:
 
 
 def test_draft_that_is_late_pairs_with_its_own_target() -> None:
-    """Drafts that are saved after the next step's target are told from that one's by what they say of slots."""
+    """Drafts that are saved after the next step's target are known from that one's by what they say of slots."""
     shown = Shown()
     one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
     late, next_one = (message(DRAFT, 2, 1, computed=computed) for computed in (9, 11))
@@ -114,6 +114,17 @@ def test_draft_that_is_missing_leaves_the_others_alone() -> None:
     assert shown.all(message(DRAFT, 2, 1, computed=shown.computed)) == ["D1"]
     one, two = message(TARGET, 1, 1, computed=20), message(TARGET, 2, 2, computed=22)
     assert shown.all(one, two, message(DRAFT, 2, 2, computed=22)) == ["T3!", "T4!", "D4"]
+
+
+def test_target_that_was_passed_over_takes_no_draft() -> None:
+    """A target behind which another one had its draft, on whichever side, has none any more."""
+    shown = Shown()
+    one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
+    late, stray = (message(DRAFT, 2, 1, computed=computed) for computed in (11, 9))
+    assert shown.all(one, two, late, stray) == ["T1!", "T2!", "D2", ""]
+    other = Shown()
+    narrow, wide = message(TARGET, 1), message(DRAFT, 1, 1)
+    assert other.all(narrow, wide, message(TARGET, 1, 1), message(DRAFT, 1)) == ["T1!", "", "T2! D2", ""]
 
 
 def test_drafts_that_stop_coming_are_not_announced() -> None:
@@ -250,7 +261,7 @@ def test_padded_alternatives_are_left_out() -> None:
     assert batch.alternative_token_ids.tolist() == [1, 1, 4, 5, 6]
 
 
-def test_scores_that_nobody_asked_for_cost_no_token() -> None:
+def test_uninitialised_scores_cost_no_token() -> None:
     """Where all scores are whatever lay in memory, all tokens go without them."""
     given = scored([[7, 8], [9, 1]], [[np.nan] * 2] * 2, [0, -5])
     batch = published(given)

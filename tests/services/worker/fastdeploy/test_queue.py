@@ -1,4 +1,4 @@
-"""The queue's two sides by themselves: what they do when sockets are full, broken, or somebody else's."""
+"""The queue's two sides by themselves: what they do when sockets are full, broken, or another program's."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ SECONDS = 0.01
 
 
 def message(number: int, slots: int = 2, each: int = 1, columns: int = 1) -> Message:
-    """Return a message that can be told from others."""
+    """Return a message that differs from others."""
     tokens = np.full((slots * each, columns), number, np.int32)
     return Message(
         kind=Kind.SPECULATED_SCORED,
@@ -140,8 +140,8 @@ def test_header_that_contradicts_itself(changes: dict[str, Any], text: str) -> N
     assert text in str(refused.value)
 
 
-def test_get_that_waits_is_told_of_the_end(folder: Path) -> None:
-    """A thread that waits for a message is told when the get side is closed."""
+def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
+    """A thread that waits for a message gets an error when the get side is closed."""
     receiver = QueueReceiver(str(folder / "q"))
     ended: list[str] = []
 

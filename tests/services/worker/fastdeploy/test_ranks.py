@@ -65,9 +65,9 @@ def test_only_rank_0_sends_unless_each_is_to(op: str, beside: Beside) -> None:
 
 @pytest.mark.parametrize("op", GETS)
 def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) -> None:
-    """Where no process gets and no more may wait, the engine is told, and then the get side (case 20, 21).
+    """Where no process gets and no more may wait, the engine gets an error, and the get side a -3 (case 20, 21).
 
-    A slot whose tokens were lost is told as not to be recovered, once, and what follows that is whole.
+    A slot whose tokens were lost is said to be not recoverable, once, and what follows that is whole.
     """
     fastdeploy.configure(
         fastdeploy.Options(settings=settings_in(folder, worker__policy="fail", worker__retention_items=2))
