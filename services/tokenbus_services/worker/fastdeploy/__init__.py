@@ -29,6 +29,7 @@ __all__ = [
     "assign",
     "close",
     "configure",
+    "counts",
     "get_output",
     "get_output_ep",
     "get_output_topk",
@@ -60,6 +61,11 @@ def assign(slot: int, request_key: int, *, rank_id: int = 0) -> None:
     if not 1 <= request_key <= _MOST_KEY:
         raise ContractError("request_key", f"1 to {_MOST_KEY}", request_key, rule=Rule.NAMED)
     PROCESS.sender().assign(slot, request_key, rank_id)
+
+
+def counts() -> dict[str, int]:
+    """Return what this process has counted: saved, got, waiting, and what became of it on the bus."""
+    return PROCESS.counts()
 
 
 def close() -> None:

@@ -179,6 +179,9 @@ class QueueReceiver:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again
             return
+        if len(self._sources) >= _MOST_CONNECTIONS:
+            connection.close()
+            return
         connection.setblocking(False)  # noqa: FBT003 - the standard library's
         source = _Source(connection)
         number = connection.fileno()

@@ -5,6 +5,8 @@ import concurrent.futures.thread  # noqa: F401 - before `close` is registered: w
 import os
 import threading
 import time
+from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 
@@ -129,6 +131,18 @@ class Process:
             if queue not in self._receivers:
                 self._receivers[queue] = QueueReceiver(queue_path(self._begin(), queue))
             return self._receivers[queue]
+
+    def counts(self) -> dict[str, int]:
+        """Return what this process has counted so far, over all of its queues and ranks."""
+        found: Counter[str] = Counter()
+        for sender in self._senders.values():
+            items, size = sender.queue.waiting
+            found.update(asdict(sender.queue.counts) | {"waiting_items": items, "waiting_bytes": size})
+            for published in sender.published.values():
+                counts = {f"published_{name}": value for name, value in asdict(published.steps.counts).items()}
+                found.update(counts | {"published_waiting_peak": published.peak})
+        found.update({"got": sum(receiver.got for receiver in self._receivers.values())})
+        return dict(found)
 
     def close(self) -> None:
         """End what runs."""

@@ -208,7 +208,7 @@ class Published:
         worker = settings.worker
         name = f"{worker.id}-rank-{rank}" if rank else worker.id
         # Its stream must never make the engine wait: what finds no room ends its requests there, with an error.
-        self._settings = replace(settings, worker=replace(worker, id=name, policy="fail"))
+        self.settings = replace(settings, worker=replace(worker, id=name, policy="fail"))
         self._waiting: deque[Message | _Assigned | None] = deque()
         self._arrived = threading.Condition()
         self._most = worker.outbox
@@ -249,8 +249,8 @@ class Published:
 
     def _run(self) -> None:
         try:
-            with Publisher(self._settings) as publisher:
-                assembler = StepAssembler(self._settings.limits)
+            with Publisher(self.settings) as publisher:
+                assembler = StepAssembler(self.settings.limits)
                 while (message := self._next()) is not None:
                     self._publish(publisher, assembler, message)
         except Exception:  # noqa: BLE001 - whatever it is, it ends nothing else

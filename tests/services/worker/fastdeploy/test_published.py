@@ -122,6 +122,8 @@ def test_target_that_was_passed_over_takes_no_draft() -> None:
     one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
     late, stray = (message(DRAFT, 2, 1, computed=computed) for computed in (11, 9))
     assert shown.all(one, two, late, stray) == ["T1!", "T2!", "D2", ""]
+    either = Shown()
+    assert either.all(one, two, message(DRAFT, 1, 2, computed=13)) == ["T1!", "T2!", "D2"]
     other = Shown()
     narrow, wide = message(TARGET, 1), message(DRAFT, 1, 1)
     assert other.all(narrow, wide, message(TARGET, 1, 1), message(DRAFT, 1)) == ["T1!", "", "T2! D2", ""]
@@ -341,5 +343,6 @@ def test_bus_that_takes_nothing_holds_nothing_up(folder: Path) -> None:
     for computed in range(9, 40):
         shown.offer(message(TARGET, 1, 1, computed=computed))
     shown.close()
+    assert shown.settings.worker.policy == "fail"  # whatever the queue does when it is full
     assert shown.steps.counts.dropped > 0
     assert shown.peak <= 2

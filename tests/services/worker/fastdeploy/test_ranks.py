@@ -93,8 +93,8 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
             assert found[:4].tolist() == [-3] * 4 or found[: 4 * 21 : 21].tolist() == [-3] * 4
             beside.save(op, given[4])
             beside.get_all()
-        counts = PROCESS.sender().queue.counts
-        assert (counts.saved, counts.refused, counts.peak_items) == (4, 1, 2)
+        counts = fastdeploy.counts()
+        assert [counts[name] for name in ("saved", "refused", "peak_items", "got", "waiting_items")] == [4, 1, 2, 4, 0]
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())
