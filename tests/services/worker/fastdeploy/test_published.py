@@ -228,11 +228,21 @@ def test_certain_scores_are_mended() -> None:
         ([5, 6], [-1, np.nan], 1),
         ([5, 6], [np.inf, -1], 1),
         ([5, 6], [0.5, -1], 1),
+        ([5, 5], [0.5, 0.5], 1),
         ([5, 6], [-1, -1], 0),
         ([5, 6], [-0.5, -1], 7),
         ([5, 6], [-1, -0.5], 1),
     ],
-    ids=["nan", "an alternative's nan", "inf", "far above 0", "rank 0", "rank behind lower ones", "rank of another"],
+    ids=[
+        "nan",
+        "an alternative's nan",
+        "inf",
+        "far above 0",
+        "both far above 0",
+        "rank 0",
+        "rank behind lower ones",
+        "rank of another",
+    ],
 )
 def test_row_whose_scores_mean_nothing_goes_without(ids: list[int], scores: list[float], rank: int) -> None:
     """Such a row has its tokens without scores, the row beside it all of both; it is counted, no token is lost (24)."""
