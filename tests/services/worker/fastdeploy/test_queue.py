@@ -20,14 +20,14 @@ SECONDS = 0.01
 
 def message(number: int, slots: int = 2, each: int = 1, columns: int = 1) -> Message:
     """Return a message that differs from others."""
-    tokens = np.full((slots * each, columns), number, np.int32)
+    tokens = number + np.arange(slots * each * columns, dtype=np.int32).reshape(-1, columns)
     return Message(
         kind=Kind.SPECULATED_SCORED,
         stop_flag=1,
         flag=3,
         counts=np.full(slots, each, np.int32),
         tokens=tokens,
-        scores=np.zeros(tokens.shape, np.float32),
+        scores=tokens.astype(np.float32),
         ranks=np.zeros(len(tokens), np.int32),
     )
 
@@ -44,7 +44,8 @@ def numbers(receiver: QueueReceiver, count: int) -> list[int]:
         got = receiver.peek(MOST_SECONDS)
         assert got is not None
         found.append(int(got.tokens[0, 0]))
-        assert int(got.tokens[-1, -1]) == found[-1]
+        assert np.array_equal(got.tokens.reshape(-1), found[-1] + np.arange(got.tokens.size))
+        assert np.array_equal(got.scores, got.tokens)
         receiver.pop()
     return found
 
@@ -134,7 +135,7 @@ def test_header_that_contradicts_itself(changes: dict[str, Any], text: str) -> N
 
     data = message(1, 2, 2).packed(1, 1)
     header = header_of(data[:HEADER_BYTES])
-    assert unpacked(header, data[HEADER_BYTES:]).tokens.tolist() == [[1]] * 4
+    assert unpacked(header, data[HEADER_BYTES:]).tokens.tolist() == [[1], [2], [3], [4]]
     with pytest.raises(ContractError) as refused:
         header_of(_HEADER.pack(*header._replace(**changes)))
     assert text in str(refused.value)
