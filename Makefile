@@ -5,6 +5,7 @@ MESSAGES ?= 2000000
 EXAMPLES ?= 2000
 KILLS ?= 200
 MINUTES ?= 10
+STEPS ?= 100000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -83,7 +84,9 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 	@echo "==> fuzz"
 	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
 
-soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 MINUTES=10)
+soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUTES=10)
+	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
+	@$(BIN)/python -m tests.services.worker.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults"
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
 	@echo "==> soak: the processor killed $(KILLS) times"
@@ -94,7 +97,7 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 MINUTES=10)
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
 bench: setup ## Run every benchmark, beside its peers where it has some
-	@for each in codec bus worker ngram gateway gpu_ops attacks; do \
+	@for each in codec bus fastdeploy worker ngram gateway gpu_ops attacks; do \
 		echo "==> bench: $$each"; \
 		$(BIN)/python -m benchmarks.$$each || exit; \
 	done

@@ -22,7 +22,7 @@ _SLOT = np.dtype(
     ]
 )
 # The trailing pad is C's: the struct begins with a long, so its size is a multiple of eight.
-_STRUCT = np.dtype([("mtype", "i8"), ("meta", "i4", 3 + _SLOTS), ("mtext", _SLOT, _SLOTS), ("pad", "V4")])
+STRUCT = np.dtype([("mtype", "i8"), ("meta", "i4", 3 + _SLOTS), ("mtext", _SLOT, _SLOTS), ("pad", "V4")])
 STRUCT_BYTES = 530_456
 
 
@@ -40,7 +40,7 @@ class SysVStruct(FastDeploy):
     def __init__(self, queue: Queue) -> None:
         """Use a queue that somebody else removes."""
         self._queue = queue
-        self._sent, self._got = np.zeros((), _STRUCT), np.zeros((), _STRUCT)
+        self._sent, self._got = np.zeros((), STRUCT), np.zeros((), STRUCT)
         if self._sent.nbytes != STRUCT_BYTES:
             raise ValueError(f"the struct has {self._sent.nbytes} bytes, not {STRUCT_BYTES}")
         self._sent["mtype"] = 1

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts.errors import ContractError, Rule
-from tokenbus_gpu_ops.dlpack import from_dlpack
+from tokenbus_gpu_ops.dlpack import from_dlpack, of_capsule
 from tokenbus_gpu_ops.errors import GpuUnavailableError
 from tokenbus_gpu_ops.tensor import Tensor, from_numpy
 
@@ -28,6 +28,9 @@ def tensor_of(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - 
         found = _of_torch(values)
         if found is not None:
             return found
+    capsule = None if hasattr(values, "__dlpack__") else _capsule_of_paddle(values)
+    if capsule is not None:
+        return of_capsule(name, capsule)
     if not hasattr(values, "__dlpack__"):
         limit = "an array: of numpy, paddle, torch, cupy or anything else that speaks DLPack"
         raise ContractError(name, limit, type(values).__name__, rule=Rule.TYPE)
@@ -46,7 +49,10 @@ def is_on_gpu(values: Any) -> bool:  # noqa: ANN401
     if _is_torch(values):
         return bool(values.is_cuda)
     device = getattr(values, "__dlpack_device__", None)
-    return device is not None and device()[0] in (2, 13)
+    if device is None:
+        place = getattr(values, "place", None)
+        return _is_paddle(values) and place is not None and bool(place.is_gpu_place())
+    return device()[0] in (2, 13)
 
 
 def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
@@ -61,7 +67,7 @@ def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
     framework = sys.modules.get(module)
     if module == "cupy" and framework is not None:
         return int(framework.cuda.get_current_stream().ptr)
-    if module == "paddle" and framework is not None:
+    if _is_paddle(values) and framework is not None:
         return _handle(framework.device.current_stream(values.place))
     return 0
 
@@ -78,6 +84,21 @@ def to_host(values: Any) -> Any:  # noqa: ANN401
 def _is_torch(values: Any) -> bool:  # noqa: ANN401
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
+
+
+def _is_paddle(values: Any) -> bool:  # noqa: ANN401
+    return type(values).__module__.partition(".")[0] == "paddle"
+
+
+def _capsule_of_paddle(values: Any) -> Any:  # noqa: ANN401
+    """Return a capsule of a tensor of paddle's as releases before 3 give one, or None: it is no such tensor.
+
+    They know no stream: what was queued on paddle's own before is ready there, and the caller works on that one.
+    """
+    if not _is_paddle(values):
+        return None
+    dlpack = sys.modules.get("paddle.utils.dlpack")
+    return None if dlpack is None else dlpack.to_dlpack(values)
 
 
 def _of_torch(values: Any) -> Tensor | None:  # noqa: ANN401

@@ -36,7 +36,7 @@ _pointer_in.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 - whatever speaks DLPack
     """Return where the elements of an array are; on a GPU they are ready for what is put on the stream next."""
-    device, device_id = values.__dlpack_device__()
+    device, _ = values.__dlpack_device__()
     if device in _HOST:
         capsule = values.__dlpack__()
     elif device in _GPU:
@@ -44,7 +44,15 @@ def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 
         capsule = values.__dlpack__(stream=stream or 1)
     else:
         raise ContractError(name, "an array on a CPU or a CUDA GPU", f"DLPack device {device}", rule=Rule.TYPE)
+    return of_capsule(name, capsule)
+
+
+def of_capsule(name: str, capsule: Any) -> Tensor:  # noqa: ANN401 - of a tensor that DLPack describes
+    """Return where the elements that a capsule describes are, on the device that it names."""
     described = _DLTensor.from_address(_pointer_in(capsule, b"dltensor"))
+    if described.device_type not in (*_HOST, *_GPU):
+        limit = "an array on a CPU or a CUDA GPU"
+        raise ContractError(name, limit, f"DLPack device {described.device_type}", rule=Rule.TYPE)
     shape = tuple(described.shape[: described.ndim])
     strides = tuple(described.strides[: described.ndim]) if described.strides else _row_major(shape)
     return Tensor(
@@ -52,7 +60,7 @@ def from_dlpack(name: str, values: Any, stream: int) -> Tensor:  # noqa: ANN401 
         shape=shape,
         strides=strides,
         dtype=_dtype(described),
-        device=int(device_id) if device in _GPU else None,
+        device=described.device_id if described.device_type in _GPU else None,
         # The capsule is not consumed: as long as it lives, so do the elements.
         owner=capsule,
     )

@@ -1,6 +1,8 @@
 """How many files the operating system lets this process have open: each connection is one."""
 
 import resource
+from collections.abc import Callable
+from functools import partial
 
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
@@ -10,13 +12,15 @@ _OTHERS = 128
 """What is open beside connections: the metrics, logs, dead letters, weights."""
 
 
-def open_files_for(settings: Settings) -> int:
-    """Raise the process's own limit to what a service may need by its settings, as far as it may; return the limit."""
+def open_files_for(settings: Settings) -> Callable[[], None]:
+    """Raise the process's own limit to what a service may need by its settings, as far as it may.
+
+    What is returned logs the limit: a service calls it once it runs, so that one that cannot says only why.
+    """
     # A connection of the bus takes two: libzmq's, and the one by which it is looked at.
     wanted = 2 * settings.bus.max_connections + settings.gateway.max_connections + _OTHERS
     soft = _raised_to(wanted)
-    _log.info("open files", limit=soft, wanted=wanted)
-    return soft
+    return partial(_log.info, "open files", limit=soft, wanted=wanted)
 
 
 def room_for(connections: int) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.contracts.test_encode import HEADER, TWO_ROWS, batch
-from tokenbus_contracts import ContractError, LogprobBatch, Rule, decode, encode
+from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, Rule, decode, encode
 
 
 @pytest.mark.parametrize("name", ["header", "token_ids", "_layout", "anything"])
@@ -155,3 +155,27 @@ def test_tokens_between_places_that_are_not_there(begins: list[int], ends: list[
     """Places that miss a row, run backwards or lie beyond a row's tokens are refused."""
     with pytest.raises(ContractError, match=r"^begins: "):
         batch().between(begins, ends)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 2, 1), (2, 1, 0)])
+def test_rows_come_into_the_order_of_the_batch(order: tuple[int, ...]) -> None:
+    """Whatever order rows were computed in, each stands where the batch had it, with all of its own (1, 2)."""
+    header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=3)
+    keys, counts = np.array(order) + 7, np.array(order) + 1
+    ordered = LogprobBatch(
+        header,
+        request_keys=keys,
+        batch_indices=order,
+        positions=np.array(order) * 10,
+        token_counts=counts,
+        draft_token_counts=[0] * 3,
+        proposal_counts=[0] * 3,
+        top_ks=[0] * 3,
+        statuses=np.ones(3, np.uint8),
+        scorings=np.ones(3, np.uint8),
+        token_ids=np.repeat(keys, counts),
+    ).in_batch_order()
+    assert ordered.batch_indices.tolist() == [0, 1, 2]
+    assert ordered.request_keys.tolist() == [7, 8, 9]
+    assert ordered.positions.tolist() == [0, 10, 20]
+    assert ordered.token_ids.tolist() == [7, 8, 8, 9, 9, 9]

@@ -21,7 +21,7 @@ async def _take(tokens: RequestTokens) -> None:
         async for _ in tokens.rows():
             pass
     except RequestFailedError as error:
-        tell(f"failed {tokens.key} {error.emitted_tokens} {code_name(error.code)}")
+        tell(f"failed {tokens.key} {error.generated_tokens} {code_name(error.code)}")
     else:
         tell(f"ended {tokens.key} {tokens.position}")
 

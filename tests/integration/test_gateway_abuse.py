@@ -209,10 +209,11 @@ async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
     async with TokenProcessor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
         others = {"bus__clients_address": processor.clients_address}
         async with (
-            TokenClient(deployment.settings(**others)),
+            TokenClient(deployment.settings(**others)) as busy,
             alone(deployment, **others) as served,
             plainly(served.url) as client,
         ):
+            busy.resume(1, 0)  # one that has nothing open would make room
             await until(lambda: served.gateway.client.session.refusal is not None)
             answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a"})
             assert (answer.status_code, error_of(answer.text)["code"]) == (503, "no_processor")

@@ -129,7 +129,11 @@ async def test_cable_between_two_hosts_is_pulled(
 
 
 async def _cable_is_pulled(deployment: Deployment, hosts: TwoHosts) -> None:
-    there: Overrides = {"bus__workers_address": f"tcp://{hosts.address}:5570", "bus__heartbeat_timeout_ms": 3000}
+    there: Overrides = {
+        "bus__workers_address": f"tcp://{hosts.address}:5570",
+        "bus__heartbeat_timeout_ms": 3000,
+        "bus__insecure": True,
+    }
     processor = deployment.start_processor(before=hosts.first, **there)
     worker = deployment.start_worker(before=hosts.second, **there)
     async with TokenClient(deployment.settings()) as client:

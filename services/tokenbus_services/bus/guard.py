@@ -22,7 +22,7 @@ from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings
 
 _log = logger("bus")
-BOUNDS = ("bytes", "connections", "unadmitted", "silent", "id", "accept")
+BOUNDS = ("bytes", "memory", "connections", "unadmitted", "silent", "id", "key", "accept")
 _LOOK_SECONDS = 0.02
 _QUICK_LOOK_SECONDS = 0.005
 _FULL_LOOK_SECONDS = 0.25
@@ -30,6 +30,8 @@ _GROWTH = 8_388_608
 """With less growth than this between two looks no connection needs to be asked: what is not resident is not held."""
 _LAST_WORD_SECONDS = 0.1
 """How long a peer that its listener disconnects may still read why."""
+_WORTH_A_LOOK = 1_048_576
+_SUSPECT = 65_536
 _OTHER_FILES = 64
 _STARVING = 8
 _IPC_LOOKS = 3
@@ -71,7 +73,7 @@ class Guard:
         self._page = resource.getpagesize()
         self._spare: int | None = None
         self._save_one()
-        self._seen = self._resident()
+        self._seen = self._calm = self._resident()
         self._pause = _LOOK_SECONDS
         self._next_full = 0.0
         self._trim_at: float | None = None
@@ -174,7 +176,7 @@ class Guard:
             self.cut_off[kind] += 1
             watched.tell(connection, f"cut off: {reason}")
             connection.shut(at_once=True)
-            if kind == "bytes":
+            if kind in {"bytes", "memory"}:
                 self._trim_at = time.monotonic() + _FULL_LOOK_SECONDS
 
     def dismiss(self, connection: Accepted) -> None:
@@ -219,6 +221,7 @@ class Guard:
             self._hold_to_its_bound(watched, connection)
             self._ask_for_introduction(watched, connection, now)
         self._hold_to_the_sum([pair for pair in pairs if pair[0].is_tcp], now)
+        self._hold_to_the_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
 
     def _hold_to_its_bound(self, watched: Watched, connection: Accepted) -> None:
         name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
@@ -251,6 +254,23 @@ class Guard:
                 reason = f"it holds {connection.held} of {held} bytes that are unfinished or unread"
                 self.cut(watched, connection, "bytes", f"{reason}, more than bus.{name}, {most}")
                 held -= connection.held
+
+    def _hold_to_the_memory(self, pairs: list[tuple[Accepted, Watched]], now: float, resident: int) -> None:
+        """Cut off the one that holds the most unfinished, when this process grows by far more than what came in.
+
+        A message of ever more tiny parts takes libzmq thirty times its bytes.
+        """
+        most = self._settings.max_total_pending_bytes
+        if self.held_bytes < _WORTH_A_LOOK or resident < self._calm:
+            self._calm = resident
+        elif resident - self._calm > most:
+            stuck = [(each.held, each, watched) for each, watched in pairs if not each.is_cut and each.held > _SUSPECT]
+            stuck = [entry for entry in stuck if now - entry[1].moved > _FULL_LOOK_SECONDS]
+            if stuck:
+                held, connection, watched = max(stuck, key=lambda entry: entry[0])
+                reason = f"it holds {held} bytes unfinished, for which this process grew by {resident - self._calm}"
+                self.cut(watched, connection, "memory", f"{reason}, more than bus.max_total_pending_bytes, {most}")
+                self._calm = resident
 
     def _cut_if_read_out(self, watched: Watched, connection: Accepted, kind: str, reason: str) -> None:
         """Cut a connection off, unless what it has sent only waits for a busy event loop."""

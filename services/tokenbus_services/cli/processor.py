@@ -19,7 +19,7 @@ it at once. Killed and started again, it loses nothing: workers send again what 
 examples:
   tokenbus processor                                                     on this machine, at the default ports
   tokenbus processor --workers-address ipc:///run/tokenbus/workers.sock --clients-address tcp://127.0.0.1:5571
-  tokenbus processor --workers-address 'tcp://*:5570' --set bus.key_file=keys/processor.key_secret \
+  tokenbus processor --workers-address 'tcp://*:5570' --set bus.key_file=keys/processor.key_secret \\
     --set bus.allowed_keys=keys/allowed.toml                             where other machines reach it: docs/security.md
   tokenbus processor --settings tokenbus.toml --set processor.max_workers=8 --metrics-address 127.0.0.1:9470
 

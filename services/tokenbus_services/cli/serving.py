@@ -17,16 +17,17 @@ Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 def serve(options: argparse.Namespace, serving: Serving) -> int:
     """Serve until a signal, let what is served take its leave, and return the exit status."""
     settings = load_settings(options)
-    open_files_for(settings)
+    log_open_files = open_files_for(settings)
     with faults_told():
-        asyncio.run(_until_asked_to_leave(serving, settings))
+        asyncio.run(_until_asked_to_leave(serving, settings, log_open_files))
     return 0
 
 
-async def _until_asked_to_leave(serving: Serving, settings: Settings) -> None:
+async def _until_asked_to_leave(serving: Serving, settings: Settings, started: Callable[[], None]) -> None:
     served = serving(settings)
     with stop_on_signals() as stop:
         async with served:
+            started()
             # What is there from the start stays: the collector need not go over it again while tokens wait.
             gc.collect()
             gc.freeze()

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from functools import partial
 
@@ -86,16 +87,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a worker until a signal."""
     settings = load_settings(options)
-    open_files_for(settings)
+    log_open_files = open_files_for(settings)
     engine = made(options, settings)
     with faults_told():
-        asyncio.run(_run(settings, engine, options))
+        asyncio.run(_run(settings, engine, options, log_open_files))
     return 0
 
 
-async def _run(settings: Settings, engine: Engine, options: argparse.Namespace) -> None:
+async def _run(settings: Settings, engine: Engine, options: argparse.Namespace, started: Callable[[], None]) -> None:
     with stop_on_signals() as stop:
-        await work(settings, engine, stop, steps_per_second=options.steps_per_second, name=options.engine)
+        pace, name = options.steps_per_second, options.engine
+        await work(settings, engine, stop, steps_per_second=pace, name=name, started=started)
 
 
 async def work(  # noqa: PLR0913 - each but the first three is given by name
@@ -106,8 +108,12 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
     steps_per_second: float = 0,
     name: str = "engine",
     transport: Transport | None = None,
+    started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run an engine's loop in a thread, and everything else on this event loop, until told to stop and drained."""
+    """Run an engine's loop in a thread, and everything else on this event loop, until told to stop and drained.
+
+    `started` is called once the worker has what it needs.
+    """
     told = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, told.wait) if steps_per_second else None
     drain_seconds = settings.worker.drain_timeout_ms / 1000
@@ -151,6 +157,7 @@ async def work(  # noqa: PLR0913 - each but the first three is given by name
         if receiver is not None:
             receiver.serve(publisher)
         _tell_start(publisher, name)
+        started()
         looping.append(asyncio.create_task(asyncio.to_thread(loop)))
         await _either(looping[0], stop)
         deadline = time.monotonic() + drain_seconds

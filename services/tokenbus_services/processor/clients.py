@@ -281,13 +281,14 @@ class ClientDesk:
         """Forget a client, and end its requests."""
         self._detach(session)
         self.sessions.pop(session.key, None)
+        # Before its requests end: each would put another frame into a queue that is full already.
+        self._book.router.consumers.pop(session.route, None)
+        session.mailbox.discard()
+        self.watchers.remove(session)
         for key in list(session.requests):
             request = self._book.table.get(key)
             if request is not None and self._book.table.route[request.slot] == session.route:
                 self._book.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
-        session.mailbox.discard()
-        self._book.router.consumers.pop(session.route, None)
-        self.watchers.remove(session)
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
@@ -307,7 +308,8 @@ class ClientDesk:
                 reached.pop(key, None)
         # Of those that had their last row, only what was dropped is known here any more.
         for key, tokens in reached.items():
-            session.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason, tokens)))
+            if session.key in self.sessions:  # else all that was put here was too much as well
+                session.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason, tokens)))
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
 
     def evict(self, hold: Hold) -> None:

@@ -12,7 +12,8 @@ from tokenbus_services.settings.kinds import refuse
 
 _PREFIX = "TOKENBUS_"
 _FILE_VARIABLE = "TOKENBUS_SETTINGS"
-_OF_OTHERS = {_FILE_VARIABLE, "TOKENBUS_PURE_PYTHON"}  # the second is the contract's own
+# The contract's own, and those of FastDeploy's ops.
+_OF_OTHERS = {_FILE_VARIABLE, "TOKENBUS_PURE_PYTHON", "TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS"}
 _LARGEST_FILE = 2**20
 _NEAR = 0.8  # the prefix that all variables share makes any two of them alike
 _VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}

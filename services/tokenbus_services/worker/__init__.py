@@ -3,7 +3,6 @@
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
 from tokenbus_services.worker.errors import NotRunningError, PublishError, RetentionFullError, WouldWaitError
-from tokenbus_services.worker.overlap import Launch, Launches
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.step import StepArrays
 
@@ -11,8 +10,6 @@ __all__ = [
     "Engine",
     "EngineBrokenError",
     "EngineStepError",
-    "Launch",
-    "Launches",
     "NotRunningError",
     "PublishError",
     "Publisher",

@@ -21,7 +21,6 @@ AS_DEPLOYED: Overrides = {
     "bus.heartbeat_interval_ms": 1000,
     "bus.heartbeat_timeout_ms": 3000,
     "bus.reconnect_ms": 100,
-    "bus.reconnect_max_ms": 2000,
     "bus.linger_ms": 1000,
 }
 """The defaults, where the other tests' deployments have values of their own."""

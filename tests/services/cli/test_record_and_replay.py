@@ -122,7 +122,8 @@ async def test_outdated_epoch_is_one_clear_line() -> None:
         steps = asyncio.create_task(take_all(processor))
         await replayed(recording(), settings, transport)
         with pytest.raises(
-            ReplayError, match="refused by the processor: epoch 7 of worker worker-0: 7 was here already"
+            ReplayError,
+            match="refused by the processor: epoch 7 of worker worker-0: a younger life was here, at least 8",
         ):
             await replayed(recording(), settings, transport)
         steps.cancel()
@@ -257,7 +258,8 @@ def test_recorded_and_replayed_by_processes(tmp_path: Path) -> None:
     data = recording(without=range(5, 6))
     source.write_bytes(data)
     workers, clients = addresses(tmp_path)[:2], addresses(tmp_path)[2:]
-    patience = ["--set", "processor.unclaimed_timeout_ms=1", "--metrics-address", ""]
+    patience = ["--set", "processor.unclaimed_timeout_ms=1", "--set", "bus.heartbeat_timeout_ms=600000"]
+    patience += ["--metrics-address", ""]
     with (
         Service("processor", *addresses(tmp_path), *patience) as processor,
         Service("record", str(tmp_path / "again"), "--worker", WORKER, "--json", *clients) as recorder,

@@ -253,3 +253,24 @@ def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
     assert {name: worker.peer for name, worker in bench.core.workers.by_id.items()} == {"a": None, "b": b"b/7"}
     assert bench.core.clients.sessions[5].peer is None
     assert bench.core.clients.sessions[6].peer is not None
+
+
+def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that resumes what is unknown without end, and acknowledges nothing, ends at its bound in one go."""
+    bench = Bench({"clients.mailbox_bytes": 2**21})
+    attacker = bench.client()
+    drops = []
+    drop = mailbox.Mailbox.drop_outputs
+
+    def _counted(box: mailbox.Mailbox) -> list[mailbox.Letter]:
+        drops.append(len(box))
+        return drop(box)
+
+    monkeypatch.setattr(mailbox.Mailbox, "drop_outputs", _counted)
+    key = 0
+    while bench.core.clients.sessions:
+        key += 1
+        resume(attacker, key, 0)
+    assert len(drops) == 1
+    assert bench.core.clients._budget.bytes == 0
+    assert len(bench.core.book.table) == 0

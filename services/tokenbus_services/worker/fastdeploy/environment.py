@@ -1,65 +1,97 @@
-"""What the engine's environment says: which queue it means, and so where on this bus its messages go."""
+"""What the engine's environment says: which queue it means, and so where its messages go."""
 
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from tokenbus_contracts import Limits
+from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
 from tokenbus_services.settings import Settings, SettingsError
 from tokenbus_services.settings.entries import ENTRIES
 
+SWITCH = "TOKENBUS_FASTDEPLOY"
 _QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 _MOST = 2**31 - 1
 _RESERVED = 2
-_LONGEST_REQUEST_MS = 86_400_000
+_IPC = "ipc://"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the engine's ops do not say; what it starts with suits the engine as it is now."""
+
+    settings: Settings | None = None
+    """Of both sides; None: those of the environment."""
+    columns_in_flag: bool = True
+    """Whether get ops count the columns in the message flag's field, above its low 8 bits, as releases since
+    #7884 read it; before, the flag stood there alone."""
+    method: SpeculativeMethod = SpeculativeMethod.MTP
+    """What the speculative save ops are called for: they are the same for all. For the bus alone."""
+    value_kind: ValueKind = ValueKind.RAW_LOGPROBS
+    """What the engine's logprobs are. For the bus alone."""
+
+
+def is_off(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether the ops that were there before are wanted back."""
+    found = environment.get(SWITCH, "on").strip().lower()
+    if found not in {"on", "off"}:
+        raise SettingsError(SWITCH, "on or off", found)
+    return found == "off"
 
 
 def queue_id(environment: Mapping[str, str] = os.environ) -> int:
     """Return which queue this process means; each data-parallel rank has one of its own."""
-    return _whole(_QUEUE, environment, least=0)
+    return _whole(_QUEUE, environment.get(_QUEUE, "1"), 0)
 
 
 def message_id(environment: Mapping[str, str] = os.environ) -> int:
     """Return the stop flag of a message when there is something left to do; it is negative when there is not."""
-    found = _whole(_MESSAGE, environment, least=1)
+    found = _whole(_MESSAGE, environment.get(_MESSAGE, "1"), 1)
     if found == _RESERVED:
         raise SettingsError(_MESSAGE, "another number than 2, which says that nothing was read", found)
     return found
 
 
-def settings_for(rank: int, environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings of Tokenbus, where they are not set with what the engine's queue means here."""
-    queue = queue_id(environment)
-    found = Settings.load(environment=environment)
+def queue_path(settings: Settings, queue: int) -> str:
+    """Return where the get side of a queue listens: beside the bus's own address, where that is a path that is set."""
+    address = settings.bus.workers_address
+    if is_published(settings) and address.startswith(_IPC):
+        return f"{address.removeprefix(_IPC)}.queue-{queue}"
     folder = Path(tempfile.gettempdir()) / f"tokenbus-{os.getuid()}"
+    _make_private(folder)
+    return str(folder / f"fastdeploy-{queue}")
+
+
+def is_published(settings: Settings) -> bool:
+    """Tell whether messages go to a processor, too: where its address is set."""
+    return bool(settings.bus.workers_address != ENTRIES["bus.workers_address"].default)
+
+
+def settings_for(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings of Tokenbus, where they are not set with what suits this engine."""
+    found = Settings.load(environment=environment)
     here: dict[str, object] = {
-        "bus.workers_address": f"ipc://{folder}/fastdeploy-{queue}.workers",
-        "bus.clients_address": f"ipc://{folder}/fastdeploy-{queue}.clients",
-        "worker.id": f"fastdeploy-{queue}" + (f"-rank-{rank}" if rank else ""),
+        "worker.id": f"fastdeploy-{queue_id(environment)}",
         "worker.max_requests": 0,  # requests come to the engine as they always did
         "limits.max_rows": Limits.schema().max_rows,  # what ends in a step has a row beside the slots'
-        "processor.request_timeout_ms": _LONGEST_REQUEST_MS,  # how long a request takes is the engine's affair
-        "processor.drain_timeout_ms": 0,
     }
     overrides = {key: value for key, value in here.items() if ENTRIES[key].value_in(found) == ENTRIES[key].default}
-    if "bus.workers_address" in overrides or "bus.clients_address" in overrides:
-        _make_private(folder)
     return Settings.load(environment=environment, overrides=overrides)
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder, which nobody else may write to: it has a name that anybody can guess."""
+    """Make the folder, which only this user may write to: it has a name that anyone can guess."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
-        raise SettingsError(
-            "bus.workers_address", "a folder that is this user's alone, or another address", str(folder)
-        )
+        raise SettingsError("TMPDIR", "a folder in which ours is this user's alone", str(folder))
 
 
-def _whole(name: str, environment: Mapping[str, str], *, least: int) -> int:
-    text = environment.get(name, "1").strip()
+@lru_cache(16)
+def _whole(name: str, given: str, least: int) -> int:
+    text = given.strip()
     if not (text.isascii() and text.isdigit() and least <= int(text[:11]) <= _MOST):
         raise SettingsError(name, f"a whole number from {least} to {_MOST}", text)
     return int(text)

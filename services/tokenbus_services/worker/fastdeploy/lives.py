@@ -27,8 +27,6 @@ class Lives:
     is_interrupted: Flags
     """Whether its request was preempted, and has had no token since."""
     is_assigned: Flags
-    is_lost: Flags
-    """Whether it ended with an error of the bus, which who gets its slot's tokens was not told yet."""
 
     def copy(self, least: int, new_key: Callable[[], int]) -> "Lives":
         """Return the same for at least so many slots."""
@@ -60,5 +58,4 @@ def lives_of(count: int, new_key: Callable[[], int]) -> Lives:
         is_over=np.zeros(count, np.bool_),
         is_interrupted=np.zeros(count, np.bool_),
         is_assigned=np.zeros(count, np.bool_),
-        is_lost=np.zeros(count, np.bool_),
     )

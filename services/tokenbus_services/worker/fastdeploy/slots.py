@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import ContractError, RowStatus, Rule
+from tokenbus_services.worker.fastdeploy.carried import SlotStep
 from tokenbus_services.worker.fastdeploy.layout import PREEMPTED, UNRECOVERABLE
 from tokenbus_services.worker.fastdeploy.lives import Keys, Lives, lives_of
-from tokenbus_services.worker.fastdeploy.message import Flags, Integers, Message
+from tokenbus_services.worker.fastdeploy.message import Flags, Integers
 
 _RENEW_SECONDS = 12 * 3600.0
 """After so long a life ends without a sign: a processor lets no request last longer than a day."""
@@ -26,8 +27,8 @@ _MOST_ABSENT = 65_536
 GOING_ON = np.array([RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING], np.uint8)
 REPLACED = RowStatus.ABORTED
 """The status of a row behind the slots' that ends what a slot had before."""
-STOP = RowStatus.FINISHED_LENGTH
-"""The status of a row behind the slots' that says that there is nothing left to do."""
+_Ended = tuple[int, int, RowStatus]
+"""The key and the place of a life that has a last row behind the slots', and what is said of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +44,12 @@ class Rows:
     told: int = 0
     """How many lives that had been replaced before have their last row here."""
 
-    def add(self, keys: list[int], positions: list[int], status: RowStatus) -> None:
+    def add(self, ended: list[_Ended]) -> None:
         """Put rows without tokens behind those that are there."""
+        keys, positions, statuses = zip(*ended, strict=True)
         self.keys = np.append(self.keys, np.array(keys, np.uint64))
         self.positions = np.append(self.positions, np.array(positions, np.int64))
-        self.statuses = np.append(self.statuses, np.full(len(keys), status, np.uint8))
+        self.statuses = np.append(self.statuses, np.array(statuses, np.uint8))
 
 
 class SlotBook:
@@ -59,7 +61,7 @@ class SlotBook:
         self._prefix = (secrets.randbits(31) + 1) << 32
         self._drawn = 0
         self._lives = lives_of(0, self._new_key)
-        self._replaced: list[tuple[int, int]] = []
+        self._replaced: list[_Ended] = []
         self._absent: OrderedDict[int, int] = OrderedDict()
 
     def _new_key(self) -> int:
@@ -93,117 +95,104 @@ class SlotBook:
         if lives.is_assigned[slot] and lives.is_interrupted[slot]:
             self._absent[key] = position  # it will be resumed, wherever that is
             if len(self._absent) > _MOST_ABSENT:
-                self._replaced.append(self._absent.popitem(last=False))
+                self._replaced.append((*self._absent.popitem(last=False), REPLACED))
             return
-        self._replaced.append((key, position))
+        self._replaced.append((key, position, REPLACED))
 
     # What a step tells.
 
-    def plan(self, message: Message) -> Rows:
-        """Return the rows of a target message."""
-        count, now = message.slots, self._now()
+    def plan(self, step: SlotStep) -> Rows:
+        """Return the rows of a target step."""
+        count, now = step.slots, self._now()
         lives = self._lives.copy(count, self._new_key)
-        tokens, quiet = message.counts > 0, message.counts == 0
-        replaced = self._is_replaced(message, lives, now)
+        tokens, quiet = step.counts > 0, step.counts == 0
+        replaced = self._is_replaced(step, lives, now)
         ended = [*_still_open(lives, np.flatnonzero(replaced), now), *self._replaced]
         lives.begin(np.flatnonzero(replaced | lives.is_over[:count]), self._new_key)
         statuses = np.full(count, RowStatus.IDLE, np.uint8)
         statuses[tokens] = RowStatus.ACTIVE
-        if message.prefilling is not None:
-            statuses[quiet & message.prefilling] = RowStatus.PREFILLING
-        statuses[quiet & self._is_left(message, lives)] = RowStatus.FINISHED_STOP
-        statuses[message.counts == PREEMPTED] = RowStatus.PREEMPTED
-        statuses[message.counts == UNRECOVERABLE] = RowStatus.UNRECOVERABLE
-        if not message.is_running:
-            statuses[np.isin(statuses, GOING_ON) & ~_proposing(message)] = RowStatus.FINISHED_STOP
+        if step.prefilling is not None:
+            statuses[quiet & step.prefilling] = RowStatus.PREFILLING
+        statuses[quiet & self._is_left(step, lives)] = RowStatus.FINISHED_STOP
+        statuses[step.counts == PREEMPTED] = RowStatus.PREEMPTED
+        statuses[step.counts == UNRECOVERABLE] = RowStatus.UNRECOVERABLE
+        if not step.is_running:
+            statuses[np.isin(statuses, GOING_ON) & ~_proposing(step)] = RowStatus.FINISHED_STOP
         rows = Rows(
             lives.keys[:count].copy(), lives.positions[:count].copy(), statuses, count, lives, len(self._replaced)
         )
         if ended:
-            rows.add([key for key, _ in ended], [position for _, position in ended], REPLACED)
-        if not message.is_running:  # said by a row of its own, as it is about no slot
-            rows.add([self._new_key()], [0], STOP)
-        _go_on(lives, message, statuses, now)
+            rows.add(ended)
+        _go_on(lives, step, statuses, now)
         return rows
-
-    def plan_beside(self, count: int) -> Rows:
-        """Return rows without tokens for so many slots, beside which something else may be told."""
-        lives = self._lives.copy(count, self._new_key)
-        lives.begin(np.flatnonzero(lives.is_over[:count]), self._new_key)
-        lives.known_since[:count] = np.minimum(lives.known_since[:count], self._now())
-        statuses = np.full(count, RowStatus.IDLE, np.uint8)
-        return Rows(lives.keys[:count].copy(), lives.positions[:count].copy(), statuses, count, lives)
 
     def keep(self, rows: Rows) -> None:
         """Learn that rows were published, and what was replaced before them was told of."""
         self._lives = rows.lives
         self._replaced = self._replaced[rows.told :]
 
-    def end(self, keys: Iterable[int], message: Message) -> None:
-        """Learn that the bus ended some lives with an error, as it had no room for a message about them."""
-        ended, count = set(keys), message.slots
-        lives = self._lives.copy(count, self._new_key)
-        has_request = (message.counts > 0) | ((lives.positions[:count] > 0) & ~lives.is_over[:count])
-        lives.is_lost[:count] |= has_request
-        lives.is_over |= lives.is_lost | np.array([key in ended for key in lives.keys.tolist()], np.bool_)
+    def lose(self) -> None:
+        """Learn that steps were not published: every life that is open ends with an error, and others begin."""
+        lives = self._lives.copy(0, self._new_key)
+        is_open = np.isfinite(lives.known_since) & ~lives.is_over
+        for slot in np.flatnonzero(is_open).tolist():
+            self._replaced.append((int(lives.keys[slot]), int(lives.positions[slot]), RowStatus.UNRECOVERABLE))
+        lives.begin(np.flatnonzero(is_open), self._new_key)
         self._lives = lives
-        self._replaced = [(key, place) for key, place in self._replaced if key not in ended]
 
-    def told_of_losses(self, message: Message) -> Message:
-        """Return a message in which slots whose tokens were lost say so: nobody else tells who gets them."""
-        lost = np.zeros(message.slots, np.bool_)
-        known = self._lives.is_lost[: message.slots]
-        lost[: known.size] = known
-        return message.without(lost) if lost.any() else message
+    def forget(self, keys: Iterable[int]) -> None:
+        """Learn that the bus has ended some lives itself, which need no last row."""
+        gone = frozenset(keys)
+        self._replaced = [ended for ended in self._replaced if ended[0] not in gone]
 
-    def _is_replaced(self, message: Message, lives: Lives, now: float) -> Flags:
+    def _is_replaced(self, step: SlotStep, lives: Lives, now: float) -> Flags:
         """Tell which slots have another request than before, without a row that told of the end of the former one."""
-        count = message.slots
-        tokens = message.counts > 0
+        count = step.slots
+        tokens = step.counts > 0
         had = lives.positions[:count] > 0
         replaced = lives.is_interrupted[:count] & tokens & had
-        if message.decoder_lengths is not None and message.prompt_lengths is not None:
+        if step.decoder_lengths is not None and step.prompt_lengths is not None:
             before, prompt = lives.decoder_lengths[:count], lives.prompt_lengths[:count]
             # A request's own length grows with every token.
-            again = (message.decoder_lengths <= before) | (message.prompt_lengths != prompt)
+            again = (step.decoder_lengths <= before) | (step.prompt_lengths != prompt)
             replaced |= tokens & had & (before >= 0) & again
         aged = now - lives.known_since[:count] >= _RENEW_SECONDS
         found: Flags = (replaced | aged) & ~lives.is_over[:count] & ~lives.is_assigned[:count]
         return found
 
-    def _is_left(self, message: Message, lives: Lives) -> Flags:
+    def _is_left(self, step: SlotStep, lives: Lives) -> Flags:
         """Tell which slots, of those without tokens, their requests have left."""
-        count = message.slots
+        count = step.slots
         left = lives.is_interrupted[:count].copy()
         # An op that does not tell lengths has a token in each step for each request.
-        left |= True if message.prefilling is None else message.prefilling
+        left |= True if step.prefilling is None else step.prefilling
         found: Flags = left & (lives.positions[:count] > 0) & ~lives.is_assigned[:count]
         return found
 
 
-def _still_open(lives: Lives, slots: npt.NDArray[np.intp], now: float) -> Iterator[tuple[int, int]]:
-    """Yield the key and the place of each life that its processor has not ended yet."""
+def _still_open(lives: Lives, slots: npt.NDArray[np.intp], now: float) -> Iterator[_Ended]:
+    """Yield each life that its processor has not ended yet."""
     for slot in slots.tolist():
         if now - lives.known_since[slot] < _FORGOTTEN_SECONDS:
-            yield int(lives.keys[slot]), int(lives.positions[slot])
+            yield int(lives.keys[slot]), int(lives.positions[slot]), REPLACED
 
 
-def _proposing(message: Message) -> Flags:
+def _proposing(step: SlotStep) -> Flags:
     """Tell which slots' requests go on elsewhere, with the draft ids that came with their tokens."""
-    if message.proposal_counts is None:
-        return np.zeros(message.slots, np.bool_)
-    found: Flags = message.proposal_counts > 0
+    if step.proposal_counts is None:
+        return np.zeros(step.slots, np.bool_)
+    found: Flags = step.proposal_counts > 0
     return found
 
 
-def _go_on(lives: Lives, message: Message, statuses: npt.NDArray[np.uint8], now: float) -> None:
+def _go_on(lives: Lives, step: SlotStep, statuses: npt.NDArray[np.uint8], now: float) -> None:
     """Bring lives to where they are once their rows are published."""
-    count = message.slots
-    tokens = message.counts > 0
-    lives.positions[:count] += message.token_counts
-    if message.decoder_lengths is not None and message.prompt_lengths is not None:
-        lives.decoder_lengths[:count][tokens] = message.decoder_lengths[tokens]
-        lives.prompt_lengths[:count][tokens] = message.prompt_lengths[tokens]
+    count = step.slots
+    tokens = step.counts > 0
+    lives.positions[:count] += step.token_counts
+    if step.decoder_lengths is not None and step.prompt_lengths is not None:
+        lives.decoder_lengths[:count][tokens] = step.decoder_lengths[tokens]
+        lives.prompt_lengths[:count][tokens] = step.prompt_lengths[tokens]
     lives.known_since[:count] = np.minimum(lives.known_since[:count], now)
     lives.is_over[:count] = (statuses == RowStatus.FINISHED_STOP) | (statuses == RowStatus.UNRECOVERABLE)
     preempted = statuses == RowStatus.PREEMPTED

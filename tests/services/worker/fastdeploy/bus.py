@@ -1,4 +1,4 @@
-"""Saving and getting over a bus of a test's own."""
+"""Saving and getting over a queue of a test's own, beside that engine's own queue."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,13 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from tests.services.worker.fastdeploy import engine, model
+from tests.services.worker.fastdeploy import engine
+from tests.services.worker.fastdeploy.kernel import GETS, Array, KernelQueue
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import fastdeploy
+from tokenbus_services.worker.fastdeploy.process import PROCESS
+
+MOST_SECONDS = 20.0
+"""After so long a message that does not come is a failure, not a reason to wait on."""
 
 
 def settings_in(folder: Path, **overrides: object) -> Settings:
-    """Return settings with addresses in a folder, as the drop-in has them where nothing is set."""
+    """Return settings with addresses in a folder; the bus is shown what is saved there, too."""
     usual: dict[str, object] = {
         "bus.workers_address": f"ipc://{folder}/w",
         "bus.clients_address": f"ipc://{folder}/c",
@@ -43,31 +48,58 @@ def save(op: str, given: Mapping[Any, Any], *, tensors: bool = False) -> None:
 
 
 class Getter:
-    """Gets message after message into the same tensors, as the engine's token processor does, and checks each."""
+    """Gets message after message into the same tensors, as the engine's token processor does."""
 
     def __init__(self, op: str, *, tensors: bool = False, k: int = 20) -> None:
         """Make the tensors."""
         self.op = op
-        self._k = [k] if op.endswith("_topk") else []
-        self._expected = engine.outputs(op)
+        self.k = k
         made = engine.outputs(op)
         self.outputs: list[Any] = as_tensors(made) if tensors else made
 
     def get(self, *, wait: bool = True) -> None:
-        """Get the next message."""
-        getattr(fastdeploy, self.op)(*self.outputs, *self._k, 0, wait)
+        """Get the next message; one that is waited for and does not come is an error."""
+        if wait:
+            assert PROCESS.receiver().peek(MOST_SECONDS) is not None, "no message came"
+        getattr(fastdeploy, self.op)(*self.outputs, *([self.k] if self.op.endswith("_topk") else []), 0, wait)
 
-    def arrays(self) -> list[model.Array]:
+    def arrays(self) -> list[Array]:
         """Return what the tensors hold."""
         return [output if isinstance(output, np.ndarray) else output.numpy() for output in self.outputs]
 
-    def check(self, sent: model.Sent) -> None:
-        """Get the next message, and assert that every element is what that engine's queue would have given."""
-        self.get()
-        self.assume(sent)
 
-    def assume(self, sent: model.Sent) -> None:
-        """Assert that a message was got, and nothing else."""
-        getattr(model, self.op)(sent, *self._expected, *self._k)
-        for found, expected in zip(self.arrays(), self._expected, strict=True):
-            np.testing.assert_array_equal(found, expected)
+class Beside:
+    """The drop-in and the kernel's queue: the same calls to both, and the same tensors out, bit for bit."""
+
+    def __init__(self, kernel: KernelQueue, *, tensors: bool = False, k: int = 20) -> None:
+        """Make the tensors of both."""
+        self.kernel = kernel
+        self._tensors = tensors
+        self._getters = {op: Getter(op, tensors=tensors, k=k) for op in set(GETS.values())}
+        self._expected = {op: engine.outputs(op) for op in set(GETS.values())}
+
+    def save(self, op: str, given: Mapping[str, Any]) -> None:
+        """Save on both sides."""
+        save(op, given, tensors=self._tensors)
+        self.kernel.save(op, given)
+
+    def get(self) -> None:
+        """Get on both sides, and compare every element of the tensors, also those that no op should touch."""
+        op = self.kernel.next_op
+        getter = self._getters[op]
+        getter.get()
+        self.kernel.get(self._expected[op], getter.k)
+        self.compare(op)
+
+    def compare(self, op: str) -> None:
+        """Assert that the tensors of a get op are the same."""
+        for found, expected in zip(self._getters[op].arrays(), self._expected[op], strict=True):
+            if found.tobytes() != expected.tobytes():
+                at = int(np.flatnonzero(found.reshape(-1).view(np.uint8) != expected.reshape(-1).view(np.uint8))[0])
+                raise AssertionError(f"{op}: a tensor of {found.dtype} differs from the kernel's at byte {at}")
+
+    def get_all(self) -> None:
+        """Get all that was saved, and assert that nothing is left."""
+        while len(self.kernel):
+            self.get()
+        assert PROCESS.receiver().peek(0.0) is None

@@ -1,4 +1,4 @@
-"""What the tests of the drop-in share: a bus of their own between the save side and the get side of this process."""
+"""What the tests of the drop-in share: a queue of their own between the save side and the get side of this process."""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.worker.fastdeploy.bus import settings_in
+from tests.services.worker.fastdeploy import kernel
+from tests.services.worker.fastdeploy.bus import Beside, settings_in
 from tokenbus_services.worker import fastdeploy
+from tokenbus_services.worker.fastdeploy.process import PROCESS
 
 
 @pytest.fixture
@@ -22,7 +24,16 @@ def bus(folder: Path) -> Iterator[Path]:
     """Both sides of the drop-in in this process, with addresses in a folder; nothing of them is left afterwards."""
     fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder)))
     try:
+        PROCESS.receiver()
         yield folder
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())
+
+
+@pytest.fixture
+def beside(bus: Path) -> Iterator[Beside]:
+    """The drop-in and the kernel's own queue, beside each other."""
+    assert bus.exists()
+    with kernel.queue() as queue:
+        yield Beside(queue)

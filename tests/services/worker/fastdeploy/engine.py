@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.services.worker.fastdeploy.model import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
+from tests.services.worker.fastdeploy.kernel import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
 
 _VOCABULARY = 151_936
 
@@ -55,6 +55,74 @@ class Steps:
     def __init__(self, seed: int) -> None:
         """Draw from a seed."""
         self._random = np.random.default_rng(seed)
+
+    def drawn(self, op: str, slots: int, columns: int) -> dict[str, Any]:
+        """Return the arguments of a save op, by name and in their order."""
+        match op:
+            case "speculate_save_output_topk":
+                return self.speculated(slots, columns)
+            case "mtp_save_first_token_with_topk":
+                return self.first_tokens(slots, columns)
+            case "save_output_topk":
+                return self.sampled(slots, columns)
+            case "speculate_save_output":
+                return self.accepted(slots)
+            case "mtp_save_first_token":
+                return self.plain_first_tokens(slots)
+            case _:
+                return self.plain(slots)
+
+    def any(self, op: str, slots: int, columns: int) -> dict[str, Any]:
+        """Return arguments as no well-behaved step has them: whatever the struct can hold."""
+        draw = self._random
+        given = self.drawn(op, slots, columns)
+        if op == "speculate_save_output_topk":
+            given["message_flag"] = int(draw.choice([3, 3, 3, 4, 4, 4, 0, 255]))
+        if "cu_batch_token_offset" in given and draw.random() < 0.5:
+            self._permute(given)
+        for name in ("logprob_scores", "logprobs"):
+            if name in given and draw.random() < 0.5:
+                given[name] = self._odd_scores(given[name])
+        for name in ("logprob_ranks", "ranks"):
+            if name in given and draw.random() < 0.2:
+                given[name] = draw.integers(-(2**33), 2**33, given[name].shape)
+        if "logprob_token_ids" in given and columns > 1 and draw.random() < 0.2:
+            padded = draw.random(given["logprob_token_ids"].shape) < 0.3
+            padded[:, 0] = False
+            given["logprob_token_ids"] = np.where(padded, -1, given["logprob_token_ids"])
+        if "preempted_idx" in given and draw.random() < 0.2:
+            given["preempted_idx"] = draw.integers(-1, 3, given["preempted_idx"].shape).astype(np.int32)
+        self._odd_numbers(given)
+        return given
+
+    def _odd_numbers(self, given: dict[str, Any]) -> None:
+        """Give slots counts that mean nothing, and tokens ids that no vocabulary has."""
+        draw = self._random
+        for name in ("token_num_per_batch", "accept_num"):
+            if name in given and draw.random() < 0.2:
+                magic = draw.choice([-1, -2, -3, -9, -100], given[name].shape)
+                given[name] = np.where(draw.random(given[name].shape) < 0.2, magic, given[name]).astype(np.int32)
+        if draw.random() < 0.1:
+            name = next(name for name in given if name.endswith(("_ids", "_tokens")))
+            given[name] = given[name] - 2**31 * (draw.random(given[name].shape) < 0.1)
+
+    def _permute(self, given: dict[str, Any]) -> None:
+        """Put tokens into another order than their slots', as a batch does that is computed in another order."""
+        numbers = np.maximum(given["token_num_per_batch"], 0)
+        order = self._random.permutation(numbers.size)
+        offsets = np.zeros(numbers.size, np.int32)
+        offsets[order] = np.cumsum(numbers[order]) - numbers[order]
+        given["cu_batch_token_offset"] = offsets
+
+    def _odd_scores(self, values: Array) -> Array:
+        """Return scores of which some break every rule, or all are whatever lay in memory."""
+        draw = self._random
+        if draw.random() < 0.3:
+            garbage: Array = draw.integers(0, 2**32, values.shape, np.uint32).view(np.float32)
+            return garbage
+        odd = np.array([2e-5, np.nan, np.inf, -np.inf, -1e30, 3.5, -0.0], np.float32)
+        found: Array = np.where(draw.random(values.shape) < 0.1, draw.choice(odd, values.shape), values)
+        return found.astype(np.float32)
 
     def scored(self, tokens: int, columns: int) -> dict[str, Array]:
         """Return so many sampled tokens with the columns of each: its own, then the most probable ones."""

@@ -1,4 +1,4 @@
-"""What the engine's environment means on this bus."""
+"""What the engine's environment means here."""
 
 import os
 import tempfile
@@ -9,7 +9,14 @@ import pytest
 from tests.services.worker.fastdeploy.bus import Getter, save
 from tests.services.worker.fastdeploy.engine import Steps
 from tokenbus_services.settings import SettingsError
-from tokenbus_services.worker.fastdeploy.environment import message_id, queue_id, settings_for
+from tokenbus_services.worker.fastdeploy.environment import (
+    is_off,
+    is_published,
+    message_id,
+    queue_id,
+    queue_path,
+    settings_for,
+)
 
 
 @pytest.fixture
@@ -19,37 +26,48 @@ def own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / f"tokenbus-{os.getuid()}"
 
 
-def test_each_queue_is_an_address_of_its_own(own_folder: Path) -> None:
-    """Data-parallel ranks, which have a queue each, never meet at one address; a worker's name says which (case 8)."""
-    one, other = (settings_for(0, {"INFERENCE_MSG_QUEUE_ID": queue}) for queue in ("1", "13"))
-    assert one.bus.workers_address == f"ipc://{own_folder}/fastdeploy-1.workers"
-    assert other.bus.workers_address == f"ipc://{own_folder}/fastdeploy-13.workers"
-    assert other.bus.clients_address == f"ipc://{own_folder}/fastdeploy-13.clients"
-    assert settings_for(0, {}) == one
-    assert (one.worker.id, settings_for(3, {}).worker.id) == ("fastdeploy-1", "fastdeploy-1-rank-3")
+def test_each_queue_is_a_place_of_its_own(own_folder: Path) -> None:
+    """Data-parallel ranks, which have a queue each, never meet at one place; a worker's name says which (case 8)."""
+    settings = settings_for({})
+    assert queue_path(settings, 1) == str(own_folder / "fastdeploy-1")
+    assert queue_path(settings, 13) == str(own_folder / "fastdeploy-13")
+    assert settings_for({"INFERENCE_MSG_QUEUE_ID": "13"}).worker.id == "fastdeploy-13"
     assert own_folder.stat().st_mode & 0o777 == 0o700
+    assert not is_published(settings)
 
 
-def test_settings_count_more_than_the_queue(own_folder: Path) -> None:
-    """Who sets where workers connect, or anything else, has it so."""
-    environment = {
-        "TOKENBUS_BUS_WORKERS_ADDRESS": "tcp://10.0.0.1:5570",
-        "TOKENBUS_WORKER_ID": "mine",
-        "TOKENBUS_WORKER_POLICY": "fail",
-    }
-    found = settings_for(0, environment)
-    assert found.bus.workers_address == "tcp://10.0.0.1:5570"
-    assert (found.worker.id, found.worker.policy) == ("mine", "fail")
-    assert own_folder.name in found.bus.clients_address
+def test_queue_is_beside_the_buss_own_address(own_folder: Path) -> None:
+    """Where a processor's address is set the bus is shown what is saved, and a queue stays on this machine."""
+    environment = {"TOKENBUS_BUS_WORKERS_ADDRESS": "ipc:///run/w", "TOKENBUS_WORKER_ID": "mine"}
+    found = settings_for(environment)
+    assert is_published(found)
+    assert found.worker.id == "mine"
+    assert settings_for({"TOKENBUS_FASTDEPLOY": "on", "TOKENBUS_FASTDEPLOY_OPS": "x"}) == settings_for({})
+    assert queue_path(found, 4) == "/run/w.queue-4"
+    far = settings_for({"TOKENBUS_BUS_WORKERS_ADDRESS": "tcp://10.0.0.1:5570"})
+    assert is_published(far)
+    assert queue_path(far, 4) == str(own_folder / "fastdeploy-4")
 
 
 def test_folder_that_others_may_write_to_is_refused(own_folder: Path) -> None:
-    """A name that anybody can guess must be nobody else's."""
+    """A name that anyone can guess must be in a folder of this user's alone."""
     own_folder.mkdir()
     own_folder.chmod(0o777)
     with pytest.raises(SettingsError) as refused:
-        settings_for(0, {})
-    assert str(refused.value).startswith("bus.workers_address: a folder that is this user's alone, or another address")
+        queue_path(settings_for({}), 1)
+    assert str(refused.value).startswith("TMPDIR: a folder in which ours is this user's alone")
+
+
+def test_switch_is_on_or_off() -> None:
+    """Anything else is refused: a misspelt switch would otherwise leave the engine where it was."""
+    assert [is_off({}), is_off({"TOKENBUS_FASTDEPLOY": "on"}), is_off({"TOKENBUS_FASTDEPLOY": " OFF "})] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(SettingsError) as refused:
+        is_off({"TOKENBUS_FASTDEPLOY": "of"})
+    assert str(refused.value) == "TOKENBUS_FASTDEPLOY: on or off, got 'of'"
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "99999999999", "²"])

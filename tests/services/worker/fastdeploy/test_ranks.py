@@ -1,4 +1,4 @@
-"""Who sends, and what every rank clears, whatever happens in between."""
+"""Which rank sends, what every rank clears, whatever happens in between, and what a full queue means."""
 
 from pathlib import Path
 from typing import Any
@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.worker.fastdeploy import model
-from tests.services.worker.fastdeploy.bus import Getter, save, settings_in
+from tests.services.worker.fastdeploy import kernel
+from tests.services.worker.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save, settings_in
 from tests.services.worker.fastdeploy.engine import Steps, Tensor
-from tests.services.worker.fastdeploy.test_round_trip import OPS, drawn
+from tests.services.worker.fastdeploy.kernel import GETS
 from tokenbus_contracts import ContractError
 from tokenbus_services.worker import RetentionFullError, fastdeploy
 from tokenbus_services.worker.fastdeploy.process import PROCESS
 
-WITH_PREEMPTED = [op for op in OPS if op != "mtp_save_first_token"]
-WITH_EACH_RANK = [op for op in OPS if op != "save_output_topk"]
+WITH_PREEMPTED = [op for op in GETS if op != "mtp_save_first_token"]
 
 
 def call(op: str, arguments: dict[str, Any]) -> None:
@@ -29,7 +28,7 @@ def call(op: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("bus")
 def test_preempted_flags_are_cleared_on_every_rank(op: str, rank: int, tensors: bool) -> None:  # noqa: FBT001
     """A rank that does not send clears the flags as the one that does: the next step never sees them (case 7)."""
-    arguments = drawn(op, Steps(1), 4, 3)
+    arguments = Steps(1).drawn(op, 4, 3)
     flags: Any = np.array([[1], [0], [1], [0]], np.int32)
     arguments |= {"preempted_idx": Tensor(flags) if tensors else flags, "rank_id": rank}
     call(op, arguments)
@@ -42,85 +41,103 @@ def test_preempted_flags_are_cleared_on_every_rank(op: str, rank: int, tensors: 
 @pytest.mark.usefixtures("bus")
 def test_preempted_flags_are_cleared_when_a_step_is_refused(op: str) -> None:
     """What is wrong with a step is raised, and its flags are cleared all the same (case 7)."""
-    arguments = drawn(op, Steps(1), 4, 3) | {"preempted_idx": np.ones((4, 1), np.int32)}
-    arguments["not_need_stop"] = np.array([True, True])
+    arguments = Steps(1).drawn(op, 4, 3) | {"preempted_idx": np.ones((4, 1), np.int32)}
+    arguments["not_need_stop"] = np.zeros(0, np.bool_)
     with pytest.raises(ContractError) as refused:
         call(op, arguments)
-    assert str(refused.value) == "not_need_stop: one flag, got 2 elements"
+    assert str(refused.value) == "not_need_stop: one flag, got none"
     assert not arguments["preempted_idx"].any()
 
 
-@pytest.mark.parametrize("op", WITH_EACH_RANK)
-def test_only_rank_0_sends_unless_each_is_to(op: str, bus: Path) -> None:
+@pytest.mark.parametrize("op", GETS)
+def test_only_rank_0_sends_unless_each_is_to(op: str, beside: Beside) -> None:
     """Of the ranks that compute the same, one sends; where each has its own, each sends as itself (case 6)."""
-    assert bus.exists()
-    steps, getter = Steps(2), Getter(OPS[op])
-    arguments = drawn(op, steps, 3, 4)
+    steps = Steps(2)
     for rank in (1, 2, 0):
-        save(op, arguments | {"rank_id": rank})
-    getter.check(getattr(model, op)(arguments))
-    getter.get(wait=False)
-    assert getter.arrays()[0].reshape(-1)[0] == -2
-    own = drawn(op, steps, 3, 4)
-    PROCESS.close()
-    save(op, own | {"rank_id": 3, "save_each_rank": True})
-    getter.check(getattr(model, op)(own))
+        beside.save(op, steps.drawn(op, 3, 4) | {"rank_id": rank})
+    assert len(beside.kernel) == 1
+    beside.get_all()
+    if "save_each_rank" in steps.drawn(op, 1, 1):
+        beside.save(op, steps.drawn(op, 3, 4) | {"rank_id": 3, "save_each_rank": True})
+        assert len(beside.kernel) == 1
+        beside.get_all()
 
 
-@pytest.mark.parametrize("op", ["speculate_save_output_topk", "mtp_save_first_token_with_topk", "save_output"])
-def test_full_retention_is_an_error_and_what_follows_arrives(op: str, folder: Path) -> None:
-    """Where nobody takes messages and no more may wait, the engine is told, and then who gets (case 20, 21).
+@pytest.mark.parametrize("op", GETS)
+def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) -> None:
+    """Where no process gets and no more may wait, the engine gets an error, and the get side a -3 (case 20, 21).
 
-    A slot whose tokens were lost is told as not to be recovered, once, and what follows that is whole.
+    A slot whose tokens were lost is said to be not recoverable, once, and what follows that is whole.
     """
-    settings = settings_in(folder, worker__policy="fail", worker__retention_items=3)
-    fastdeploy.configure(fastdeploy.Options(settings=settings))
-    steps, getter = Steps(4), Getter(OPS[op])
+    fastdeploy.configure(
+        fastdeploy.Options(settings=settings_in(folder, worker__policy="fail", worker__retention_items=2))
+    )
+    getter = Getter(GETS[op])
     try:
-        given = [plenty(drawn(op, steps, 4, 3)) for _ in range(5)]
-        for arguments in given[:2]:
-            save(op, arguments)
-        flags = np.array([0, 0, 0, 1], np.int32)
-        with pytest.raises(RetentionFullError, match="retention: no room \\(policy fail\\): 3 items"):
-            call(op, given[2] | {"preempted_idx": flags})
-        assert not flags.any()
-        for arguments in given[:2]:
-            getter.check(getattr(model, op)(arguments))
-        _wait_until_empty()
-        save(op, given[3])
-        getter.get()
-        meta = 3 if OPS[op] == "speculate_get_output_topk" else 2
-        assert getter.arrays()[0].reshape(-1)[meta : meta + 4].tolist() == [-3] * 4
-        save(op, given[4])
-        later = Getter(OPS[op])
-        later.check(getattr(model, op)(given[4]))
+        PROCESS.receiver()
+        given = [plenty(op, Steps(number)) for number in range(5)]
+        with kernel.queue() as queue:
+            beside = Beside(queue)
+            for arguments in given[:2]:
+                beside.save(op, arguments)
+            flags = np.array([0, 0, 0, 1], np.int32)
+            changes = {"preempted_idx": flags} if "preempted_idx" in given[2] else {}
+            with pytest.raises(RetentionFullError, match=r"queue: no room \(policy fail\): 2 messages and \d+ bytes"):
+                call(op, given[2] | changes)
+            assert not flags.any() or not changes
+            beside.get_all()
+            save(op, given[3])
+            getter.get()
+            meta = 3 if GETS[op] == "speculate_get_output_topk" else 2
+            found = getter.arrays()[0].reshape(-1)[meta:]
+            assert found[:4].tolist() == [-3] * 4 or found[: 4 * 21 : 21].tolist() == [-3] * 4
+            beside.save(op, given[4])
+            beside.get_all()
+        counts = fastdeploy.counts()
+        assert [counts[name] for name in ("saved", "refused", "peak_items", "got", "waiting_items")] == [4, 1, 2, 4, 0]
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())
 
 
-def plenty(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with a token for each of four slots, which are at their end and not preempted."""
+def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
+    """Under the policy `block` a save returns when there is room, and raises when the time for that is over."""
+    fastdeploy.configure(
+        fastdeploy.Options(settings=settings_in(folder, worker__retention_items=2, worker__block_timeout_ms=50))
+    )
+    try:
+        receiver = PROCESS.receiver()
+        for number in range(2):
+            save("save_output", Steps(number).plain(3))
+        with pytest.raises(RetentionFullError, match="waited 50 ms"):
+            save("save_output", Steps(3).plain(3))
+        assert receiver.peek(MOST_SECONDS) is not None
+        receiver.pop()
+        save("save_output", Steps(4).plain(3))
+        assert PROCESS.sender().queue.counts.blocked == 1
+        assert PROCESS.sender().queue.waiting[0] == 2
+    finally:
+        fastdeploy.close()
+        fastdeploy.configure(fastdeploy.Options())
+
+
+def plenty(op: str, steps: Steps) -> dict[str, Any]:
+    """Return arguments with a token for each of four slots, which are at their end and not preempted."""
+    given = steps.drawn(op, 4, 3)
+    scored = steps.scored(4, 3)
     changes: dict[str, Any] = {
         "preempted_idx": np.zeros((4, 1), np.int32),
         "seq_lens_decoder": np.full((4, 1), 9, np.int32),
+        "prompt_lens": np.full((4, 1), 4),
         "not_need_stop": np.array([True]),
+        "token_num_per_batch": np.ones(4, np.int32),
+        "accept_num": np.ones(4, np.int32),
+        "step_idx": np.ones((4, 1), np.int64),
+        "cu_batch_token_offset": np.arange(4, dtype=np.int32),
+        "logprob_token_ids": scored["ids"],
+        "logprob_scores": scored["logprobs"],
+        "logprob_ranks": scored["ranks"],
     }
-    if "token_num_per_batch" in arguments:
-        scored = Steps(1).scored(4, 3)
-        changes |= {"logprob_token_ids": scored["ids"], "logprob_scores": scored["logprobs"]}
-        changes |= {"logprob_ranks": scored["ranks"], "token_num_per_batch": np.ones(4, np.int32)}
-        changes |= {"cu_batch_token_offset": np.arange(4, dtype=np.int32)}
-        changes |= {"sampled_token_ids": np.column_stack([scored["ids"][:, 0], [5, 6, 7, 8]])}
-        if arguments["sampled_token_ids"].shape[1] == 1:
-            changes["sampled_token_ids"] = scored["ids"][:, :1].copy()
-    else:
-        changes["sampled_token_ids"] = np.array([[5], [6], [0], [8]])
-    return arguments | {name: value for name, value in changes.items() if name in arguments}
-
-
-def _wait_until_empty() -> None:
-    """Wait until all that was published is acknowledged: the next message then has room."""
-    publisher = PROCESS.sender(0).publisher
-    with publisher._room:
-        assert publisher._room.wait_for(lambda: not publisher.retention, 20)
+    if op != "mtp_save_first_token_with_topk":
+        changes["sampled_token_ids"] = scored["ids"][:, :1].copy()
+    return given | {name: value for name, value in changes.items() if name in given}

@@ -5,9 +5,8 @@ import pytest
 
 from tests.services.manual_clock import ManualClock
 from tokenbus_contracts import ContractError, RowStatus
-from tokenbus_services.worker.fastdeploy.layout import MessageFlag
-from tokenbus_services.worker.fastdeploy.message import Message
-from tokenbus_services.worker.fastdeploy.slots import REPLACED, STOP, Rows, SlotBook
+from tokenbus_services.worker.fastdeploy.carried import SlotStep
+from tokenbus_services.worker.fastdeploy.slots import REPLACED, Rows, SlotBook
 
 ACTIVE, IDLE, PREFILLING = RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING
 PREEMPTED, FINISHED = RowStatus.PREEMPTED, RowStatus.FINISHED_STOP
@@ -33,11 +32,10 @@ class Told:
         return rows
 
     @staticmethod
-    def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Message:
+    def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> SlotStep:
         """Return a step of slots with so many tokens each, whose ids go up by one."""
         lengths = np.array(computed, np.int64) if computed else None
-        return Message(
-            flag=MessageFlag.TARGET,
+        return SlotStep(
             is_running=is_running,
             counts=np.array(counts, np.int64),
             token_ids=np.arange(sum(max(count, 0) for count in counts)),
@@ -53,7 +51,7 @@ class Told:
             expected = self.open.setdefault(key, 0)
             assert rows.positions[row] == expected
             self.open[key] += counts[row] if row < rows.slots else 0
-            if RowStatus(rows.statuses[row]) in (FINISHED, REPLACED, STOP, RowStatus.UNRECOVERABLE):
+            if RowStatus(rows.statuses[row]) in (FINISHED, REPLACED, RowStatus.UNRECOVERABLE):
                 del self.open[key]
 
 
@@ -151,12 +149,12 @@ def test_request_that_cannot_be_recovered_is_over() -> None:
 
 
 def test_nothing_left_to_do_ends_every_request() -> None:
-    """All requests have ended then; what says so of the step is a row behind the slots', which ends at once."""
+    """All requests have ended then."""
     told = Told()
     told.step(1, 1, 0)
-    assert statuses(told.step(1, 0, -9, is_running=False)) == [FINISHED, FINISHED, PREEMPTED, STOP]
+    assert statuses(told.step(1, 0, -9, is_running=False)) == [FINISHED, FINISHED, PREEMPTED]
     assert statuses(told.step(1, 0, 0)) == [ACTIVE, IDLE, IDLE]
-    assert statuses(told.step(is_running=False)) == [STOP]
+    assert statuses(told.step(is_running=False)) == []
 
 
 def test_life_does_not_last_longer_than_a_request_may() -> None:
@@ -190,23 +188,27 @@ def test_what_was_planned_and_not_kept_never_was() -> None:
     assert list(told.open.values()) == [3]
 
 
-def test_lives_that_the_bus_ended_are_told_of_once() -> None:
-    """Slots whose tokens found no room say so in the next step, under other keys, and go on as others after it."""
+def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
+    """They have their last row in the next step, under their own keys, and their slots go on as others."""
     told = Told()
-    ended = told.step(1, 1, 0).keys.tolist()
-    lost = told.message(1, 0, 0)
-    told.book.end(ended, lost)
-    told.open.clear()
-    after = told.book.told_of_losses(told.message(2, 0, 1))
-    assert after.counts.tolist() == [-3, -3, 1]
-    assert after.token_ids.tolist() == [2]
-    rows = told.step(*after.counts.tolist())
-    assert statuses(rows) == [RowStatus.UNRECOVERABLE, RowStatus.UNRECOVERABLE, ACTIVE]
-    assert not set(rows.keys.tolist()) & set(ended)
-    last = told.message(1, 1, 1)
-    assert told.book.told_of_losses(last) is last
-    told.step(1, 1, 1)
-    assert sorted(told.open.values()) == [1, 1, 2]
+    before = told.step(1, 1, 0).keys.tolist()
+    told.book.lose()
+    rows = told.step(2, 0, 1)
+    assert statuses(rows)[3:] == [RowStatus.UNRECOVERABLE] * 3
+    assert rows.keys[3:].tolist() == before
+    assert not set(rows.keys[:3].tolist()) & set(before)
+    assert statuses(told.step(1, 1, 1)) == [ACTIVE] * 3
+    assert sorted(told.open.values()) == [1, 2, 3]
+
+
+def test_lives_that_the_bus_has_ended_need_no_row() -> None:
+    """What a gap in the stream named has ended by that."""
+    told = Told()
+    before = told.step(1, 1).keys.tolist()
+    told.book.lose()
+    told.book.forget(before[:1])
+    told.open.pop(before[0])
+    assert told.step(1, 1).keys[2:].tolist() == before[1:]
 
 
 def test_engine_that_says_which_request_a_slot_has() -> None:

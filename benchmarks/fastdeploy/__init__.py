@@ -1,0 +1,1 @@
+"""From save to get: the drop-in beside that engine's own queue."""
