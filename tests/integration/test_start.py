@@ -41,7 +41,7 @@ def test_taken_address_is_named(deployment: Deployment, which: str) -> None:
 
 @pytest.mark.parametrize("which", ["workers", "clients"])
 def test_missing_directory_is_named(deployment: Deployment, which: str) -> None:
-    """A path in a directory that does not exist, nor could be made as the last of its path, is named with the reason."""
+    """A path in a directory that cannot be made, because the one above it does not exist, is named with the reason."""
     address = f"ipc://{deployment.folder}/missing/deeper/w"
     assert f"{address}: no such directory" in _refusal(deployment, "processor", f"--{which}-address={address}")
 
