@@ -344,8 +344,11 @@ class ClientDesk:
             admitted.deadline_unix_ms = request.deadline_unix_ms
             holder.put(admitted_letter(admitted))
 
-    def tick(self, now: float) -> None:
-        """Do what time alone demands: heartbeats, silent clients, clients that do not come back."""
+    def tick(self, now: float, *, all_are_back: bool) -> None:
+        """Do what time alone demands: heartbeats, silent clients, clients that do not come back.
+
+        `all_are_back`: every worker that lives has come back after a restart, with all that it retained.
+        """
         for session in list(self.sessions.values()):
             try:
                 self._look_at(session, now)
@@ -353,7 +356,7 @@ class ClientDesk:
                 self.failed_ticks += 1
                 self._episodes.begin("defect", _log.exception, "tick failed", client=session.name)
                 self._detach(session)
-        self.resumes.tick()
+        self.resumes.tick(all_are_back=all_are_back)
         self._episodes.expire()
 
     def _look_at(self, session: Session, now: float) -> None:

@@ -22,6 +22,8 @@ class Core:
         """Take the settings, the time, and the peers at both addresses."""
         self._episodes = Episodes()
         self._failed_ticks = 0
+        self._timeout = settings.bus.heartbeat_timeout_ms / 1000
+        self._back_at = clock.now() + self._timeout
         self.letters = DeadLetters(settings.dead_letters)
         self.book = RequestBook(settings.processor, clock)
         self.intake = Intake(settings, self.book, self.letters, clock.now)
@@ -45,6 +47,7 @@ class Core:
 
     def begin(self, now: float) -> None:
         """Learn that messages may come from now on."""
+        self._back_at = now + self._timeout
         self.dispatch.begin(now)
 
     def forgive(self, seconds: float, now: float) -> None:
@@ -54,13 +57,16 @@ class Core:
 
     def tick(self, now: float) -> None:
         """Do what time alone demands."""
-        for part in (self._expire, self.dispatch.tick, self.workers.tick, self.clients.tick):
+        for part in (self._expire, self.dispatch.tick, self.workers.tick, self._tick_clients):
             try:
                 part(now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self._failed_ticks += 1
                 self._episodes.begin("defect", _log.exception, "tick failed")
         self._episodes.expire()
+
+    def _tick_clients(self, now: float) -> None:
+        self.clients.tick(now, all_are_back=now >= self._back_at and self.workers.are_caught_up)
 
     def _expire(self, _now: float) -> None:
         self.book.expire()

@@ -37,6 +37,8 @@ class Resumes:
         self._waiting: dict[tuple[int, int], Resume] = {}
         self._rivals: dict[int, list[tuple[Session, Resume]]] = {}
         """Who else resumed what no worker has vouched for yet."""
+        self._unvouched: set[int] = set()
+        """What was resumed here, and no worker has said yet that it has it."""
         self._contested: dict[tuple[int, int], tuple[Resume, float]] = {}
         """What an earlier life may still have, and since when a later one wants it."""
         self._is_searched_out = False
@@ -51,9 +53,18 @@ class Resumes:
         if len(self._waiting) == 1 and not self._is_searched_out:
             self.call_soon(self.take_up)
 
-    def tick(self) -> None:
-        """Take up what had to wait because much had been looked through."""
+    def tick(self, *, all_are_back: bool) -> None:
+        """Take up what had to wait because much had been looked through, and end what no worker has.
+
+        Once all workers are back, and have sent again what they retained, none of them will come with it.
+        """
         self._is_searched_out = False
+        for key in list(self._unvouched) if all_are_back else ():
+            request = self._book.table.get(key)
+            if request is not None and self._book.is_unvouched(request):
+                self._book.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        if all_are_back:
+            self._unvouched.clear()
         self._episodes.expire()
         for key in list(self._rivals):
             request = self._book.table.get(key)
@@ -175,6 +186,7 @@ class Resumes:
         if not self._book.table.has_room_for(("client", session.owner)):
             return error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
         self._claim(session, resume)
+        self._unvouched.add(key)
         if source is not None:
             self._book.answer(key, source)
         return None

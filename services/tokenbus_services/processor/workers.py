@@ -83,6 +83,11 @@ class WorkerDesk:
         self.lost = 0
         self.is_draining = False
 
+    @property
+    def are_caught_up(self) -> bool:
+        """Whether every worker has sent again what it retained when it introduced itself."""
+        return all(worker.roll_call is None for worker in self.by_id.values())
+
     # What comes in.
 
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:

@@ -158,6 +158,23 @@ def test_rival_of_a_request_without_a_worker_is_answered() -> None:
     assert (first.errors(), second.errors()) == ({1: UNKNOWN}, {1: UNKNOWN})
 
 
+def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:
+    """A resumed request that was lost with the processor before is unknown as soon as no worker can come with it."""
+    bench = Bench({"processor.replay_timeout_ms": 60_000})
+    worker, client = bench.worker(request_keys=[1], first_sequence=3, next_sequence=5), bench.client()
+    for key in (1, 2, 3):
+        resume(client, key, 0)
+    bench.pass_time(4.0, worker, client)
+    assert client.errors() == {}
+    worker.sequence = 2
+    worker.publish([Wanted(3, 0, 1, FINISHED)])
+    worker.publish([Wanted(1, 0, 1)])
+    bench.pass_time(0.2, worker, client)
+    assert client.errors() == {2: UNKNOWN}
+    client.ask(generate_of(2))
+    assert "generate" in worker.heard_bodies()
+
+
 def test_workers_are_given_the_owner() -> None:
     """What a worker is handed says whose it is and until when, whatever the client said."""
     bench, worker, client = serving()
