@@ -68,7 +68,9 @@ def stream_of(values: Any, stream: Any) -> int:  # noqa: ANN401
     if module == "cupy" and framework is not None:
         return int(framework.cuda.get_current_stream().ptr)
     if _is_paddle(values) and framework is not None:
-        return _handle(framework.device.current_stream(values.place))
+        # Of its release 2.6 a tensor's place is of no kind that `current_stream` takes.
+        place = framework.CUDAPlace(values.place.gpu_device_id())
+        return _handle(framework.device.current_stream(place))
     return 0
 
 
