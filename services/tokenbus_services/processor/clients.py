@@ -169,7 +169,7 @@ class ClientDesk:
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
         identity = self._peers.identity(peer)
         may_ask = identity.may(Role.CLIENT, hello.name)
-        may_watch = identity.may(Role.OBSERVER, hello.name)
+        may_watch = identity.may(Role.OBSERVER)
         if not (may_ask or may_watch):
             message = f"key {identity.name} may not be client {hello.name}"
             raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)

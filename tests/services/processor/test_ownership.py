@@ -221,6 +221,17 @@ def test_roles_are_asked_for() -> None:
     assert other.heard()[0].frame.refusal.message == "key worker-key may not be client client"
 
 
+def test_observer_may_have_any_name() -> None:
+    """A key's names are those of workers and of clients that ask; a key that may watch does so under any."""
+    bench = Bench()
+    client = BenchClient(bench, 5)
+    bench.peers.identities[client.peer] = Identity("grafana", frozenset({Role.OBSERVER}), ("grafana",))
+    client.say_hello(name="client")
+    client.say(ClientFrame(watch=Watch()))
+    assert [heard.body for heard in client.heard()] == ["welcome"]
+    assert len(bench.core.clients.watchers) == 1
+
+
 def test_connection_is_one_session() -> None:
     """One connection cannot fill the clients' places: a second session on it is refused."""
     bench = Bench()
