@@ -183,8 +183,7 @@ class TokenProcessor:
 
     def _transport_refused(self, reason: str) -> None:
         self.refused_connections += 1
-        kind = "cut off" if ": cut off: " in reason else "turned away"
-        self._episodes.begin(("transport", kind), _log.warning, "connection refused", reason=reason)
+        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
 
     # What it offers in this process.
 
