@@ -117,7 +117,7 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 sbom: setup ## Write what each lock holds as CycloneDX, into build/sbom
 	@$(BIN)/python requirements/supply.py sbom
 
-audit: setup ## Ask the package index for known vulnerabilities of what is locked
+audit: setup ## Ask an index for known vulnerabilities of what is locked (TOKENBUS_AUDIT_INDEX)
 	@$(BIN)/python requirements/supply.py audit
 
 clean: ## Remove .venv, builds and caches
