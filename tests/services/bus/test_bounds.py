@@ -110,9 +110,10 @@ async def test_sum_of_many_small_holdings() -> None:
     async with Victim(bounds) as victim, good_peer(victim) as good, AsyncExitStack() as stack:
         peers = [stack.enter_context(RawPeer(victim.address)) for _ in range(6)]
         for peer in peers:
-            peer.part(b"hello")
-            for _ in range(4):
-                await in_thread(peer.part, bytes(250_000), more=True)
+            with contextlib.suppress(ConnectionError):  # it may be the one that is cut off, before its last part
+                peer.part(b"hello")
+                for _ in range(4):
+                    await in_thread(peer.part, bytes(250_000), more=True)
         await victim.refused(r"it holds \d+ of \d+ bytes .* more than bus.max_total_pending_bytes, 4194304$")
         await good.goes_on()
         assert len(victim.refusals) < len(peers)
