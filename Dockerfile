@@ -14,6 +14,8 @@ RUN python -m venv /opt/tokenbus \
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY contracts/tokenbus_contracts contracts/tokenbus_contracts
 COPY gpu_ops/tokenbus_gpu_ops gpu_ops/tokenbus_gpu_ops
+COPY services/tokenbus services/tokenbus
+COPY services/tokenbus_engines services/tokenbus_engines
 COPY services/tokenbus_services services/tokenbus_services
 RUN python -m hatchling build -t wheel -d dist \
     && /opt/tokenbus/bin/python -m pip install --no-deps --no-index dist/*.whl

@@ -10,7 +10,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := contracts/tokenbus_contracts/native/accept.c
-PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus_services
+PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
 # Pins that still hold are kept; `make lock UPGRADE=1` moves them all.
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --generate-hashes --no-annotate \
@@ -86,7 +86,7 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 
 soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUTES=10)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
-	@$(BIN)/python -m tests.services.worker.fastdeploy.campaign --steps $(STEPS)
+	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults"
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
 	@echo "==> soak: the processor killed $(KILLS) times"

@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     """The wheel has the three import packages, typed, with the generated code, and no generic name beside them."""
     names = zipfile.ZipFile(wheel).namelist()
-    packages = {"tokenbus_contracts", "tokenbus_gpu_ops", "tokenbus_services"}
+    packages = {"tokenbus", "tokenbus_contracts", "tokenbus_engines", "tokenbus_gpu_ops", "tokenbus_services"}
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == packages
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert "tokenbus_contracts/generated/logprob_batch_pb2.py" in names

@@ -9,16 +9,18 @@ import pytest
 from tests.pages import PAGES, ROOT
 
 SERVICES = ROOT / "services" / "tokenbus_services"
-COMMON = {"settings", "logs", "clock", "descriptors", "link", "greeting", "recording"}
+COMMON = {"settings", "logs", "clock", "descriptors", "link", "reconnecting", "recording"}
 """What every package of the services may use."""
 
 
 def _source(name: str) -> Path:
-    return ROOT / name if name.startswith(("contracts/", "gpu_ops/")) else SERVICES / name
+    if name.startswith(("contracts/", "gpu_ops/")):
+        return ROOT / name
+    return (SERVICES.parent if name.startswith("tokenbus") else SERVICES) / name
 
 
 def _code() -> str:
-    sources = [*SERVICES.rglob("*.py"), *(ROOT / "contracts").rglob("batch.py")]
+    sources = [*SERVICES.parent.rglob("*.py"), *(ROOT / "contracts").rglob("batch.py")]
     return "\n".join(path.read_text() for path in sources)
 
 

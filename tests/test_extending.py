@@ -22,7 +22,7 @@ from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli.worker import work
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.tokens import Token
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 
 BLOCK = blocks("python", of="docs/extending.md")[0]
@@ -53,11 +53,11 @@ def logprobs_after(model: np.ndarray[Any, Any], word: int) -> np.ndarray[Any, An
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[TokenProcessor]:
+async def running() -> AsyncIterator[Processor]:
     """Run the engine as a worker beside a processor, within this event loop."""
     settings = Settings.load(environment={}, overrides={**ADDRESSES, "dead_letters.max_bytes": 1})
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         working = asyncio.create_task(work(settings, EXAMPLE.WordEngine(), stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         try:

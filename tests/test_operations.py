@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from tests.pages import ROOT, blocks
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.delivery.errors import code_name
 from tokenbus_services.metrics.dashboard import DATASOURCE, ROWS
@@ -23,7 +24,6 @@ from tokenbus_services.processor.stream import Fate
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.entries import ENTRIES, SECTIONS
 from tokenbus_services.worker import StepAssembler
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 PATH = ROOT / "docs" / "operations.md"
 PAGE = PATH.read_text()
@@ -64,7 +64,7 @@ def logged() -> Iterator[tuple[str, bool]]:
             if not isinstance(node.func, ast.Attribute) or node.func.attr not in {"begin", *_LEVELS}:
                 continue
             owner, level, given = ast.unparse(node.func.value), node.func.attr, node.args[:1]
-            if owner.endswith("_episodes"):  # its key, how it is logged, its event
+            if owner.endswith("_repeated_log"):  # its key, how it is logged, its event
                 level, given = ast.unparse(node.args[1]).rpartition(".")[2], node.args[2:]
             elif level == "begin" or not owner.endswith("_log"):
                 continue

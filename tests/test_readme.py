@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.synthetic import SyntheticEngine
-from tokenbus_services.worker.truth import true_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH, REQUEST, EMBEDDED = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

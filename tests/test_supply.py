@@ -11,7 +11,13 @@ import pytest
 
 from tests.pages import ROOT
 
-PACKAGES = ("contracts/tokenbus_contracts", "gpu_ops/tokenbus_gpu_ops", "services/tokenbus_services")
+PACKAGES = (
+    "contracts/tokenbus_contracts",
+    "gpu_ops/tokenbus_gpu_ops",
+    "services/tokenbus",
+    "services/tokenbus_engines",
+    "services/tokenbus_services",
+)
 RUN_CODE = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "jsonpickle", "torch"}
 """Modules whose readers run, or may run, what they read."""
 READERS = {"load", "loads", "open_memmap"}

@@ -14,7 +14,7 @@ from tests.integration.attacks.scene import AS_DEPLOYED, free_ports, peak_mib
 from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 
 _AT_ONCE = 8
@@ -46,7 +46,7 @@ class Figures(NamedTuple):
 class _Victim:
     """Requests that follow each other, and how long each waits for its next token."""
 
-    client: TokenClient
+    client: Client
     waits: dict[int, float]
     longest: float = 0.0
     tokens: int = 0
@@ -101,15 +101,13 @@ async def measure(attack: str, seconds: float) -> Figures:
             processor = await asyncio.to_thread(deployment.start_processor)
             pace = ("--steps-per-second", str(_STEPS_PER_SECOND))
             await asyncio.to_thread(deployment.start_worker, "worker-0", *pace)
-            async with TokenClient(deployment.settings(client__drain_timeout_ms=0)) as client:
+            async with Client(deployment.settings(client__drain_timeout_ms=0)) as client:
                 return await _measured(attack, seconds, processor, client, [clients, workers])
         finally:
             deployment.close()
 
 
-async def _measured(
-    attack: str, seconds: float, processor: Program, client: TokenClient, addresses: list[str]
-) -> Figures:
+async def _measured(attack: str, seconds: float, processor: Program, client: Client, addresses: list[str]) -> Figures:
     victim = _Victim(client, {})
     asking = [asyncio.create_task(victim.ask_on(place)) for place in range(_AT_ONCE)]
     await asyncio.sleep(1)  # what begins is not measured

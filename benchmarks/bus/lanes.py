@@ -88,7 +88,7 @@ LANES = (
     Lane(
         REMOTE,
         "Tokenbus, remote client",
-        "the same to a TokenClient in a third process that asked for the requests; delivered is when the rows are in "
+        "the same to a Client in a third process that asked for the requests; delivered is when the rows are in "
         "the client's own RequestTokens",
         _relayed,
         _ours,

@@ -16,13 +16,13 @@ from benchmarks.bus.remote import both_left, prompt, relayed_settings
 from benchmarks.workload import Case
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_services.client import TokenClient
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 ROWS, TOKENS_A_REQUEST = 4, 64
 """Small, so that a million steps are a matter of minutes: what leaks, leaks with each step or each request."""
@@ -137,7 +137,7 @@ def relay(order: Order, tell: Tell) -> Samples:
 
 async def _relay(order: Order, tell: Tell, folder: str) -> Samples:
     gauge = Gauge(order.steps)
-    async with TokenProcessor(_settings(order, folder)) as processor:
+    async with Processor(_settings(order, folder)) as processor:
         processor.intake.on_step = lambda _step: gauge.step()
         tell(f"{processor.workers_address} {processor.clients_address}")
         await both_left(processor)
@@ -156,12 +156,12 @@ async def _ask(order: Order, folder: str) -> Samples:
     def came(_target: LogprobBatch, _draft: LogprobBatch | None) -> None:
         gauge.step()
 
-    async def again_and_again(client: TokenClient) -> None:
+    async def again_and_again(client: Client) -> None:
         while gauge.steps < order.steps:
             async for _ in client.generate(prompt(TOKENS_A_REQUEST)).rows():
                 pass
 
-    async with TokenClient(_settings(order, folder)) as client:
+    async with Client(_settings(order, folder)) as client:
         client.session.on_outputs = came
         async with asyncio.TaskGroup() as tasks:
             for _ in range(order.case.rows):

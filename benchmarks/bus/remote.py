@@ -1,4 +1,4 @@
-"""The way to a client in a third process: a TokenClient asks for the requests, and takes their tokens."""
+"""The way to a client in a third process: a Client asks for the requests, and takes their tokens."""
 
 import asyncio
 import tempfile
@@ -10,9 +10,9 @@ from benchmarks.bus.peers import Tell
 from benchmarks.bus.tokenbus import publish_all, settings_of, shares_of, worker_left
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestTokens
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 
@@ -25,8 +25,8 @@ _MANY_BYTES = 1 << 29
 
 def relayed_settings(order: Order, folder: str, **more: object) -> Settings:
     """Return the settings of the three: a client that is slower than the worker makes it wait, and ends nothing."""
-    mailbox = {"clients.mailbox_frames": _MANY_FRAMES, "clients.mailbox_bytes": _MANY_BYTES}
-    return settings_of(order, folder, **mailbox, **{"processor.hold_items": 512, **more})
+    send_queue = {"clients.send_queue_frames": _MANY_FRAMES, "clients.send_queue_bytes": _MANY_BYTES}
+    return settings_of(order, folder, **send_queue, **{"processor.hold_items": 512, **more})
 
 
 def prompt(most: int) -> Generate:
@@ -57,14 +57,14 @@ def relay(order: Order, tell: Tell) -> int:
 
 async def _relay(_order: Order, tell: Tell, settings: Settings) -> int:
     watch = Watch()
-    async with TokenProcessor(settings) as processor:
+    async with Processor(settings) as processor:
         processor.intake.on_step = lambda _step: watch.note()
         tell(f"{processor.workers_address} {processor.clients_address}")
         await both_left(processor)
     return watch.cpu_ns
 
 
-async def both_left(processor: TokenProcessor) -> None:
+async def both_left(processor: Processor) -> None:
     """Wait until a worker and a client have been there, and have left."""
     while not processor.intake.steps:  # noqa: ASYNC110 - nothing tells; with the first step, both have been there
         await asyncio.sleep(_LOOK_SECONDS)
@@ -82,7 +82,7 @@ def receive_remote(order: Order) -> Received:
 async def _receive(order: Order, settings: Settings) -> Received:
     watch = Watch()
     first: list[LogprobBatch] = []
-    async with TokenClient(settings) as client:
+    async with Client(settings) as client:
         requests = [client.generate(prompt(1)) for _ in range(order.case.rows)]
 
         def came(target: LogprobBatch, _draft: LogprobBatch | None) -> None:

@@ -20,7 +20,7 @@ _BY_FILE = (
     ("processor/requests.py", "settle"),
     ("processor/buffers.py", "hand out"),
     ("processor/session.py", "hand out"),
-    ("processor/mailbox.py", "hand out"),
+    ("processor/send_queue.py", "hand out"),
     ("delivery/tokens.py", "consumers take rows"),
     ("delivery/step.py", "batch order"),
     ("delivery/holds.py", "intake, holds, acknowledgements"),

@@ -1,4 +1,4 @@
-"""Tokenbus's two halves: a Publisher in one process, a TokenProcessor and its consumers in the other."""
+"""Tokenbus's two halves: a Publisher in one process, a Processor and its consumers in the other."""
 
 import asyncio
 import tempfile
@@ -16,7 +16,7 @@ from benchmarks.codec.ours import Views, batch_of
 from benchmarks.workload import Share
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_services.delivery import RequestTokens, Step
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 
@@ -91,7 +91,7 @@ def receive(order: Order, tell: Tell) -> Received:
 
 
 async def _receive(order: Order, tell: Tell, settings: Settings) -> Received:
-    async with TokenProcessor(settings) as processor:
+    async with Processor(settings) as processor:
         receiver = _TAKERS[order.taking](order, processor)
         tell(processor.workers_address)
         await receiver.ended()
@@ -106,7 +106,7 @@ def shares_of(order: Order, batch: LogprobBatch) -> list[Share]:
     return [Views().plain((batch, rows[index]), 0) for index in indices]
 
 
-async def worker_left(processor: TokenProcessor) -> None:
+async def worker_left(processor: Processor) -> None:
     """Wait until the worker has had its last acknowledgement and is gone; a processor that ends sends it none."""
     async with asyncio.timeout(_LEAVING_SECONDS):
         while processor.workers.by_id:  # noqa: ASYNC110 - nothing tells, and nothing is measured any more
@@ -116,7 +116,7 @@ async def worker_left(processor: TokenProcessor) -> None:
 class Taker:
     """Notes when each step is with its requests; as it is, it takes their rows from the buffers all at once."""
 
-    def __init__(self, order: Order, processor: TokenProcessor) -> None:
+    def __init__(self, order: Order, processor: Processor) -> None:
         """Claim the order's requests, and those that are only open."""
         self._order = order
         self._watch = Watch()
@@ -132,7 +132,7 @@ class Taker:
         self._claim(processor)
         processor.intake.on_step = self._step
 
-    def _claim(self, processor: TokenProcessor) -> None:
+    def _claim(self, processor: Processor) -> None:
         self._tokens = [processor.request(key) for key in keys_of(self._order)]
 
     def _step(self, step: Step) -> None:
@@ -208,7 +208,7 @@ class Taker:
 class RowTaker(Taker):
     """A task for each request, which takes its rows as they come."""
 
-    def _claim(self, processor: TokenProcessor) -> None:
+    def _claim(self, processor: Processor) -> None:
         super()._claim(processor)
         self._stamps = [array("q") for _ in self._tokens]
         pairs = zip(self._tokens, self._stamps, strict=True)
@@ -232,7 +232,7 @@ class RowTaker(Taker):
 class StepTaker(Taker):
     """One task that takes steps, whole and in batch order, as columns."""
 
-    def _claim(self, processor: TokenProcessor) -> None:
+    def _claim(self, processor: Processor) -> None:
         self._task = asyncio.create_task(_take_steps(processor))
 
     def _take(self, step: Step) -> None:
@@ -242,10 +242,10 @@ class StepTaker(Taker):
         """Leave the last step to the task too."""
 
 
-_TAKERS: dict[str, Callable[[Order, TokenProcessor], Taker]] = {BUFFERS: Taker, ROWS: RowTaker, BY_STEP: StepTaker}
+_TAKERS: dict[str, Callable[[Order, Processor], Taker]] = {BUFFERS: Taker, ROWS: RowTaker, BY_STEP: StepTaker}
 
 
-async def _take_steps(processor: TokenProcessor) -> None:
+async def _take_steps(processor: Processor) -> None:
     async for step in processor.steps():
         step.target  # noqa: B018 - who asks for it has the step put in batch order
 

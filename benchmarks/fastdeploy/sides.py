@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.codec.fastdeploy_struct import STRUCT
 from benchmarks.sysv import Queue
 from benchmarks.workload import Case, make_steps
-from tokenbus_services.worker import fastdeploy
+from tokenbus_engines import fastdeploy
 
 SLOTS, TOKENS, COLUMNS = 512, 6, 21
 TOKENS_A_SLOT = 3

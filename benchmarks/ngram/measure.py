@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.programs import PROMPT
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_services.worker.ngram import NgramEngine, NgramOptions
+from tokenbus_engines.ngram import NgramEngine, NgramOptions
 
 LONGEST = 2000
 _WARM_UP = 20

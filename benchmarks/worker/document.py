@@ -17,7 +17,7 @@ an iterator. "Handed over" is what `tokenbus worker` does: its `Outbox` takes th
 assembles and publishes them. An engine that calls `StepAssembler.assemble` and `Publisher.publish` itself pays "both".
 
 The second is the ngram engine with its default options through three processes, `tokenbus worker`, `tokenbus processor`
-and a `TokenClient` with 256 requests open all the time, on however many cores there are; medians of the rounds.
+and a `Client` with 256 requests open all the time, on however many cores there are; medians of the rounds.
 """
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from benchmarks.programs import COMMAND, PROMPT
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
 REQUESTS = 256
@@ -33,7 +33,7 @@ async def _rate(settings: Settings, top_logprobs: int | None, seconds: float) ->
         tokens += target.token_ids.size
         first.set()
 
-    async with TokenClient(settings) as client:
+    async with Client(settings) as client:
         client.session.on_outputs = came
         asking = [asyncio.create_task(_ask_on(client, number, top_logprobs, stop)) for number in range(REQUESTS)]
         await first.wait()
@@ -46,7 +46,7 @@ async def _rate(settings: Settings, top_logprobs: int | None, seconds: float) ->
     return rate
 
 
-async def _ask_on(client: TokenClient, number: int, top_logprobs: int | None, stop: asyncio.Event) -> None:
+async def _ask_on(client: Client, number: int, top_logprobs: int | None, stop: asyncio.Event) -> None:
     """Ask for one request after the other, and end the last one before its time."""
     while not stop.is_set():
         sampling = SamplingParameters(seed=number, max_tokens=_TOKENS_A_REQUEST, ignore_end_token=True)

@@ -5,12 +5,12 @@ import signal
 import sys
 
 from tokenbus_services.logs import configure
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import LogSettings, Settings
 
 
 async def _take(settings: Settings) -> None:
-    async with TokenProcessor(settings) as processor:
+    async with Processor(settings) as processor:
         steps = processor.steps()
         sys.stdout.write("ready\n")
         sys.stdout.flush()

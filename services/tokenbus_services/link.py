@@ -12,7 +12,7 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Refusal
 from tokenbus_services.bus import Connection, Transport
 from tokenbus_services.clock import Clock
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 
 _FULL_WAIT = 0.005
 
@@ -70,7 +70,7 @@ class Link:
         self._stopping = asyncio.Event()
         self._progress = asyncio.Event()
         self._drain_seconds = 0.0
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self.thread_id = 0
         self.refused_frames = 0
 
@@ -138,7 +138,7 @@ class Link:
                     self._woken = True
             except ContractError as error:
                 self.refused_frames += 1
-                self._episodes.begin("processor", self._log.warning, "frame refused", reason=str(error))
+                self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
                 continue
             self._wake.set()
             self._progress.set()

@@ -81,7 +81,7 @@ def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
 
 
 class Recorder:
-    """Turns the items of one stream, as they were seen, into a recording."""
+    """AdmissionLimiter the items of one stream, as they were seen, into a recording."""
 
     def __init__(self, epoch: int, hello: Hello) -> None:
         """Take which stream it is; nothing is recorded before the first item."""

@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from tests.engines.fastdeploy import kernel
+from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
+from tests.engines.fastdeploy.engine import Steps, outputs
+from tests.engines.fastdeploy.kernel import GETS
 from tests.gpu_ops.logits import random
 from tests.gpu_ops.reference import assert_right
-from tests.services.worker.fastdeploy import kernel
-from tests.services.worker.fastdeploy.bus import MOST_SECONDS, settings_in
-from tests.services.worker.fastdeploy.engine import Steps, outputs
-from tests.services.worker.fastdeploy.kernel import GETS
 from tokenbus_contracts import Limits, LogprobBatch, encode
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_gpu_ops import token_logprobs
-from tokenbus_services.worker import StepArrays, StepAssembler, fastdeploy
-from tokenbus_services.worker.fastdeploy.process import PROCESS
+from tokenbus_services.worker import StepArrays, StepAssembler
 
 Check = tuple[str, Callable[[], None]]
 _SIZES = ((1, 99), (7, 1000), (64, 32_000), (256, 151_936))

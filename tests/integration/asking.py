@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from tests.integration.audit import Audit
 from tests.integration.waiting import soon, until
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 
 
@@ -49,7 +49,7 @@ class Asked:
         return await soon(self.task)
 
 
-def ask(client: TokenClient, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2) -> list[Asked]:
+def ask(client: Client, count: int, tokens: int | None, model: str = "", top_logprobs: int = 2) -> list[Asked]:
     """Ask for some requests."""
     return [Asked(client.generate(wanted(tokens, model, top_logprobs=top_logprobs))) for _ in range(count)]
 
@@ -82,7 +82,7 @@ async def all_failed(asked: Iterable[Asked], code: int) -> None:
 class Witness:
     """Requests that follow each other beside something else, and must notice nothing of it."""
 
-    def __init__(self, client: TokenClient, count: int = 4) -> None:
+    def __init__(self, client: Client, count: int = 4) -> None:
         """Begin to ask."""
         self._client = client
         self._over = False

@@ -19,7 +19,7 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import Program, tell
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings
@@ -94,7 +94,7 @@ class Campaign:
         worker = self._deployment.start_module("counting_worker")
         await asyncio.to_thread(worker.wait_for, '"connected"')
         settings = self._deployment.settings()
-        clients = [TokenClient(settings) for _ in range(_CLIENTS)]
+        clients = [Client(settings) for _ in range(_CLIENTS)]
         async with clients[0], clients[1]:
             self._last_row = time.monotonic()
             asking = [asyncio.create_task(self._ask(clients[place % _CLIENTS])) for place in range(self._requests)]
@@ -137,7 +137,7 @@ class Campaign:
         while self._tokens < enough and time.monotonic() < most:  # noqa: ASYNC110 - several clients, one count
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _ask(self, client: TokenClient) -> None:
+    async def _ask(self, client: Client) -> None:
         """Have one request after the other, until the last kill."""
         while not self._over.is_set():
             tokens = client.generate(

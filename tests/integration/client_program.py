@@ -9,7 +9,7 @@ import sys
 
 from tests.integration.asking import wanted
 from tests.integration.programs import tell
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 from tokenbus_services.delivery.errors import code_name
 from tokenbus_services.logs import configure
@@ -29,7 +29,7 @@ async def _take(tokens: RequestTokens) -> None:
 async def _main(count: int, wish: list[str]) -> None:
     settings = Settings.load()
     configure(settings.log)
-    async with TokenClient(settings) as client:
+    async with Client(settings) as client:
         if ":" in wish[0]:
             places = [each.split(":") for each in wish]
             requests = [client.resume(int(key), int(position)) for key, position in places]

@@ -7,13 +7,13 @@ import time
 
 from tests.integration.counting import CountingTransport
 from tests.integration.programs import tell
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import transport_for
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 _PACE_SECONDS = 0.003
 

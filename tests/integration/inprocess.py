@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.waiting import until
-from tokenbus_services.client import TokenClient
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 _STEP_SECONDS = 0.003
 TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_address": "tcp://127.0.0.1:0"}
@@ -45,19 +45,17 @@ async def working(deployment: Deployment, engine: SyntheticEngine, **overrides: 
 class Trio:
     """Three that work together, and where they met."""
 
-    processor: TokenProcessor
+    processor: Processor
     publisher: Publisher
-    client: TokenClient
+    client: Client
     addresses: dict[str, object]
 
 
 @asynccontextmanager
-async def processing(
-    deployment: Deployment, **overrides: object
-) -> AsyncIterator[tuple[TokenProcessor, dict[str, object]]]:
+async def processing(deployment: Deployment, **overrides: object) -> AsyncIterator[tuple[Processor, dict[str, object]]]:
     """Run a processor over TCP, at ports of its own, and yield it with the settings by which others find it."""
     settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
-    async with TokenProcessor(settings) as processor:
+    async with Processor(settings) as processor:
         yield (
             processor,
             {
@@ -67,7 +65,7 @@ async def processing(
         )
 
 
-async def met(processor: TokenProcessor) -> None:
+async def met(processor: Processor) -> None:
     """Wait until a processor has its worker and its client."""
     await until(lambda: "worker-0" in processor.workers.by_id and processor.clients.sessions)
 
@@ -78,7 +76,7 @@ async def trio(deployment: Deployment, **overrides: object) -> AsyncIterator[Tri
     async with (
         processing(deployment, **overrides) as (processor, addresses),
         working(deployment, SyntheticEngine(), **addresses, **overrides) as publisher,
-        TokenClient(deployment.settings(**addresses, client__drain_timeout_ms=0, **overrides)) as client,
+        Client(deployment.settings(**addresses, client__drain_timeout_ms=0, **overrides)) as client,
     ):
         await met(processor)
         yield Trio(processor, publisher, client, addresses)

@@ -1,4 +1,4 @@
-"""Strangers at the processor's addresses: each is refused and counted, and whoever works beside it notices nothing."""
+"""Unknown peers at the processor's addresses: each is refused and counted, and workers and clients notice nothing."""
 
 import logging
 from pathlib import Path

@@ -7,8 +7,8 @@ from tests.integration.test_stopped import LONG, SHORT
 from tests.integration.waiting import until
 from tests.services.worker.test_service import events
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
-from tokenbus_services.worker.synthetic import SyntheticEngine
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.client import Client
 
 DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
 
@@ -19,7 +19,7 @@ async def test_deadline_comes_without_a_processor(deployment: Deployment) -> Non
     engine = SyntheticEngine()
     async with (
         working(deployment, engine, **SHORT) as publisher,
-        TokenClient(deployment.settings(**SHORT, client__drain_timeout_ms=0)) as client,
+        Client(deployment.settings(**SHORT, client__drain_timeout_ms=0)) as client,
     ):
         await until(lambda: publisher.session.handshakes and client.session.handshakes)
         generate = wanted(LONG)

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.integration.deployment import Deployment
 from tests.integration.test_roles import client_of
-from tests.services.worker.paddle.needs import NEEDS_PADDLE
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_services.client import RequestFailedError, TokenClient
+from tokenbus_services.client import Client, RequestFailedError
 from tokenbus_services.delivery import Token
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 
 PROMPT = "In the evening the old man said"
 Taken = tuple[int, float | None, int | None, tuple[int, ...]]
@@ -22,7 +22,7 @@ def asked(seed: int, model: str) -> Generate:
     return Generate(model=model, text=TextPrompt(text=PROMPT), sampling=sampling, top_logprobs=seed % 4)
 
 
-async def taken(client: TokenClient, generate: Generate) -> list[Taken]:
+async def taken(client: Client, generate: Generate) -> list[Taken]:
     """Return all of a request's tokens, with logprobs as far as two ways to compute them agree."""
     found: list[Token] = [token async for token in client.generate(generate)]
     return [
@@ -46,7 +46,7 @@ async def start(deployment: Deployment, name: str, engine: str, model: str) -> N
 @pytest.mark.parametrize("engine", ["ngram", pytest.param("paddle", marks=NEEDS_PADDLE)])
 async def test_tokens_are_the_same_however_the_work_is_shared(deployment: Deployment, engine: str) -> None:
     """With a seed a request has the same tokens from one worker, and from a prefill and a decode worker (case 27)."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
         await start(deployment, "mixed-0", engine, "whole")
         await start(deployment, "prefill-0", engine, "parted")
         await start(deployment, "decode-0", engine, "parted")
@@ -69,7 +69,7 @@ async def test_tokens_are_the_same_however_the_work_is_shared(deployment: Deploy
 )
 async def test_request_that_is_wrong_ends_alone(deployment: Deployment, generate: Generate, line: str) -> None:
     """A prompt of unknown tokens or without end, or too many alternatives, is one clear error, and others go on."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)):
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
         await start(deployment, "mixed-0", "ngram", "")
         async with client_of(deployment) as client:
             beside = asyncio.create_task(taken(client, asked(1, "")))

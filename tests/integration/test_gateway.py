@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.deployment import COMMAND
 from tests.integration.serving import Served, asking, error_of, eventually, is_true, plainly, served
 from tests.integration.waiting import soon
-from tokenbus_services.gateway.families import GATEWAY
+from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 pytestmark = pytest.mark.xdist_group("gateway")

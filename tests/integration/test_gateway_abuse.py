@@ -16,10 +16,10 @@ from tests.integration.inprocess import TCP
 from tests.integration.programs import MOST
 from tests.integration.serving import asking, error_of, is_true, plainly
 from tests.integration.waiting import soon, until
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.gateway import server
 from tokenbus_services.gateway.server import Serving
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 
 pytestmark = pytest.mark.xdist_group("gateway")
 
@@ -206,10 +206,10 @@ async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deploym
 
 async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
     """A gateway whose processor refuses it answers with the reason, and lets nobody wait for another processor."""
-    async with TokenProcessor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
+    async with Processor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
         others = {"bus__clients_address": processor.clients_address}
         async with (
-            TokenClient(deployment.settings(**others)) as busy,
+            Client(deployment.settings(**others)) as busy,
             alone(deployment, **others) as served,
             plainly(served.url) as client,
         ):

@@ -13,8 +13,8 @@ from tests.integration.inprocess import trio
 from tests.integration.waiting import until
 from tokenbus_contracts import BatchKind, Row, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
 KEYS = tuple(range(101, 133))
@@ -44,7 +44,7 @@ def publish_decoded(to: Publisher, keys: tuple[int, ...] = KEYS, steps: int = 20
 async def test_handed_off_requests_get_all_rows_and_all_tokens(deployment: Deployment, first: str) -> None:
     """Case 27: every request handed off gets every token, whichever worker's rows arrive first."""
     async with (
-        TokenProcessor(deployment.settings()) as processor,
+        Processor(deployment.settings()) as processor,
         publisher(deployment, "prefill", "prefill") as prefill,
         publisher(deployment, "decode", "decode") as decode,
     ):
@@ -63,7 +63,7 @@ async def test_handed_off_requests_get_all_rows_and_all_tokens(deployment: Deplo
 async def test_proposals_reach_whoever_asks_for_rows(deployment: Deployment) -> None:
     """What the prefill node proposes arrives with its row, for each request its own."""
     async with (
-        TokenProcessor(deployment.settings(processor__handoff_timeout_ms=60_000)) as processor,
+        Processor(deployment.settings(processor__handoff_timeout_ms=60_000)) as processor,
         publisher(deployment, "prefill", "prefill") as prefill,
         publisher(deployment, "decode", "decode") as decode,
     ):
@@ -81,7 +81,7 @@ async def test_handed_off_to_nobody_ends_with_an_error(deployment: Deployment) -
     """Without a decode worker, a request that was handed off ends when its time is over, and says how far it came."""
     patient: Overrides = {"processor__unclaimed_timeout_ms": 60_000}
     async with (
-        TokenProcessor(deployment.settings(processor__handoff_timeout_ms=200, **patient)) as processor,
+        Processor(deployment.settings(processor__handoff_timeout_ms=200, **patient)) as processor,
         publisher(deployment, "prefill", "prefill") as prefill,
     ):
         asked = [Asked(processor.request(key)) for key in KEYS]
@@ -93,7 +93,7 @@ async def test_handed_off_to_nobody_ends_with_an_error(deployment: Deployment) -
 async def test_preempted_request_goes_on_where_it_was(deployment: Deployment) -> None:
     """Cases 7 and 22: a preempted row has no token, its neighbours go on, and resumed it misses nothing."""
     async with (
-        TokenProcessor(deployment.settings()) as processor,
+        Processor(deployment.settings()) as processor,
         publisher(deployment, "worker", "mixed") as worker,
     ):
         asked = [Asked(processor.request(key)) for key in (1, 2)]
@@ -110,7 +110,7 @@ async def test_preempted_request_goes_on_where_it_was(deployment: Deployment) ->
 async def test_frames_that_were_in_flight_at_preemption_are_settled_by_position(deployment: Deployment) -> None:
     """Case 22: tokens that an engine computes again after preemption are given once; ones it leaves out are a gap."""
     async with (
-        TokenProcessor(deployment.settings()) as processor,
+        Processor(deployment.settings()) as processor,
         publisher(deployment, "worker", "mixed") as worker,
     ):
         again, left_out = Asked(processor.request(1)), Asked(processor.request(2))
@@ -160,7 +160,7 @@ async def test_key_in_use_is_refused_and_its_owner_unharmed(deployment: Deployme
     """A second client that asks with the key of an open request is refused; the first gets every token."""
     async with (
         trio(deployment) as three,
-        TokenClient(deployment.settings(client__drain_timeout_ms=0, **three.addresses)) as other,
+        Client(deployment.settings(client__drain_timeout_ms=0, **three.addresses)) as other,
     ):
         (asked,) = ask(three.client, 1, 900)
         await begun([asked])
@@ -173,7 +173,7 @@ async def test_key_in_use_is_refused_and_its_owner_unharmed(deployment: Deployme
 async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
     """Rows of a request that has ended are counted and reach nobody, and its neighbours get theirs."""
     async with (
-        TokenProcessor(deployment.settings()) as processor,
+        Processor(deployment.settings()) as processor,
         publisher(deployment, "worker", "mixed") as worker,
     ):
         asked = [Asked(processor.request(key)) for key in (1, 2)]
@@ -187,7 +187,7 @@ async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
 async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) -> None:
     """A draft that comes when its step was given out without it is kept as a dead letter, and no request ends."""
     async with (
-        TokenProcessor(deployment.settings(processor__draft_lag_steps=1)) as processor,
+        Processor(deployment.settings(processor__draft_lag_steps=1)) as processor,
         publisher(deployment, "worker", "mixed") as worker,
     ):
         asked = Asked(processor.request(1))
@@ -202,7 +202,7 @@ async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) ->
 
 async def test_request_may_be_asked_for_before_its_worker_is_there(deployment: Deployment) -> None:
     """An iterator that waits for a worker to come gets every token of it."""
-    async with TokenProcessor(deployment.settings()) as processor:
+    async with Processor(deployment.settings()) as processor:
         asked = Asked(processor.request(1))
         await asyncio.sleep(0)
         async with publisher(deployment, "worker", "mixed") as worker:

@@ -11,7 +11,7 @@ from tests.integration.waiting import until
 from tests.services.bus.keyed import Keyring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Role
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 TIMEOUT: Overrides = {"bus__heartbeat_timeout_ms": 2000}
 HANDOFFS = {"worker__handoff_address": "tcp://127.0.0.1:0"}
@@ -65,7 +65,7 @@ async def test_everything_works_with_keys_and_no_secret_is_seen(deployment: Depl
             for name in ("decode-0", "prefill-0")
         ]
         chosen = deployment.settings(**addresses, **keys_of(keyring, "client"), client__drain_timeout_ms=0)
-        async with TokenClient(chosen) as client:
+        async with Client(chosen) as client:
             await all_exact(ask(client, 16, 61), 61)
         rows = {name: worker.stream.counts.tokens for name, worker in processor.workers.by_id.items()}
         seen = ""
@@ -88,7 +88,7 @@ async def test_revoked_worker_is_lost_and_another_goes_on(deployment: Deployment
         first = {**addresses, **keys_of(keyring, "first"), **TIMEOUT}
         await asyncio.to_thread(deployment.start_worker, "first", **first)
         chosen = deployment.settings(**addresses, **keys_of(keyring, "client"), **TIMEOUT, client__drain_timeout_ms=0)
-        async with TokenClient(chosen) as client:
+        async with Client(chosen) as client:
             doomed = ask(client, 4, None)
             await begun(doomed)
             second = {**addresses, **keys_of(keyring, "second"), **TIMEOUT}

@@ -6,14 +6,14 @@ from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment
 from tests.integration.test_stopped import LONG, SHORT, last_positions
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 
 async def test_killed_workers_requests_end_with_an_error_that_counts(deployment: Deployment) -> None:
     """A killed worker's requests end with an error that counts the tokens that their clients got."""
     deployment.start_processor(**SHORT)
     worker = deployment.start_worker(**SHORT)
-    async with TokenClient(deployment.settings(**SHORT)) as client:
+    async with Client(deployment.settings(**SHORT)) as client:
         asked = ask(client, 16, LONG)
         await begun(asked)
         worker.kill()
@@ -24,7 +24,7 @@ async def test_new_life_of_a_killed_worker_serves_at_once(deployment: Deployment
     """A new process under a killed one's id is taken without waiting for the heartbeat's timeout to pass."""
     deployment.start_processor()
     worker = deployment.start_worker()
-    async with TokenClient(deployment.settings()) as client:
+    async with Client(deployment.settings()) as client:
         asked = ask(client, 4, LONG)
         await begun(asked)
         worker.kill()
@@ -39,7 +39,7 @@ async def test_other_workers_requests_are_unaffected(deployment: Deployment) -> 
     deployment.start_processor(**SHORT)
     doomed = deployment.start_worker("doomed", "--model", "a", **SHORT)
     deployment.start_worker("other", "--model", "b", **SHORT)
-    async with TokenClient(deployment.settings(**SHORT)) as client:
+    async with Client(deployment.settings(**SHORT)) as client:
         lost, safe = ask(client, 8, LONG, "a"), ask(client, 8, 1800, "b")
         await begun([*lost, *safe])
         doomed.kill()
@@ -56,7 +56,7 @@ async def test_requests_of_a_killed_client_are_resumed_from_what_it_took(deploym
     first.kill()
     taken = last_positions(first.lines("token "))
     assert len(taken) == 8
-    async with TokenClient(deployment.settings()) as client:
+    async with Client(deployment.settings()) as client:
         resumed = [Asked(client.resume(key, position), position) for key, position in taken.items()]
         await all_exact(resumed, 3000)
 
@@ -69,7 +69,7 @@ async def test_request_cannot_be_resumed_from_before_what_was_confirmed(deployme
     await asyncio.to_thread(first.wait_for, "token", 200)
     first.kill()
     ((key, position),) = last_positions(first.lines("token ")).items()
-    async with TokenClient(deployment.settings()) as client:
+    async with Client(deployment.settings()) as client:
         audit = await Asked(client.resume(key, 3), 3).ended()
     assert audit.position == 3
     assert audit.error is not None

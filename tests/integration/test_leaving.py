@@ -9,8 +9,8 @@ from tests.integration.asking import all_exact, ask, begun
 from tests.integration.deployment import Deployment
 from tests.integration.waiting import until
 from tokenbus_contracts import RowStatus
-from tokenbus_services.client import TokenClient
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
 
 LONG = 600_000  # tokens that nobody waits for
 
@@ -18,11 +18,11 @@ LONG = 600_000  # tokens that nobody waits for
 async def test_worker_that_leaves_gets_nothing_new_and_goes_when_it_is_done(deployment: Deployment) -> None:
     """While a worker still has requests after SIGTERM, new ones go to the other; with its last one it is gone."""
     # A worker that drains computes as fast as it can, and this client checks every token.
-    patient = deployment.settings(processor__drain_timeout_ms=0, clients__mailbox_frames=1_048_576)
-    async with TokenProcessor(patient) as processor:
+    patient = deployment.settings(processor__drain_timeout_ms=0, clients__send_queue_frames=1_048_576)
+    async with Processor(patient) as processor:
         start = partial(deployment.start_worker, worker__drain_timeout_ms=60_000)
         leaving, _ = [await asyncio.to_thread(start, name) for name in ("one", "two")]
-        async with TokenClient(deployment.settings()) as client:
+        async with Client(deployment.settings()) as client:
             before = ask(client, 2, LONG)
             await begun(before)
             os.kill(leaving.pid, signal.SIGTERM)

@@ -14,11 +14,11 @@ from tests.integration.namespaces import TwoHosts, why_not_permitted
 from tests.integration.proxy import Proxy
 from tests.integration.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.client import Client
 from tokenbus_services.link import SessionState
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 LONG = 600_000
 QUICK = {"bus__heartbeat_timeout_ms": 1500}
@@ -28,10 +28,10 @@ QUICK = {"bus__heartbeat_timeout_ms": 1500}
 class Linked:
     """A processor, a worker and a client, with a proxy before each of the processor's addresses."""
 
-    processor: TokenProcessor
+    processor: Processor
     publisher: Publisher
     engine: SyntheticEngine
-    client: TokenClient
+    client: Client
     workers: Proxy
     clients: Proxy
 
@@ -42,11 +42,11 @@ async def linked(deployment: Deployment, **overrides: object) -> AsyncIterator[L
     engine = SyntheticEngine(drafts=True, parts=3)
     settings = deployment.settings(**TCP, processor__drain_timeout_ms=0, **overrides)
     async with (
-        TokenProcessor(settings) as processor,
+        Processor(settings) as processor,
         Proxy(processor.workers_address) as workers,
         Proxy(processor.clients_address) as clients,
         working(deployment, engine, bus__workers_address=workers.address, **overrides) as publisher,
-        TokenClient(
+        Client(
             deployment.settings(bus__clients_address=clients.address, client__drain_timeout_ms=0, **overrides)
         ) as client,
     ):
@@ -136,7 +136,7 @@ async def _cable_is_pulled(deployment: Deployment, hosts: TwoHosts) -> None:
     }
     processor = deployment.start_processor(before=hosts.first, **there)
     worker = deployment.start_worker(before=hosts.second, **there)
-    async with TokenClient(deployment.settings()) as client:
+    async with Client(deployment.settings()) as client:
         asked = ask(client, 8, 2400)
         await begun(asked)
         hosts.pull()

@@ -11,7 +11,7 @@ from tests.integration.hand_made import MadeRow, step
 from tests.integration.waiting import soon, until
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher, RetentionFullError, WouldWaitError
 
 STEPS = 40
@@ -34,7 +34,7 @@ def _status(number: int, steps: int) -> RowStatus:
     return RowStatus.FINISHED_LENGTH if number == steps - 1 else RowStatus.ACTIVE
 
 
-async def _given(processor: TokenProcessor, steps: int = STEPS) -> None:
+async def _given(processor: Processor, steps: int = STEPS) -> None:
     """Fail unless both requests get all of their tokens."""
     await all_exact([Asked(processor.request(key)) for key in (1, 2)], 3 * steps)
 
@@ -52,7 +52,7 @@ async def test_engine_thread_waits_while_the_processor_is_away(deployment: Deplo
         engine = asyncio.create_task(asyncio.to_thread(_publish_all, publisher, lambda: published.append(None)))
         await until(lambda: publisher.blocked)
         assert len(published) == 15, "the last place is for what finds no room"
-        async with TokenProcessor(deployment.settings()) as processor:
+        async with Processor(deployment.settings()) as processor:
             await _given(processor)
             await soon(engine)
             await until(lambda: not publisher.retention)
@@ -71,7 +71,7 @@ async def test_event_loop_goes_on_while_publishing_waits(deployment: Deployment)
 
         running = asyncio.create_task(engine())
         await until(lambda: publisher.blocked)
-        async with TokenProcessor(deployment.settings()) as processor:
+        async with Processor(deployment.settings()) as processor:
             await _given(processor)
             await soon(running)
             await until(lambda: not publisher.retention)
@@ -94,7 +94,7 @@ async def test_iterator_that_pauses_in_the_middle_of_a_step_loses_nothing(deploy
     """
     credit = {"processor__credit_items": 4, "processor__step_timeout_ms": 100}
     async with (
-        TokenProcessor(deployment.settings(processor__request_buffer_rows=8, **credit)) as processor,
+        Processor(deployment.settings(processor__request_buffer_rows=8, **credit)) as processor,
         Publisher(deployment.settings()) as publisher,
     ):
         slow = [processor.request(key) for key in MANY]
@@ -127,7 +127,7 @@ async def test_shed_rows_have_no_alternatives_but_every_token(deployment: Deploy
         for batch in batches(steps):
             publisher.publish(batch)
         assert publisher.shed == 20
-        async with TokenProcessor(deployment.settings()) as processor:
+        async with Processor(deployment.settings()) as processor:
             rows = [row async for row in processor.request(1).rows()]
             tokens = [token async for token in processor.request(2)]
             await until(lambda: not publisher.retention)
@@ -148,7 +148,7 @@ async def test_fail_tells_the_engine_and_the_requests(deployment: Deployment) ->
             with pytest.raises(RetentionFullError) as raised:
                 publisher.publish(batch)
             assert raised.value.request_keys == {1, 2}
-        async with TokenProcessor(deployment.settings()) as processor:
+        async with Processor(deployment.settings()) as processor:
             asked = [Asked(processor.request(key)) for key in (1, 2)]
             await all_failed(asked, ErrorCode.ERROR_CODE_GAP)
             assert {each.audit.position for each in asked} == {45}

@@ -9,8 +9,8 @@ from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.integration.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
 
 DECODERS = ("decode-0", "decode-1")
 
@@ -21,15 +21,15 @@ def start(deployment: Deployment, name: str, **overrides: object) -> Program:
 
 
 @asynccontextmanager
-async def client_of(deployment: Deployment) -> AsyncIterator[TokenClient]:
+async def client_of(deployment: Deployment) -> AsyncIterator[Client]:
     """Run a client that leaves at once when the test is over."""
-    async with TokenClient(deployment.settings(client__drain_timeout_ms=0)) as client:
+    async with Client(deployment.settings(client__drain_timeout_ms=0)) as client:
         yield client
 
 
 async def test_requests_go_on_at_decode_workers(deployment: Deployment) -> None:
     """Each request begins at the prefill worker and goes on at a decode worker; all of those take part (case 27)."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
         for name in ("prefill-0", *DECODERS):
             await asyncio.to_thread(start, deployment, name)
         async with client_of(deployment) as client:
@@ -44,7 +44,7 @@ async def test_requests_go_on_at_decode_workers(deployment: Deployment) -> None:
 
 async def test_request_that_ends_with_its_first_token_is_not_handed_off(deployment: Deployment) -> None:
     """A request of one token is done where it began."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)):
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
         await asyncio.to_thread(start, deployment, "prefill-0")
         async with client_of(deployment) as client:
             await all_exact(ask(client, 4, 1), 1)
@@ -66,7 +66,7 @@ async def test_killed_processor_loses_no_hand_off(deployment: Deployment) -> Non
 
 async def test_dead_decode_worker_ends_its_requests_alone(deployment: Deployment) -> None:
     """A decode worker that is killed ends what it went on with, and the other one's requests notice nothing."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
         await asyncio.to_thread(start, deployment, "prefill-0")
         doomed = await asyncio.to_thread(start, deployment, DECODERS[0])
         async with client_of(deployment) as client:
@@ -83,7 +83,7 @@ async def test_dead_decode_worker_ends_its_requests_alone(deployment: Deployment
 
 async def test_decode_worker_that_does_not_answer_ends_what_it_was_sent(deployment: Deployment) -> None:
     """Requests for a decode worker that stands still end with an error that says so, after their first token."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0, bus__heartbeat_timeout_ms=60_000)):
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0, bus__heartbeat_timeout_ms=60_000)):
         overrides = {"worker__handoff_timeout_ms": 400, "bus__heartbeat_timeout_ms": 60_000}
         await asyncio.to_thread(start, deployment, "prefill-0", **overrides)
         still = await asyncio.to_thread(start, deployment, DECODERS[0], **overrides)
@@ -98,7 +98,7 @@ async def test_decode_worker_that_does_not_answer_ends_what_it_was_sent(deployme
 
 async def test_without_a_decode_worker_the_first_token_is_the_last(deployment: Deployment) -> None:
     """A request that nobody can go on with ends with an error that says so."""
-    async with TokenProcessor(deployment.settings(processor__drain_timeout_ms=0)):
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
         await asyncio.to_thread(start, deployment, "prefill-0")
         async with client_of(deployment) as client:
             asked = ask(client, 2, 50)

@@ -6,7 +6,7 @@ from tests.integration.asking import all_exact, all_failed, ask, begun, ended_af
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.link import SessionState
 
 SHORT: Overrides = {"bus__heartbeat_timeout_ms": 1500}
@@ -17,7 +17,7 @@ async def test_processor_that_stands_still_loses_nothing(deployment: Deployment)
     """A processor that stood still longer than peers may be silent goes on where it was: that was its own silence."""
     processor = deployment.start_processor(**SHORT)
     deployment.start_worker(**SHORT)
-    async with TokenClient(deployment.settings(**SHORT)) as client:
+    async with Client(deployment.settings(**SHORT)) as client:
         asked = ask(client, 16, 3000)
         await begun(asked)
         processor.stop()
@@ -32,7 +32,7 @@ async def test_worker_that_stands_still_is_lost_and_comes_back(deployment: Deplo
     """A silent worker's requests end with an error that counts their tokens; once it goes on, it serves new ones."""
     processor = deployment.start_processor(**SHORT)
     worker = deployment.start_worker(**SHORT)
-    async with TokenClient(deployment.settings(**SHORT)) as client:
+    async with Client(deployment.settings(**SHORT)) as client:
         asked = ask(client, 16, LONG)
         await begun(asked)
         worker.stop()
@@ -45,10 +45,10 @@ async def test_worker_that_stands_still_is_lost_and_comes_back(deployment: Deplo
 
 async def test_client_that_stands_still_loses_its_own_requests_alone(deployment: Deployment) -> None:
     """A client that reads nothing has its requests ended when too much waits for it; nobody else waits for it."""
-    deployment.start_processor(clients__mailbox_frames=65_536, clients__mailbox_bytes=2_097_152, **SHORT)
+    deployment.start_processor(clients__send_queue_frames=65_536, clients__send_queue_bytes=2_097_152, **SHORT)
     deployment.start_worker()
     slow = deployment.start_module("client_program", str(LONG), "16", **SHORT)
-    async with TokenClient(deployment.settings()) as client:
+    async with Client(deployment.settings()) as client:
         await asyncio.to_thread(slow.wait_for, "token", 32)
         slow.stop()
         await all_exact(ask(client, 4, 1800, top_logprobs=0), 1800)
@@ -65,7 +65,7 @@ async def test_client_that_stands_still_for_a_while_gets_everything(deployment: 
     deployment.start_processor(**SHORT)
     deployment.start_worker()
     slow = deployment.start_module("client_program", "1500", "4", **SHORT)
-    async with TokenClient(deployment.settings()) as client:
+    async with Client(deployment.settings()) as client:
         await asyncio.to_thread(slow.wait_for, "token", 8)
         slow.stop()
         asked = ask(client, 4, 600)

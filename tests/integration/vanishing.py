@@ -26,7 +26,7 @@ from tests.integration.programs import MOST, tell
 from tests.integration.test_stopped import last_positions
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings
 
@@ -87,7 +87,7 @@ class Vanishing:
             *(start(deployment.start_worker, name, worker__role=name.partition("-")[0]) for name in names)
         )
         self._ends = time.monotonic() + self._seconds
-        steady = [TokenClient(deployment.settings(client__name=f"steady-{place}")) for place in range(_STEADY)]
+        steady = [Client(deployment.settings(client__name=f"steady-{place}")) for place in range(_STEADY)]
         async with steady[0], steady[1]:
             asking = [self._steady(steady[place % _STEADY]) for place in range(_AT_ONCE * _STEADY)]
             manners = (self._killed, self._silent, self._deaf, self._hurried)
@@ -105,7 +105,7 @@ class Vanishing:
 
     # Who stays.
 
-    async def _steady(self, client: TokenClient) -> None:
+    async def _steady(self, client: Client) -> None:
         while time.monotonic() < self._ends:
             tokens = self._random.randrange(1, 600)
             began = time.monotonic()
@@ -143,7 +143,7 @@ class Vanishing:
             for key, position in last_positions(first.lines("token ")).items()
             if key not in over and position < _RETURNING_TOKENS
         }
-        async with TokenClient(self._deployment.settings(client__name=name)) as again:
+        async with Client(self._deployment.settings(client__name=name)) as again:
             audits = await asyncio.gather(*(_resumed(again, key, position) for key, position in taken.items()))
         self.figures.resumed += len(audits)
         for audit in audits:
@@ -195,7 +195,7 @@ class Vanishing:
             peer.listen(0.01)
 
 
-async def _resumed(client: TokenClient, key: int, position: int) -> Audit:
+async def _resumed(client: Client, key: int, position: int) -> Audit:
     """Go on with a request of an earlier life, once that is known to be gone: until then there is no such request."""
     for _ in range(_TRIES):
         audit = await Asked(client.resume(key, position), position).task

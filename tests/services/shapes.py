@@ -45,7 +45,7 @@ _FAULTY: dict[str, list[object]] = {
     "processor.max_requests": [6, 16],
     "processor.request_buffer_rows": [3, 1024],
     "clients.detached_timeout_ms": [5000],
-    "clients.mailbox_frames": [3, 64],
+    "clients.send_queue_frames": [3, 64],
     "client.resume_timeout_ms": [20_000],
     "client.request_buffer_rows": [3, 4096],
 }

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from tokenbus_services.logs import Episodes, configure, logger
+from tokenbus_services.logs import DeduplicatedLog, configure, logger
 from tokenbus_services.logs.output import _Configured
 from tokenbus_services.settings import LogSettings
 
@@ -272,7 +272,7 @@ def test_import_and_quiet_use_print_nothing() -> None:
 def test_episode_is_logged_once() -> None:
     """The first of a kind is logged, the rest is counted, and the end tells how many and for how long."""
     clock, heard = Clock(), Heard()
-    episodes = Episodes(quiet_ms=1000, most=4, now=clock)
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock)
     logged = []
     for moment in range(5):
         clock.seconds = moment / 2
@@ -290,7 +290,7 @@ def test_episode_is_logged_once() -> None:
 def test_kinds_and_keys_are_apart() -> None:
     """Another event of the key, and the same event of another key, is news."""
     heard = Heard()
-    episodes = Episodes(quiet_ms=1000, most=4, now=Clock())
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=Clock())
     for key, event in [("w0", "slow"), ("w0", "gap"), ("w1", "slow"), ("w0", "slow"), ("w0", "gap")]:
         episodes.begin(key, heard, event)
     assert heard.names == ["slow", "gap", "slow"]
@@ -302,7 +302,7 @@ def test_kinds_and_keys_are_apart() -> None:
 def test_episode_ends_in_quiet() -> None:
     """After enough quiet an episode is summed up, once, if there was more than what was logged; not before."""
     clock, heard = Clock(), Heard()
-    episodes = Episodes(quiet_ms=1000, most=4, now=clock)
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock)
     episodes.begin("w0", heard, "slow")
     episodes.begin("w0", heard, "slow")
     episodes.begin("w1", heard, "once")
@@ -320,7 +320,7 @@ def test_episode_ends_in_quiet() -> None:
 def test_quiet_ends_an_episode_without_being_asked() -> None:
     """What happens again after enough quiet is a new episode, even if nobody looked in between."""
     clock, heard = Clock(), Heard()
-    episodes = Episodes(quiet_ms=1000, most=4, now=clock)
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock)
     for moment in (0.0, 0.75, 1.5, 2.5):
         clock.seconds = moment
         episodes.begin("w0", heard, "slow")
@@ -331,7 +331,7 @@ def test_quiet_ends_an_episode_without_being_asked() -> None:
 def test_keys_are_bounded() -> None:
     """Keys beyond the most are counted together, so that made-up keys fill neither memory nor the log."""
     clock, heard = Clock(), Heard()
-    episodes = Episodes(quiet_ms=1000, most=2, now=clock)
+    episodes = DeduplicatedLog(quiet_ms=1000, most=2, now=clock)
     for key in range(100):
         episodes.begin(key, heard, "refused", client=key)
     assert (len(episodes), episodes.peak) == (2, 2)
@@ -348,7 +348,7 @@ def test_keys_are_bounded() -> None:
 def test_close_sums_up_all() -> None:
     """At the end of the process everything that was counted is told."""
     heard = Heard()
-    episodes = Episodes(quiet_ms=1000, most=1, now=Clock())
+    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=Clock())
     for key in ("w0", "w0", "w1", "w1", "w1"):
         episodes.begin(key, heard, "slow")
     episodes.close()
@@ -358,7 +358,7 @@ def test_close_sums_up_all() -> None:
 
 def test_episode_holds_on_to_nothing_large() -> None:
     """An episode keeps its first values as they are logged, not the objects they came from."""
-    episodes = Episodes(quiet_ms=1000, most=1, now=Clock())
+    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=Clock())
     heard = Heard()
     episodes.begin("w0", heard, "slow", error=ValueError("why"), data=b"x" * 10_000, request=5)
     episodes.end("w0")

@@ -115,7 +115,7 @@ def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again()
 
 def test_a_slow_client_is_told_of_requests_that_had_their_last_row() -> None:
     """What is dropped unread ends with an error, although the processor had seen the request's end."""
-    world = world_of(clients__mailbox_frames=2, client__window_frames=1)
+    world = world_of(clients__send_queue_frames=2, client__window_frames=1)
     world.clients[0].client.is_paused = True
     world.ask(Wish(client=0, max_tokens=3, top_logprobs=None, drafts=False))
     world.ask(Wish(client=0, max_tokens=30, top_logprobs=None, drafts=False))
@@ -131,7 +131,7 @@ def test_a_slow_client_is_told_of_requests_that_had_their_last_row() -> None:
 
 def test_a_client_that_is_full_ends_in_the_middle_of_a_step() -> None:
     """A request's last row may be the one that is too much: its step is handed out to the end all the same."""
-    world = world_of(clients__mailbox_frames=1, client__window_frames=1)
+    world = world_of(clients__send_queue_frames=1, client__window_frames=1)
     world.clients[0].client.is_paused = True
     world.ask(Wish(client=0, max_tokens=6, top_logprobs=None, drafts=False))
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_the_next_life_of_a_client_gets_what_the_last_one_did_not_confirm() -> N
     assert_all_well(world)
 
 
-def test_the_roll_call_spares_a_request_whose_last_row_waits() -> None:
+def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
     """A worker that no longer has a request, because it finished it, is not taken to have lost it."""
     world = world_of(client__window_frames=1)
     world.ask(_WISH)

@@ -264,7 +264,7 @@ def test_override_with_a_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["worker.retention_bytes", "processor.credit_bytes", "clients.mailbox_bytes", "bus.max_part_bytes"]
+    "key", ["worker.retention_bytes", "processor.credit_bytes", "clients.send_queue_bytes", "bus.max_part_bytes"]
 )
 def test_sizes_hold_a_message(key: str) -> None:
     """Whatever holds messages holds at least one of the largest; the error names both settings."""

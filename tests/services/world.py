@@ -256,8 +256,12 @@ class World:
                 left.append(f"{name} believes to have {worker.publisher.session.requests}")
         if self.processor.book.table.open_requests():
             left.append(f"the processor has {[each.key for each in self.processor.book.table.open_requests()]}")
-        mailboxes = [each.mailbox for each in self.processor.clients.sessions.values() if each.peer is not None]
-        left += [f"the processor keeps {len(mailbox)} letters for a client" for mailbox in mailboxes if len(mailbox)]
+        send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]
+        left += [
+            f"the processor keeps {len(send_queue)} letters for a client"
+            for send_queue in send_queues
+            if len(send_queue)
+        ]
         return left
 
     def check_bounds(self) -> None:
@@ -277,11 +281,11 @@ class World:
             # What was granted before too much was held may still come.
             assert len(known.stream.holds) <= processor.hold_items + processor.credit_items + 1
         for session in core.clients.sessions.values():
-            mailbox, clients = session.mailbox, self.settings.clients
-            news = sum(not letter.parts for letter in mailbox.letters())
-            assert len(mailbox) - news <= clients.mailbox_frames
-            assert mailbox.bytes <= clients.mailbox_bytes
-            assert len(mailbox._sent) <= self.settings.client.window_frames
+            send_queue, clients = session.send_queue, self.settings.clients
+            news = sum(not letter.parts for letter in send_queue.letters())
+            assert len(send_queue) - news <= clients.send_queue_frames
+            assert send_queue.bytes <= clients.send_queue_bytes
+            assert len(send_queue._sent) <= self.settings.client.window_frames
         for request in core.book.table.open_requests():
             assert len(request.early) <= processor.request_buffer_rows
         assert len(core.book.table) <= processor.max_requests

@@ -8,8 +8,8 @@ import numpy as np
 from tokenbus_contracts import BatchHeader, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.bus import MemoryTransport
-from tokenbus_services.client import RequestFailedError, RequestTokens, Token, TokenClient
-from tokenbus_services.processor import Step, TokenProcessor
+from tokenbus_services.client import Client, RequestFailedError, RequestTokens, Token
+from tokenbus_services.processor import Processor, Step
 from tokenbus_services.settings import BusSettings, Settings
 from tokenbus_services.worker import Publisher, PublishError, RetentionFullError
 
@@ -39,8 +39,8 @@ async def test_public_names_are_typed_and_work() -> None:
     settings = _settings()
     transport = MemoryTransport(settings.bus)
     async with (
-        TokenProcessor(settings, transport=transport) as processor,
-        TokenClient(settings, transport=transport) as client,
+        Processor(settings, transport=transport) as processor,
+        Client(settings, transport=transport) as client,
         Publisher(settings, vocabulary_size=10, transport=transport) as publisher,
     ):
         taken: list[Generate | Abort] = []

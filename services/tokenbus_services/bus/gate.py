@@ -16,7 +16,7 @@ from tokenbus_services.bus.allowed import AllowList
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.keys import KEY_BYTES
 from tokenbus_services.bus.sockets import LoopSocket
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 
 OPEN_DOMAIN, KEYS_DOMAIN = b"tokenbus", b"tokenbus.keys"
 HANDSHAKE, USER = "Handshake", "User-Id"
@@ -46,7 +46,7 @@ class Gate:
         socket.linger = 0
         socket.bind(_NAME)
         self._socket = LoopSocket(socket, "gate")
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._task = asyncio.create_task(self._answer())
 
     async def close(self) -> None:
@@ -80,7 +80,7 @@ class Gate:
         self.allowed.refresh()
         if self.allowed.find(public.decode()) is None:
             where = address.decode(errors="replace")
-            self._episodes.begin(public, _log.warning, "key not allowed", public=public.decode(), address=where)
+            self._repeated_log.begin(public, _log.warning, "key not allowed", public=public.decode(), address=where)
             return None
         return public
 

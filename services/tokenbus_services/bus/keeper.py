@@ -12,7 +12,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.sockets import LoopSocket
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
 
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
@@ -39,7 +39,7 @@ class Keeper:
         self._socket = LoopSocket(watched.get_monitor_socket(_EVENTS), "keeper")
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._task = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -66,7 +66,7 @@ class Keeper:
             if reason is None:
                 self._ended = event == zmq.EVENT_DISCONNECTED
             else:
-                self._episodes.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
+                self._repeated_log.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
 
     def _renew(self) -> None:
         self._timer = None

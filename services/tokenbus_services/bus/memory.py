@@ -9,7 +9,7 @@ from itertools import count
 
 from tokenbus_services.bus.errors import AddressError, ClosedError
 from tokenbus_services.bus.identity import ANONYMOUS, Identity
-from tokenbus_services.bus.transport import Outcome, Parts, Turns, Usage, check_message, ignore
+from tokenbus_services.bus.transport import AdmissionLimiter, Outcome, Parts, Usage, check_message, ignore
 from tokenbus_services.settings import BusSettings
 
 _ADDRESS = re.compile(r"memory://[\w.-]+")
@@ -70,7 +70,7 @@ class MemoryListener:
         self._peers: dict[bytes, MemoryConnection] = {}
         self._ready: deque[MemoryConnection] = deque()  # each at most once
         self._readable = asyncio.Event()
-        self._turns = Turns()
+        self._limiter = AdmissionLimiter()
         self._closed = False
         meeting.listener = self
         for connection in meeting.connections:
@@ -78,7 +78,7 @@ class MemoryListener:
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the next message and its peer; busy peers take turns."""
-        await self._turns.next()
+        await self._limiter.next()
         while not self._ready:
             self._check_open()
             self._readable.clear()
@@ -163,14 +163,14 @@ class MemoryConnection:
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
         self._readable = asyncio.Event()
-        self._turns = Turns()
+        self._limiter = AdmissionLimiter()
         self._closed = False
         meeting.connections.append(self)
         meeting.introduce(self)
 
     async def receive(self) -> list[bytes]:
         """Return the next message."""
-        await self._turns.next()
+        await self._limiter.next()
         while not self._incoming:
             self._check_open()
             self._readable.clear()

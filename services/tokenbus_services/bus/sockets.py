@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import zmq
 
 from tokenbus_services.bus.errors import ClosedError
-from tokenbus_services.bus.transport import Turns
+from tokenbus_services.bus.transport import AdmissionLimiter
 
 
 class LoopSocket:
@@ -25,22 +25,22 @@ class LoopSocket:
         self._loop = asyncio.get_running_loop()
         self._readable = asyncio.Event()
         self._look_is_due = False
-        self._turns = Turns()
+        self._limiter = AdmissionLimiter()
         self._closed = False
         self._descriptor = socket.fileno()
         self._loop.add_reader(self._descriptor, self._look)
 
     async def receive(self) -> list[bytes]:
         """Return the next message's parts; nothing is lost by cancelling this."""
-        await self._turns.next()
+        await self._limiter.next()
         while (parts := self.receive_now()) is None:
             await self.wait()
-        self._turns.took(parts)
+        self._limiter.took(parts)
         return parts
 
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
         """Return the next message of a ROUTER: whose it is, as a frame with what the transport knows, and its parts."""
-        await self._turns.next()
+        await self._limiter.next()
         while True:
             self.check_open()
             try:
@@ -49,7 +49,7 @@ class LoopSocket:
                 self._readable.clear()
                 await self.wait()
             else:
-                self._turns.took(parts)
+                self._limiter.took(parts)
                 return peer, parts
 
     def is_read_out(self) -> bool:

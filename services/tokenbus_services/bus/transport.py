@@ -110,7 +110,7 @@ class Transport(Protocol):
         """
 
 
-class Turns:
+class AdmissionLimiter:
     """Lets other coroutines run after some messages, or some bytes, that were received in a row without waiting."""
 
     def __init__(self) -> None:

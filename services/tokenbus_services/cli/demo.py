@@ -25,7 +25,7 @@ from tokenbus_services.cli.local.stopping import told_to_stop
 from tokenbus_services.cli.local.suspending import suspended_together
 from tokenbus_services.cli.progress import Progress
 from tokenbus_services.cli.terminal import styled
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
 
@@ -81,7 +81,7 @@ def _of_the_demo(settings: Settings, folder: Path) -> Settings:
         # A refused message would be a failure of the demo itself, and is not to lie about in whoever's folder this is.
         dead_letters=replace(settings.dead_letters, directory=str(folder / "dead-letters")),
         # The engines run as fast as they can, and on a busy machine ahead of who asked: that is no failure here.
-        clients=replace(settings.clients, mailbox_frames=max(_AHEAD, settings.clients.mailbox_frames)),
+        clients=replace(settings.clients, send_queue_frames=max(_AHEAD, settings.clients.send_queue_frames)),
         processor=replace(settings.processor, hold_items=max(_AHEAD, settings.processor.hold_items)),
     )
 
@@ -171,7 +171,7 @@ async def _while_all_live(system: LocalSystem, show: _Show) -> Outcome:
 
 async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
     settings = replace(system.plan.settings, client=replace(system.plan.settings.client, drain_timeout_ms=0))
-    async with TokenClient(settings) as client:
+    async with Client(settings) as client:
         show.title(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token")
         wanted = requests(_REQUESTS, _TOKENS)
         asked = await ask(client, wanted, lambda ended, tokens: show.bar(ended, _REQUESTS, f"{tokens:,} tokens"))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.engine import Engine
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 _MOST_PARTS = 64
 _TOKENS_PER_STEP = 3
@@ -45,7 +45,7 @@ def _declare_ngram(parser: argparse.ArgumentParser) -> None:
 
 
 def _make_ngram(options: argparse.Namespace, settings: Settings) -> Engine:
-    from tokenbus_services.worker.ngram import NgramEngine, NgramOptions  # noqa: PLC0415 - who wants it waits for it
+    from tokenbus_engines.ngram import NgramEngine, NgramOptions  # noqa: PLC0415 - who wants it waits for it
 
     given = _given(options, settings, context="max_context")
     with _told():
@@ -65,7 +65,7 @@ def _declare_paddle(parser: argparse.ArgumentParser) -> None:
 
 
 def _make_paddle(options: argparse.Namespace, settings: Settings) -> Engine:
-    from tokenbus_services.worker.paddle import PaddleEngine, PaddleOptions  # noqa: PLC0415 - as above
+    from tokenbus_engines.paddle import PaddleEngine, PaddleOptions  # noqa: PLC0415 - as above
 
     given = _given(options, settings, context="context")
     given |= {name: value for name in _OF_PADDLE if (value := getattr(options, name)) is not None}

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.serving import serve
 from tokenbus_services.metrics import serve_processor
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 @asynccontextmanager
 async def _processor(settings: Settings) -> AsyncIterator[None]:
-    processor = TokenProcessor(settings)
+    processor = Processor(settings)
     # Its metrics are served from before it listens until it has drained, so that both can be watched.
     async with serve_processor(processor), processor:
         yield

@@ -32,7 +32,7 @@ examples:
 
 settings that matter: bus.clients_address, bus.key_file and bus.server_key, client.window_frames and
 client.window_bytes (how much may be on its way to this client, here at least 512 frames; the processor's
-clients.mailbox_frames must be above that).
+clients.send_queue_frames must be above that).
 """
 _WINDOW_FRAMES = 512
 """For a few tenths of a second of a fast worker's stream; a client that asked for the tokens has others to wait for."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_services.bus import Transport
-from tokenbus_services.client import TokenClient, WatchedItem
+from tokenbus_services.client import Client, WatchedItem
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 
@@ -94,7 +94,7 @@ class Watching:
     async def _follow(self, worker_id: str) -> None:
         """Take all that one worker's streams show."""
         stream: WatchedStream | None = None
-        async with TokenClient(self._settings, transport=self._transport) as client:
+        async with Client(self._settings, transport=self._transport) as client:
             with suppress(asyncio.CancelledError):  # as at the end: the client leaves as one that nothing happened to
                 async for watched in client.watch(worker_id, most=_MOST_WAITING):
                     item = watched if isinstance(watched, WatchedItem) else None
@@ -107,7 +107,7 @@ class Watching:
         """Learn which workers there are."""
         # With a window of one frame, hardly an item is sent to this client; announcements always are.
         narrow = replace(self._settings, client=replace(self._settings.client, window_frames=1, window_bytes=1))
-        async with TokenClient(narrow, transport=self._transport) as client:
+        async with Client(narrow, transport=self._transport) as client:
             with suppress(asyncio.CancelledError):
                 async for watched in client.watch(most=_MOST_WAITING):
                     if isinstance(watched, WatchedStream):

@@ -25,7 +25,7 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Engine, NotRunningError, Publisher, RetentionFullError
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
-from tokenbus_services.worker.hello import HandoffPoint
+from tokenbus_services.worker.handshake import HandoffPoint
 from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.service import EngineLoop
 

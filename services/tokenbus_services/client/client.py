@@ -1,4 +1,4 @@
-"""TokenClient: requests in, their tokens out, through the loss of connections and of processors."""
+"""Client: requests in, their tokens out, through the loss of connections and of processors."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class WatchedItem(NamedTuple):
     payload: bytes
 
 
-class TokenClient:
+class Client:
     """A client of a processor, for as long as `async with` lasts."""
 
     def __init__(

@@ -23,8 +23,8 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate,
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.delivery import Hold, RequestTokens, Step
 from tokenbus_services.delivery.tokens import FINISHED
-from tokenbus_services.greeting import PROOF_BYTES, Greeter, check_times
 from tokenbus_services.link import SessionState
+from tokenbus_services.reconnecting import PROOF_BYTES, ReconnectingSession, check_times
 
 _MOST_STRAYS = 1024
 _MOST_POSITION = 2**31 - 1
@@ -49,7 +49,7 @@ class OpenRequest:
     is_aborted: bool = False
 
 
-class ClientSession(Greeter):
+class ClientSession(ReconnectingSession):
     """One life of a client, with whichever processor that is just now."""
 
     def __init__(self, hello: ClientHello, limits: Limits, max_rows: int, *, interval: float, timeout: float) -> None:

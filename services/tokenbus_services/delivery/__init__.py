@@ -1,8 +1,8 @@
 """What is handed to consumers: steps, tokens, and the holds that tell when they have been taken."""
 
+from tokenbus_services.delivery.ack_tracker import AckTracker, Hold
 from tokenbus_services.delivery.errors import RequestFailedError
-from tokenbus_services.delivery.holds import Hold, Holds
 from tokenbus_services.delivery.step import Step
 from tokenbus_services.delivery.tokens import RequestTokens, Token
 
-__all__ = ["Hold", "Holds", "RequestFailedError", "RequestTokens", "Step", "Token"]
+__all__ = ["AckTracker", "Hold", "RequestFailedError", "RequestTokens", "Step", "Token"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tokenbus_contracts import LogprobBatch
-from tokenbus_services.delivery.holds import Hold
+from tokenbus_services.delivery.ack_tracker import Hold
 
 
 @dataclass(slots=True, eq=False)

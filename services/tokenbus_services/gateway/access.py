@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.callers import Caller, Callers
 from tokenbus_services.gateway.connection import host_of
-from tokenbus_services.gateway.counts import Counts
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.response import error_response
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings
 from tokenbus_services.settings.gateway import listed
 
@@ -60,11 +60,11 @@ class Access:
         self._counts = counts
         self._hosts = _LOOPBACK_NAMES | set(listed(settings.hosts)) | {host_of(settings.address)}
         self._origins = frozenset(listed(settings.origins))
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
 
     def look(self) -> None:
         """Sum up in the log what has been quiet for long enough; it is to be called now and then."""
-        self._episodes.expire()
+        self._repeated_log.expire()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer why not."""
@@ -165,7 +165,7 @@ class Access:
         self._counts.refusals[why] += 1
         peer = str((scope.get("client") or ("",))[0])
         values: Mapping[str, object] = {"why": why, "peer": peer, **({"key_id": key} if key else {})}
-        self._episodes.begin((why, key or peer), _log.warning, "request refused", reason=error.message, **values)
+        self._repeated_log.begin((why, key or peer), _log.warning, "request refused", reason=error.message, **values)
         return error
 
 

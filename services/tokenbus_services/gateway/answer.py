@@ -5,14 +5,14 @@ from typing import Protocol
 
 import orjson
 
-from tokenbus_services.gateway.asked import Asked
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.choice import Choice
-from tokenbus_services.gateway.envelope import Envelope
+from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.feed import Listener
+from tokenbus_services.gateway.logprob_writers import Piece
+from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.outbox import Outbox
-from tokenbus_services.gateway.parts import Piece
 from tokenbus_services.settings import GatewaySettings
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -55,7 +55,9 @@ class StreamedAnswer:
 
     content_type = EVENTS
 
-    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings, buffers: Buffers) -> None:
+    def __init__(
+        self, asked: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
         """Take what is asked, the form, the bounds, and the sum of what waits for all."""
         self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow, buffers)
         self.error: ApiError | None = None
@@ -134,7 +136,9 @@ class WholeAnswer:
     has_begun = False
     """It is sent when nothing can go wrong any more."""
 
-    def __init__(self, asked: Asked, envelope: Envelope, settings: GatewaySettings, buffers: Buffers) -> None:
+    def __init__(
+        self, asked: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
         """Take what is asked, the form, the bounds, and the sum of what waits for all."""
         # What is collected is bounded here; the outbox counts it, and holds nothing but the finished answer.
         self.outbox = Outbox(4 * settings.answer_bytes, _nothing, buffers)

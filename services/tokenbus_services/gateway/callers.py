@@ -9,7 +9,7 @@ from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.keys import ApiKey, KeysError, found, read_keys
 from tokenbus_services.gateway.watched import WatchedFiles
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown
 
@@ -103,7 +103,7 @@ class Callers:
         self._settings = settings
         self._now = now
         self._by_hash: dict[str, Caller] = {}
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._path = Path(settings.keys_file)
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
         self.anonymous = Caller(None, settings, now)
@@ -137,14 +137,14 @@ class Callers:
 
     def look(self) -> None:
         """Read the file again if it has changed; it is to be called now and then."""
-        self._episodes.expire()
+        self._repeated_log.expire()
         if not self._files.changed():
             return
         try:
             keys = read_keys(self._path)
         except KeysError as error:
             self.is_unread = True
-            self._episodes.begin("keys", _log.error, "API keys cannot be read", reason=str(error))
+            self._repeated_log.begin("keys", _log.error, "API keys cannot be read", reason=str(error))
             return
         self.is_unread = False
         self._take(keys)

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.parts import Part, Piece
+from tokenbus_services.gateway.logprob_writers import Part, Piece
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.text import RunningText
-from tokenbus_services.gateway.view import StepView
 
 _REASONS = {int(RowStatus.FINISHED_STOP): "stop", int(RowStatus.FINISHED_LENGTH): "length"}
 _BROKEN = {
@@ -16,12 +16,12 @@ _BROKEN = {
 }
 
 
-def reason_of(view: StepView, place: int) -> str | None:
+def reason_of(view: RenderedStep, place: int) -> str | None:
     """Return why a row is its request's last, or None: it is not."""
     return _REASONS.get(view.statuses[place])
 
 
-def broken(view: StepView, place: int, tokens: int) -> ApiError | None:
+def broken(view: RenderedStep, place: int, tokens: int) -> ApiError | None:
     """Return the error that a row says its request ended with."""
     found = _BROKEN.get(view.statuses[place])
     if found is None:
@@ -60,7 +60,7 @@ class Choice:
         # Text that is held back brings nothing to tell, unless its tokens are told of too.
         self._is_silent = all(part.is_empty for part in parts)
 
-    def take(self, view: StepView, place: int) -> bool:
+    def take(self, view: RenderedStep, place: int) -> bool:
         """Take a row; tell whether more are wanted."""
         count = view.counts[place]
         text = ""

@@ -8,14 +8,14 @@ import orjson
 
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.answer import EVENTS, crowded, event, too_slow
-from tokenbus_services.gateway.asked import Asked
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.choice import broken, reason_of
+from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.feed import Listener
 from tokenbus_services.gateway.outbox import Outbox
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.text import RunningText
-from tokenbus_services.gateway.view import StepView
 from tokenbus_services.settings import GatewaySettings
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -28,7 +28,7 @@ class InspectedAnswer:
     error: ApiError | None = None
     has_begun = True
 
-    def __init__(self, asked: Asked, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
+    def __init__(self, asked: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
         """Take what is asked, the request's key, the bounds, and the sum of what waits for all."""
         self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow, buffers)
         self.tokens = 0
@@ -51,7 +51,7 @@ class InspectedAnswer:
         begin = {"request": f"{self._key:016x}", "model": asked.model, "prompt_tokens": asked.prompt_tokens}
         self.outbox.put(event("begin", begin))
 
-    def take(self, view: StepView, place: int) -> bool:
+    def take(self, view: RenderedStep, place: int) -> bool:
         """Take a row; tell whether more are wanted."""
         count, position = view.counts[place], self.tokens
         begin = view.begins[place]
@@ -94,7 +94,7 @@ class InspectedAnswer:
             self.outbox.close()
             self._close()
 
-    def _row(self, view: StepView, place: int, ids: Sequence[int], position: int) -> dict[str, Any]:
+    def _row(self, view: RenderedStep, place: int, ids: Sequence[int], position: int) -> dict[str, Any]:
         header = view.batch.header
         return {
             "worker": header.worker_id,
@@ -107,7 +107,7 @@ class InspectedAnswer:
             "draft": list(_draft(view, place, ids)),
         }
 
-    def _tokens(self, view: StepView, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    def _tokens(self, view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
         row = view.batch.row(place)
         pieces = view.vocabulary.pieces
         logprobs, ranks = row.logprobs.tolist(), row.ranks.tolist()
@@ -139,7 +139,7 @@ class InspectedAnswer:
         self.fail(error)
 
 
-def _draft(view: StepView, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _draft(view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
     found = view.drafted(place)
     if found is None:
         return
@@ -151,7 +151,7 @@ def _draft(view: StepView, place: int, ids: Sequence[int]) -> Iterator[dict[str,
         yield {"id": token_id, "text": _name(view, token_id), "logprob": logprob, "accepted": accepted}
 
 
-def _name(view: StepView, token_id: int) -> str:
+def _name(view: RenderedStep, token_id: int) -> str:
     """Return what no other token is called: two parts of characters would look the same as text."""
     return str(orjson.loads(view.vocabulary.names[token_id]))
 

@@ -40,7 +40,7 @@ class AnswerResponse(Response):
         self._counts = gateway.counts
         self._buffers = gateway.buffers
         self._buffers.join(answer)
-        self._episodes = gateway.episodes
+        self._repeated_log = gateway.episodes
         self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
 
@@ -65,7 +65,7 @@ class AnswerResponse(Response):
                 self._counts.broken_answers[self._answer.error.code or "other"] += 1
             if self._answer.error is not None and self._answer.error.code == "slow_client":
                 values = {"request": self._name[1].decode(), "reason": self._answer.error.message}
-                self._episodes.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
+                self._repeated_log.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
             self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
             self._close_requests()
             # However it ended, and whatever still comes for it.

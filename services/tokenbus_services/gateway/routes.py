@@ -16,21 +16,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
+from tokenbus_services.gateway.admission_limiter import AdmissionLimiter
 from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
-from tokenbus_services.gateway.asked import Asked
-from tokenbus_services.gateway.body import body_of, json_of
-from tokenbus_services.gateway.counts import Counts
-from tokenbus_services.gateway.envelope import Envelope
+from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.fields import Table
 from tokenbus_services.gateway.inspection import InspectedAnswer
+from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.page import Page
 from tokenbus_services.gateway.processor_metrics import UnknownBusError
+from tokenbus_services.gateway.request_body import body_of, json_of
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
-from tokenbus_services.gateway.turns import Turns
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.logs import DeduplicatedLog, logger
 
 _log = logger("gateway")
 _NO_STORE = {"cache-control": "no-store"}
@@ -51,8 +51,8 @@ class Routes:
         self._page = Page()
         self._document = orjson.dumps(document(gateway.tables))
         self._began = int(time.time())
-        self._episodes = Episodes()
-        self._turns = Turns(_BEGIN_AT_ONCE)
+        self._repeated_log = DeduplicatedLog()
+        self._limiter = AdmissionLimiter(_BEGIN_AT_ONCE)
         self._reading = asyncio.Lock()
 
     def app(self) -> ASGIApp:
@@ -97,15 +97,17 @@ class Routes:
             request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
         )
 
-    async def _asked(self, request: Request, read: Callable[[Any, Table], Asked], table: Table) -> Asked:
+    async def _asked(
+        self, request: Request, read: Callable[[Any, Table], CompletionRequest], table: Table
+    ) -> CompletionRequest:
         data = await body_of(request, self._gateway.settings.gateway)
-        await self._turns.next()
+        await self._limiter.next()
         if len(data) <= _READ_AT_ONCE:
             return read(json_of(data), table)
         async with self._reading:  # one at a time: they would take the interpreter from the streams
             return await asyncio.to_thread(lambda: read(json_of(data), table))
 
-    def _answer(self, request: Request, asked: Asked) -> Response:
+    def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         settings = self._gateway.settings.gateway
         maker = StreamedAnswer if asked.is_streamed else WholeAnswer
         first = _drawn()
@@ -113,7 +115,7 @@ class Routes:
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
         return self._begun(request, asked, maker(asked, Envelope(asked, first), settings, self._gateway.buffers), keys)
 
-    def _begun(self, request: Request, asked: Asked, answer: Answer, keys: list[int]) -> Response:
+    def _begun(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
         feed = self._gateway.feed
         generates = []
         for index, key in enumerate(keys):
@@ -179,7 +181,7 @@ class Routes:
         return self._page.answer(request)
 
     async def _defect(self, request: Request, _error: Exception) -> Response:
-        self._episodes.begin("defect", _log.exception, "a request failed", path=request.url.path)
+        self._repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
         return error_response(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
 
 

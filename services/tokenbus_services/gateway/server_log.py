@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 
 _log = logger("gateway")
 
@@ -14,7 +14,7 @@ class _Handler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.episodes = Episodes()
+        self.episodes = DeduplicatedLog()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand a line on."""

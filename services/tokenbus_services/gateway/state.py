@@ -9,19 +9,19 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tokenbus_services.client import TokenClient
-from tokenbus_services.gateway.asked import DEFAULT_MODEL, Reader
+from tokenbus_services.client import Client
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.callers import Callers
-from tokenbus_services.gateway.counts import Counts
-from tokenbus_services.gateway.families import GATEWAY
-from tokenbus_services.gateway.feed import Feed
+from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
+from tokenbus_services.gateway.dispatcher import Feed
+from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
+from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tables import tables_of
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
-from tokenbus_services.logs import Episodes
+from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.collectors import of_process
 from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, stalled
@@ -33,7 +33,7 @@ from tokenbus_services.settings import Settings
 class Gateway:
     """One client of the bus, and everything that answers are made with."""
 
-    def __init__(self, settings: Settings, client: TokenClient) -> None:
+    def __init__(self, settings: Settings, client: Client) -> None:
         """Take the settings, and the client that is connected or will be."""
         self.settings = settings
         self.client = client
@@ -43,7 +43,7 @@ class Gateway:
         self.reader = Reader(settings.gateway, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
-        self.episodes = Episodes()
+        self.episodes = DeduplicatedLog()
         self.callers = Callers(settings.gateway)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
@@ -105,7 +105,7 @@ class Gateway:
 @asynccontextmanager
 async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
     """Connect to the bus, and hand out what comes from it, for as long as `async with` lasts."""
-    async with TokenClient(settings) as client:
+    async with Client(settings) as client:
         gateway = Gateway(settings, client)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:

@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 from tokenbus_services.gateway.watched import WatchedFiles
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown
 
@@ -18,7 +18,7 @@ class Certificate:
         """Load it; a SettingsError says which file cannot be used."""
         self._settings = settings
         self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self.context = _context()
         self.is_unread = False
         """Whether a file has changed and cannot be used: what was loaded before is still shown."""
@@ -30,14 +30,14 @@ class Certificate:
 
     def look(self) -> None:
         """Load it again if it has changed; it is to be called now and then."""
-        self._episodes.expire()
+        self._repeated_log.expire()
         if not self._files.changed():
             return
         try:
             self._load()
         except OSError as error:
             self.is_unread = True
-            self._episodes.begin("tls", _log.error, "the certificate cannot be read", reason=_reason(error))
+            self._repeated_log.begin("tls", _log.error, "the certificate cannot be read", reason=_reason(error))
             return
         self.is_unread = False
         _log.info("certificate read", file=self._settings.tls_certificate)

@@ -87,11 +87,11 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
     """Return the vocabulary of a tokenizer, by its name in the settings."""
     # Who serves one engine's tokens does not wait for another's modules.
     if tokenizer == "ngram":
-        from tokenbus_services.worker.ngram.tokenizer import taught  # noqa: PLC0415
+        from tokenbus_engines.ngram.tokenizer import taught  # noqa: PLC0415
 
         return Vocabulary(taught(), taught().least_tokens)
     if tokenizer == "bytes":
-        from tokenbus_services.worker.paddle.tokenizer import ByteTokenizer  # noqa: PLC0415
+        from tokenbus_engines.paddle.tokenizer import ByteTokenizer  # noqa: PLC0415
 
         return Vocabulary(ByteTokenizer(), lambda size: size + 1)
     return Vocabulary(Numbers(), lambda size: size)

@@ -17,7 +17,7 @@ from tokenbus_services.metrics.requests import REQUESTS, TIMES
 from tokenbus_services.metrics.steps import StepStatistics
 from tokenbus_services.metrics.streams import STREAMS
 from tokenbus_services.metrics.view import ProcessorView
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
 PROCESSOR = (*STREAMS, *REQUESTS, *TIMES, *PEERS, *SPECULATION)
@@ -29,7 +29,7 @@ class ProcessorCollector(Collector):
 
     def __init__(
         self,
-        processor: TokenProcessor,
+        processor: Processor,
         statistics: StepStatistics,
         watch: LoopWatch,
         wall: Callable[[], float] = time.time,

@@ -241,11 +241,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Clients": (
         Panel(
-            "Mailboxes, frames",
+            "SendQueues, frames",
             "short",
-            {"of all": "tokenbus_mailbox_frames", "peak of one": "tokenbus_peak_mailbox_frames"},
+            {"of all": "tokenbus_send_queue_frames", "peak of one": "tokenbus_peak_send_queue_frames"},
         ),
-        Panel("Mailboxes, bytes", "bytes", {"of all": "tokenbus_mailbox_bytes"}),
+        Panel("SendQueues, bytes", "bytes", {"of all": "tokenbus_send_queue_bytes"}),
         Panel(
             "Rows and steps that wait in the processor",
             "short",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tokenbus_services.gateway.families import GATEWAY
+from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.families import Family, Kind
 from tokenbus_services.metrics.peers import PEERS, SPECULATION
 from tokenbus_services.metrics.publisher import PUBLISHER

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
 
@@ -23,7 +23,7 @@ class Health:
         return (json.dumps({"status": state, "problems": self.problems, **self.facts}) + "\n").encode()
 
 
-def processor_health(processor: TokenProcessor, watch: LoopWatch) -> Health:
+def processor_health(processor: Processor, watch: LoopWatch) -> Health:
     """Tell whether a processor takes workers and clients."""
     problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
     if not processor.is_listening:

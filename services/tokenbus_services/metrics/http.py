@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 
 _log = logger("metrics")
 MOST_HEADER_BYTES = 8192
@@ -41,7 +41,7 @@ class Pages:
         """Take what answers each path."""
         self._pages = pages
         self._connections = 0
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the one request of a connection."""
@@ -82,7 +82,7 @@ class Pages:
             return await page()
         except Exception:  # noqa: BLE001 - whatever it is
             # A defect of ours must not end what serves all others.
-            self._episodes.begin("page", _log.exception, "a page could not be made", path=path)
+            self._repeated_log.begin("page", _log.exception, "a page could not be made", path=path)
             return Answer(500, b"this page could not be made; the log says why\n")
 
 

@@ -11,12 +11,12 @@ from tokenbus_services.metrics.health import processor_health, publisher_health
 from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.metrics.steps import StepStatistics
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
 
 @contextlib.asynccontextmanager
-async def serve_processor(processor: TokenProcessor) -> AsyncIterator[MetricsServer]:
+async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
     """Serve a processor's metrics at `metrics.address`, or nowhere if that is empty; begin before it listens or after.
 
     On the processor's event loop. A MetricsAddressError says why the address cannot be used.

@@ -6,7 +6,7 @@ from functools import cached_property
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.metrics.steps import StepStatistics
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts
 from tokenbus_services.processor.worker import Worker
@@ -22,7 +22,7 @@ class ProcessorView:
     """
 
     def __init__(
-        self, processor: TokenProcessor, statistics: StepStatistics, watch: LoopWatch, wall: Callable[[], float]
+        self, processor: Processor, statistics: StepStatistics, watch: LoopWatch, wall: Callable[[], float]
     ) -> None:
         """Take the processor and what measures it; `wall` is the time of day, in seconds."""
         self.processor = processor
@@ -73,7 +73,7 @@ class ProcessorView:
         """Return how full each bounded thing is: of several, the fullest."""
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
         holds = [worker.stream.holds for worker in self.workers]
-        mailboxes = [session.mailbox for session in self.sessions]
+        send_queues = [session.send_queue for session in self.sessions]
         yield ("requests",), len(self.processor.book.table) / settings.max_requests
         yield ("workers",), len(self.workers) / settings.max_workers
         yield ("clients",), len(self.sessions) / clients.max_clients
@@ -81,18 +81,21 @@ class ProcessorView:
         yield ("hold_items",), _most(map(len, holds)) / settings.hold_items
         yield ("hold_bytes",), _most(hold.bytes for hold in holds) / settings.hold_bytes
         yield ("buffer_rows",), _most(self.buffered) / settings.request_buffer_rows
-        yield ("mailbox_frames",), _most(map(len, mailboxes)) / clients.mailbox_frames
-        yield ("mailbox_bytes",), _most(mailbox.bytes for mailbox in mailboxes) / clients.mailbox_bytes
+        yield ("send_queue_frames",), _most(map(len, send_queues)) / clients.send_queue_frames
+        yield ("send_queue_bytes",), _most(send_queue.bytes for send_queue in send_queues) / clients.send_queue_bytes
         yield ("step_queue",), feed[0] / settings.step_queue
 
     def peaks(self) -> Samples:
         """Return how full each of those was at most, as far as that is known."""
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
-        mailboxes = [session.mailbox for session in self.sessions]
+        send_queues = [session.send_queue for session in self.sessions]
         yield ("requests",), self.processor.book.table.peak / settings.max_requests
         yield ("hold_items",), _most(worker.stream.holds.peak for worker in self.workers) / settings.hold_items
-        yield ("mailbox_frames",), _most(mailbox.peak for mailbox in mailboxes) / clients.mailbox_frames
-        yield ("mailbox_bytes",), _most(mailbox.peak_bytes for mailbox in mailboxes) / clients.mailbox_bytes
+        yield ("send_queue_frames",), _most(send_queue.peak for send_queue in send_queues) / clients.send_queue_frames
+        yield (
+            ("send_queue_bytes",),
+            _most(send_queue.peak_bytes for send_queue in send_queues) / clients.send_queue_bytes,
+        )
         yield ("step_queue",), feed[1] / settings.step_queue
 
 

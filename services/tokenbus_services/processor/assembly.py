@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
-from tokenbus_services.delivery.holds import Hold
+from tokenbus_services.delivery.ack_tracker import Hold
 from tokenbus_services.delivery.step import Step
 from tokenbus_services.processor.stream import Fate
 from tokenbus_services.settings import ProcessorSettings

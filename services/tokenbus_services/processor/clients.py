@@ -26,16 +26,16 @@ from tokenbus_contracts.generated.stream_pb2 import (
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import Hold
-from tokenbus_services.logs import Episodes, logger
-from tokenbus_services.processor.answers import closing_error, error_of, refusal_of
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.processor.client_errors import closing_error, error_of, refusal_of
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
-from tokenbus_services.processor.mailbox import Budget, Mailbox, admitted_letter, error_letter, reached_in
 from tokenbus_services.processor.peers import Peers
 from tokenbus_services.processor.requests import NO_OWNER, Request
 from tokenbus_services.processor.resumes import Resumes, has_last_row
+from tokenbus_services.processor.send_queue import Budget, SendQueue, admitted_letter, error_letter, reached_in
 from tokenbus_services.processor.session import Session
-from tokenbus_services.processor.strangers import Strangers
+from tokenbus_services.processor.unknown_peers import UnknownPeers
 from tokenbus_services.processor.watchers import Watchers
 from tokenbus_services.processor.worker import RefusedError, protocol_error
 from tokenbus_services.settings import Settings
@@ -47,7 +47,7 @@ _MOST_HANDSHAKES = 10
 """How many handshakes of a client may follow each other at once."""
 
 
-class ClientDesk:
+class ClientConnections:
     """Takes what clients send, and sends them what is theirs. Without sockets, and without a clock of its own."""
 
     def __init__(
@@ -68,9 +68,9 @@ class ClientDesk:
         self._peers = peers
         self._by_peer: dict[bytes, Session] = {}
         self._routes = count(_FIRST_ROUTE)
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
-        self._strangers = Strangers(self._interval)
+        self._strangers = UnknownPeers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._budget = Budget(settings.clients.buffer_bytes)
         self.sessions: dict[int, Session] = {}
@@ -96,7 +96,7 @@ class ClientDesk:
             self.refused += 1
             name = session.name if session is not None else "unknown peer"
             self._letters.keep(parts[-1] if parts else b"", error, name)
-            self._episodes.begin(("frame", name), _log.warning, "frame refused", reason=str(error), client=name)
+            self._repeated_log.begin(("frame", name), _log.warning, "frame refused", reason=str(error), client=name)
             if session is None:
                 self._tell_refused(peer, protocol_error(error))
             else:
@@ -126,7 +126,7 @@ class ClientDesk:
                 _check_role(session.may_ask, Role.CLIENT)
                 self.resumes.add(session, frame.resume)
             case "confirm":
-                if not session.mailbox.confirm(frame.confirm.through_number):
+                if not session.send_queue.confirm(frame.confirm.through_number):
                     number = frame.confirm.through_number
                     raise ContractError("confirm.through_number", "a number that was sent", number)
                 self._send_letters(session)
@@ -193,7 +193,7 @@ class ClientDesk:
         self._by_peer[peer] = session
         self._strangers.forget(peer)
         self._peers.admit(peer)
-        session.mailbox.connect(hello.window_frames, hello.window_bytes)
+        session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(
             processor_id=self._settings.processor.id,
             schema_minor=MINOR,
@@ -245,7 +245,7 @@ class ClientDesk:
             owner,
             hello.proof,
             next(self._routes),
-            Mailbox(clients.mailbox_frames, clients.mailbox_bytes, self._budget),
+            SendQueue(clients.send_queue_frames, clients.send_queue_bytes, self._budget),
             self._book.table,
             self._settings.limits,
             self._send_letters,
@@ -264,7 +264,7 @@ class ClientDesk:
         self.refused += 1
         self.refusals[refused.name] += 1
         self._tell_refused(peer, refused)
-        self._episodes.begin(("refused", str(refused)), _log.warning, "client refused", reason=str(refused))
+        self._repeated_log.begin(("refused", str(refused)), _log.warning, "client refused", reason=str(refused))
 
     def _tell_refused(self, peer: bytes, refused: RefusedError) -> None:
         refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
@@ -283,7 +283,7 @@ class ClientDesk:
         self.sessions.pop(session.key, None)
         # Before its requests end: each would put another frame into a queue that is full already.
         self._book.router.consumers.pop(session.route, None)
-        session.mailbox.discard()
+        session.send_queue.discard()
         self.watchers.remove(session)
         for key in list(session.requests):
             request = self._book.table.get(key)
@@ -293,11 +293,11 @@ class ClientDesk:
 
     def _end_slow(self, session: Session) -> None:
         """End the requests of a client that reads too slowly, and drop what waits for it."""
-        waiting, size = len(session.mailbox), session.mailbox.bytes
+        waiting, size = len(session.send_queue), session.send_queue.bytes
         self.evicted += 1
         self.watchers.remove(session)
-        reached = reached_in(session.mailbox.drop_outputs(), session.limits)
-        if session.mailbox.is_over_full:
+        reached = reached_in(session.send_queue.drop_outputs(), session.limits)
+        if session.send_queue.is_over_full:
             self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
             return
         reason = f"its client left {waiting} frames with {size} bytes waiting"
@@ -315,8 +315,8 @@ class ClientDesk:
     def evict(self, hold: Hold) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first."""
         queues = {id(queue) for queue in hold.holders}
-        slow = [session for session in self.sessions.values() if id(session.mailbox) in queues]
-        for session in sorted(slow, key=lambda session: session.mailbox.bytes, reverse=True):
+        slow = [session for session in self.sessions.values() if id(session.send_queue) in queues]
+        for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)
 
     def all_lag(self, stream: int) -> bool:
@@ -328,14 +328,14 @@ class ClientDesk:
     # What goes out.
 
     def _send_letters(self, session: Session) -> None:
-        if session.mailbox.is_over_full:
+        if session.send_queue.is_over_full:
             self._end_slow(session)
         while self._budget.is_exceeded:
-            self._end_slow(max(self.sessions.values(), key=lambda each: each.mailbox.bytes))
-        while session.peer is not None and (message := session.mailbox.next_message()) is not None:
+            self._end_slow(max(self.sessions.values(), key=lambda each: each.send_queue.bytes))
+        while session.peer is not None and (message := session.send_queue.next_message()) is not None:
             if self._peers.send(session.peer, message) is not Outcome.SENT:
                 return
-            session.mailbox.sent()
+            session.send_queue.sent()
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Tell a request's client that a worker took it."""
@@ -354,10 +354,10 @@ class ClientDesk:
                 self._look_at(session, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self.failed_ticks += 1
-                self._episodes.begin("defect", _log.exception, "tick failed", client=session.name)
+                self._repeated_log.begin("defect", _log.exception, "tick failed", client=session.name)
                 self._detach(session)
         self.resumes.tick(all_are_back=all_are_back)
-        self._episodes.expire()
+        self._repeated_log.expire()
 
     def _look_at(self, session: Session, now: float) -> None:
         patience = self._settings.clients.detached_timeout_ms / 1000
@@ -377,7 +377,7 @@ class ClientDesk:
         beat = Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=session.echo_ns)
         return self._send(session, ServerFrame(heartbeat=beat))
 
-    def forgive(self, seconds: float, now: float) -> None:
+    def extend_deadlines(self, seconds: float, now: float) -> None:
         """Do not count some seconds as the clients' silence."""
         for session in self.sessions.values():
             session.last_heard = min(now, session.last_heard + seconds)
@@ -387,7 +387,7 @@ class ClientDesk:
         for session in self.sessions.values():
             self._send_letters(session)
             self._send(session, ServerFrame(goodbye=Goodbye(reason=reason, message=message)))
-        self._episodes.close()
+        self._repeated_log.close()
 
     def _send(self, session: Session, frame: ServerFrame) -> Outcome:
         if session.peer is None:

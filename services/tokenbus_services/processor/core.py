@@ -1,15 +1,15 @@
 """Core: the parts of a processor, wired together, without sockets, event loop and clock."""
 
 from tokenbus_services.delivery import Hold
-from tokenbus_services.logs import Episodes, logger
-from tokenbus_services.processor.book import RequestBook, Time
-from tokenbus_services.processor.clients import ClientDesk
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.processor.clients import ClientConnections
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.peers import Peers
+from tokenbus_services.processor.request_registry import RequestRegistry, Time
 from tokenbus_services.processor.worker import Worker
-from tokenbus_services.processor.workers import WorkerDesk
+from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -20,16 +20,16 @@ class Core:
 
     def __init__(self, settings: Settings, clock: Time, workers: Peers, clients: Peers) -> None:
         """Take the settings, the time, and the peers at both addresses."""
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._failed_ticks = 0
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._back_at = clock.now() + self._timeout
         self.letters = DeadLetters(settings.dead_letters)
-        self.book = RequestBook(settings.processor, clock)
+        self.book = RequestRegistry(settings.processor, clock)
         self.intake = Intake(settings, self.book, self.letters, clock.now)
-        self.workers = WorkerDesk(settings, self.intake, self.letters, workers)
+        self.workers = WorkerConnections(settings, self.intake, self.letters, workers)
         self.dispatch = Dispatch(settings, self.book, self.workers)
-        self.clients = ClientDesk(settings, self.dispatch, self.letters, clients, clock.now)
+        self.clients = ClientConnections(settings, self.dispatch, self.letters, clients, clock.now)
         self.book.abort_at_worker = self.workers.abort
         self.book.workers = self.workers.by_stream
         self.book.on_vouched = self.clients.resumes.settle_owner
@@ -50,10 +50,10 @@ class Core:
         self._back_at = now + self._timeout
         self.dispatch.begin(now)
 
-    def forgive(self, seconds: float, now: float) -> None:
+    def extend_deadlines(self, seconds: float, now: float) -> None:
         """Learn that for so long nobody listened here: that was nobody's silence but our own."""
-        self.workers.forgive(seconds, now)
-        self.clients.forgive(seconds, now)
+        self.workers.extend_deadlines(seconds, now)
+        self.clients.extend_deadlines(seconds, now)
 
     def tick(self, now: float) -> None:
         """Do what time alone demands."""
@@ -62,8 +62,8 @@ class Core:
                 part(now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self._failed_ticks += 1
-                self._episodes.begin("defect", _log.exception, "tick failed")
-        self._episodes.expire()
+                self._repeated_log.begin("defect", _log.exception, "tick failed")
+        self._repeated_log.expire()
 
     def _tick_clients(self, now: float) -> None:
         self.clients.tick(now, all_are_back=now >= self._back_at and self.workers.are_caught_up)
@@ -81,4 +81,4 @@ class Core:
         held_here = hold.count > len(hold.holders)
         self.clients.evict(hold)
         if held_here:
-            self.book.relieve(hold, through)
+            self.book.evict_slowest(hold, through)

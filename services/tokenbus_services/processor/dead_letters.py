@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.logs.values import safe_text
 from tokenbus_services.settings import DeadLetterSettings
 
@@ -41,7 +41,7 @@ class DeadLetters:
         self._folder = _Folder(Path(settings.directory), settings.max_files, settings.max_bytes)
         self._wall = wall
         self._now = now
-        self._episodes = Episodes(now=now)
+        self._repeated_log = DeduplicatedLog(now=now)
         self._tries: deque[float] = deque(maxlen=settings.per_second)
         self.kept = 0
         self.dropped = 0
@@ -70,10 +70,12 @@ class DeadLetters:
             self._folder.put(payload, note, when, error.rule)
         except (OSError, ValueError) as failure:  # a ValueError is a directory with a NUL in its name
             event = "dead letters cannot be written"
-            self._episodes.begin(event, _log.warning, event, directory=self._settings.directory, reason=str(failure))
+            self._repeated_log.begin(
+                event, _log.warning, event, directory=self._settings.directory, reason=str(failure)
+            )
             return False
         # Not `end`: a disk that is full for large letters alone would have two lines for each of them.
-        self._episodes.expire()
+        self._repeated_log.expire()
         return True
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_services.delivery.errors import brief, code_name
-from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request
 from tokenbus_services.processor.worker import Worker
-from tokenbus_services.processor.workers import WorkerDesk
+from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
 _RETRY_MS = 1000
@@ -20,14 +20,14 @@ _RETRY_MS = 1000
 class Dispatch:
     """Hands each new request to the worker with the fewest, among those that take it."""
 
-    def __init__(self, settings: Settings, book: RequestBook, desk: WorkerDesk) -> None:
+    def __init__(self, settings: Settings, book: RequestRegistry, desk: WorkerConnections) -> None:
         """Take the book of requests and the desk of workers."""
         self._settings = settings
         self.book = book
         self._desk = desk
         self._waiting: list[Request] = []
         self._waits_until = -inf
-        self._turns = 0
+        self._limiter = 0
         self.refused: dict[str, int] = {}
         """How many requests were not taken, by the error that said why."""
 
@@ -84,10 +84,10 @@ class Dispatch:
     def _hand_out(self, request: Request, worker: Worker) -> None:
         """Tell a worker of its request; one that hands it off is told to whom."""
         heir = self._least_busy(self._heirs(worker))
-        self._turns += 1
-        worker.last_turn = self._turns
+        self._limiter += 1
+        worker.last_turn = self._limiter
         if heir is not None:
-            heir.last_turn = self._turns
+            heir.last_turn = self._limiter
         hello = Hello() if heir is None else heir.stream.hello
         self.book.table.heir[request.slot] = NO_STREAM if heir is None else heir.source.stream
         generate = request.generate

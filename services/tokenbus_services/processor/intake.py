@@ -7,10 +7,10 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Reques
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 from tokenbus_services.delivery import Hold, Step
 from tokenbus_services.logs import logger
-from tokenbus_services.processor.book import RequestBook
 from tokenbus_services.processor.dead_letters import DeadLetters
-from tokenbus_services.processor.feed import StepFeed
+from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.processor.stream import Arrived, Fate, Lost
 from tokenbus_services.processor.worker import Worker
 from tokenbus_services.settings import Settings
@@ -21,7 +21,9 @@ _log = logger("processor")
 class Intake:
     """What stands between the workers' streams and the requests."""
 
-    def __init__(self, settings: Settings, book: RequestBook, letters: DeadLetters, now: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, book: RequestRegistry, letters: DeadLetters, now: Callable[[], float]
+    ) -> None:
         """Take the book of requests, and where what is refused goes."""
         self._settings = settings
         self._letters = letters
@@ -29,7 +31,7 @@ class Intake:
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
         self.book = book
-        self.feed: StepFeed | None = None
+        self.feed: StepQueue | None = None
         self.steps = 0
         self.duplicates = 0
         self.divergences = 0
@@ -47,7 +49,7 @@ class Intake:
         """Hand on everything that is in order, and every step that is ready."""
         stream = worker.stream
         for entry in stream.in_order():
-            if worker.roll_call is not None and entry.sequence > worker.roll_call[0]:
+            if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
                 self._call_roll(worker)  # what follows is younger than what the worker said of itself
             if isinstance(entry, Lost):
                 self._lost(worker, entry)
@@ -55,7 +57,7 @@ class Intake:
                 self._arrived(worker, entry, now)
         for step in worker.assembler.ready(now):
             self._step(worker, step, now)
-        is_all_here = worker.roll_call is not None and stream.expected > worker.roll_call[0]
+        is_all_here = worker.reconcile is not None and stream.expected > worker.reconcile[0]
         if is_all_here and not worker.assembler.open_steps:  # a request's last row may wait for what was drafted
             self._call_roll(worker)
         self._watch_holds(worker, now)
@@ -193,8 +195,8 @@ class Intake:
 
     def _call_roll(self, worker: Worker) -> None:
         """End the requests that the worker should have and has not: it never got them, or lost them."""
-        _, keys = worker.roll_call or (0, frozenset())
-        worker.roll_call = None
+        _, keys = worker.reconcile or (0, frozenset())
+        worker.reconcile = None
         for request in self.book.table.of_stream(worker.source.stream):
             if request.key in keys:
                 request.generate = None

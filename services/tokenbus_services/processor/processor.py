@@ -1,4 +1,4 @@
-"""TokenProcessor: consumes workers' streams, and hands every request its tokens."""
+"""Processor: consumes workers' streams, and hands every request its tokens."""
 
 import asyncio
 import secrets
@@ -13,12 +13,12 @@ from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFram
 from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
-from tokenbus_services.logs import Episodes, logger
-from tokenbus_services.processor.answers import closing_error
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.processor.client_errors import closing_error
 from tokenbus_services.processor.core import Core
-from tokenbus_services.processor.feed import StepFeed
 from tokenbus_services.processor.peers import ListenerPeers
 from tokenbus_services.processor.router import BUFFERED, NOBODY
+from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -26,7 +26,7 @@ _TICKS = 10
 """How often in a heartbeat's interval time is looked at."""
 
 
-class TokenProcessor:
+class Processor:
     """Takes workers at one address and clients at another, for as long as `async with` lasts.
 
     In this process, `steps()` iterates over all steps as columns, `request(key)` over one request's tokens, and
@@ -48,7 +48,7 @@ class TokenProcessor:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self.refused_connections = 0
         self.unreachable: tuple[str, ...] = ()
         """The addresses at which nothing new can connect."""
@@ -93,7 +93,7 @@ class TokenProcessor:
             await self.clock.wait(self._changed, min(remaining, self._tick_seconds))
 
     def _has_work(self) -> bool:
-        waiting = any(len(session.mailbox) and session.peer for session in self.clients.sessions.values())
+        waiting = any(len(session.send_queue) and session.peer for session in self.clients.sessions.values())
         return waiting or any(request.is_claimed for request in self.book.table.open_requests())
 
     async def _close(self) -> None:
@@ -148,7 +148,7 @@ class TokenProcessor:
                 receive(peer, parts, self.clock.now())
             except Exception:  # noqa: BLE001 - whatever it is
                 # A defect of ours must end one message, not the process.
-                self._episodes.begin("internal", _log.exception, "a message could not be handled")
+                self._repeated_log.begin("internal", _log.exception, "a message could not be handled")
 
     async def _tick(self) -> None:
         looked = self.clock.now()
@@ -157,18 +157,18 @@ class TokenProcessor:
             now = self.clock.now()
             stood_still = now - looked - self.settings.bus.heartbeat_interval_ms / 1000
             if stood_still > 0:
-                self._core.forgive(stood_still, now)
+                self._core.extend_deadlines(stood_still, now)
             looked = now
             self._look_for_addresses()
             self._core.tick(now)
-            self._episodes.expire()
+            self._repeated_log.expire()
             self._changed.set()
 
     def _look_for_addresses(self) -> None:
         listeners = [each for each in (self._worker_peers.listener, self._client_peers.listener) if each is not None]
         self.unreachable = tuple(each.address for each in listeners if not each.is_reachable())
         for address in self.unreachable:
-            self._episodes.begin(
+            self._repeated_log.begin(
                 ("address", address), _log.warning, "address gone: its file was removed or replaced", address=address
             )
 
@@ -183,7 +183,7 @@ class TokenProcessor:
 
     def _transport_refused(self, reason: str) -> None:
         self.refused_connections += 1
-        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
+        self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     # What it offers in this process.
 
@@ -197,11 +197,11 @@ class TokenProcessor:
         """
         if self.intake.feed is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
-        self.intake.feed = StepFeed(self.settings.processor.step_queue)
+        self.intake.feed = StepQueue(self.settings.processor.step_queue)
         self.book.default_route = NOBODY
         return self._steps(self.intake.feed)
 
-    async def _steps(self, feed: StepFeed) -> AsyncGenerator[Step, None]:
+    async def _steps(self, feed: StepQueue) -> AsyncGenerator[Step, None]:
         try:
             while (step := await feed.get()) is not None:
                 yield step

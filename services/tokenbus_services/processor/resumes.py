@@ -9,11 +9,11 @@ from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Hold
 from tokenbus_services.delivery.tokens import FINISHED
-from tokenbus_services.logs import Episodes, logger
-from tokenbus_services.processor.answers import ended_error, error_of
-from tokenbus_services.processor.book import RequestBook
-from tokenbus_services.processor.mailbox import Keys, error_letter
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.processor.client_errors import ended_error, error_of
+from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Ended, Request
+from tokenbus_services.processor.send_queue import Keys, error_letter
 from tokenbus_services.processor.session import Session, drafts_of
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, Hold]
@@ -29,7 +29,9 @@ class Resumes:
     A request belongs to who asked for it. Whoever else asks for it gets the answer that no such request is known.
     """
 
-    def __init__(self, book: RequestBook, sessions: dict[int, Session], is_alive: Callable[[Session], bool]) -> None:
+    def __init__(
+        self, book: RequestRegistry, sessions: dict[int, Session], is_alive: Callable[[Session], bool]
+    ) -> None:
         """Take the requests, the clients, and how to find out whether a client is there."""
         self._book = book
         self._sessions = sessions
@@ -42,7 +44,7 @@ class Resumes:
         self._contested: dict[tuple[int, int], tuple[Resume, float]] = {}
         """What an earlier life may still have, and since when a later one wants it."""
         self._is_searched_out = False
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self.refused = 0
         """How many were refused because the request is another client's."""
         self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
@@ -65,7 +67,7 @@ class Resumes:
                 self._book.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
         if all_are_back:
             self._unvouched.clear()
-        self._episodes.expire()
+        self._repeated_log.expire()
         for key in list(self._rivals):
             request = self._book.table.get(key)
             if request is None:
@@ -135,13 +137,13 @@ class Resumes:
             keys = wanted.get(other.owner)
             if not keys or (asking == {other.key}):
                 continue
-            searched += len(other.mailbox)
+            searched += len(other.send_queue)
             self._search_one(other, np.array(sorted(keys), np.uint64), found)
         self._is_searched_out = searched > _CHEAP_SEARCH
         return found
 
     def _search_one(self, other: Session, keys: Keys, found: dict[int, list[_Rows]]) -> None:
-        for letter in other.mailbox.letters_of(keys):
+        for letter in other.send_queue.letters_of(keys):
             if letter.hold is None:
                 continue
             target, draft = letter.rows_of(keys, other.limits)
@@ -286,7 +288,9 @@ class Resumes:
 
     def _not_theirs(self, session: Session, key: int) -> RequestError:
         self.refused += 1
-        self._episodes.begin(("resume", session.name), _log.warning, "resume refused", client=session.name, request=key)
+        self._repeated_log.begin(
+            ("resume", session.name), _log.warning, "resume refused", client=session.name, request=key
+        )
         return error_of(key, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
 
     def _refuse(self, session: Session, key: int) -> None:
@@ -299,5 +303,5 @@ def has_last_row(session: Session, ended: Ended) -> bool:
     return (
         ended.last_frame is not None
         and ended.last_frame[0] == session.key
-        and session.mailbox.still_holds(ended.last_frame[1])
+        and session.send_queue.still_holds(ended.last_frame[1])
     )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Step
-from tokenbus_services.delivery.leaving import LEAVES
+from tokenbus_services.delivery.final_statuses import LEAVES
 from tokenbus_services.processor.requests import (
     NO_STREAM,
     EarlyRow,

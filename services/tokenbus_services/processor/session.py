@@ -10,9 +10,9 @@ import numpy as np
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import Hold, Step
-from tokenbus_services.processor.mailbox import Letter, Mailbox, error_letter, outputs_letters
 from tokenbus_services.processor.requests import Request, RequestTable, Slots
 from tokenbus_services.processor.router import Rows
+from tokenbus_services.processor.send_queue import Letter, SendQueue, error_letter, outputs_letters
 
 _KEEPS_UP = 64
 """How many frames with tokens a client that keeps up may not have acknowledged yet."""
@@ -65,7 +65,7 @@ class Session:
     """Who it is, as requests know their owners: the same for the client's next life."""
     proof: bytes
     route: int
-    mailbox: Mailbox
+    send_queue: SendQueue
     table: RequestTable
     limits: Limits
     on_letter: Callable[["Session"], None]
@@ -86,12 +86,12 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether it has no request, and nothing waits for it."""
-        return not self.requests and not len(self.mailbox)
+        return not self.requests and not len(self.send_queue)
 
     @property
     def keeps_up(self) -> bool:
         """Whether it is there, and acknowledges what it is sent about as fast as it comes."""
-        return self.peer is not None and self.mailbox.outputs <= _KEEPS_UP
+        return self.peer is not None and self.send_queue.outputs <= _KEEPS_UP
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all, as one letter."""
@@ -127,12 +127,12 @@ class Session:
 
     def put(self, letter: Letter) -> None:
         """Send a letter, as soon as the window allows."""
-        self.mailbox.put(letter)
+        self.send_queue.put(letter)
         self.on_letter(self)
 
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""
-        request.last_frame = self.key, self.mailbox.last_ordinal
+        request.last_frame = self.key, self.send_queue.last_ordinal
         self.requests.discard(request.key)
 
     def fail(self, request: Request, error: RequestError) -> None:

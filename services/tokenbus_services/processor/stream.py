@@ -13,7 +13,7 @@ from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, Hello, Item, PayloadKind
 from tokenbus_contracts.limits import Limits
-from tokenbus_services.delivery.holds import Holds
+from tokenbus_services.delivery.ack_tracker import AckTracker
 from tokenbus_services.settings import ProcessorSettings
 
 
@@ -94,7 +94,7 @@ class Stream:
         self.name = f"{hello.worker_id}/{epoch}"
         self.expected = hello.first_sequence
         self.known_last = hello.first_sequence - 1
-        self.holds = Holds(self.expected - 1)
+        self.holds = AckTracker(self.expected - 1)
         self.counts = StreamCounts()
         self._limits = limits
         self._settings = settings

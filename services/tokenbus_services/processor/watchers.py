@@ -5,7 +5,7 @@ from zlib import crc32
 
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
-from tokenbus_services.processor.mailbox import Letter, watched_letter
+from tokenbus_services.processor.send_queue import Letter, watched_letter
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.worker import Worker
@@ -57,7 +57,7 @@ class Watchers:
             payload_crc32=crc32(entry.payload),
         )
         for session in self._watching(worker):
-            if session.mailbox.has_room_in_window:
+            if session.send_queue.has_room_in_window:
                 session.put(watched_letter(item, entry.payload))
             else:
                 self.skipped_items += 1

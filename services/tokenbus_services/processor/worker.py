@@ -33,7 +33,7 @@ class Worker:
     """Whether it gets no new requests, because it leaves when those it has are done."""
     held_back: tuple[Hold, float] | None = None
     """What has held its stream back for the longest, and since when, while too much waits for more to be sent."""
-    roll_call: tuple[int, frozenset[int]] | None = None
+    reconcile: tuple[int, frozenset[int]] | None = None
     """When the stream has come to that sequence, the worker has no other requests than these."""
 
     def count(self, step: Step) -> None:

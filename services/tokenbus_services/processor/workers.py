@@ -24,14 +24,14 @@ from tokenbus_contracts.generated.stream_pb2 import (
 )
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Identity, Outcome
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.intake import Intake
 from tokenbus_services.processor.peers import Peers
 from tokenbus_services.processor.requests import NO_OWNER, Source
-from tokenbus_services.processor.strangers import Strangers
 from tokenbus_services.processor.stream import Fate, Stream, StreamCounts
+from tokenbus_services.processor.unknown_peers import UnknownPeers
 from tokenbus_services.processor.worker import (
     MOST_SEQUENCE,
     RefusedError,
@@ -49,7 +49,7 @@ _SILENCE = 1.5
 _NS = 1_000_000_000
 
 
-class WorkerDesk:
+class WorkerConnections:
     """Takes what workers send, and sends what they are to know. Without sockets, and without a clock of its own."""
 
     def __init__(
@@ -68,9 +68,9 @@ class WorkerDesk:
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
         self._streams = count()
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
-        self._strangers = Strangers(self._interval)
+        self._strangers = UnknownPeers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
@@ -86,7 +86,7 @@ class WorkerDesk:
     @property
     def are_caught_up(self) -> bool:
         """Whether every worker has sent again what it retained when it introduced itself."""
-        return all(worker.roll_call is None for worker in self.by_id.values())
+        return all(worker.reconcile is None for worker in self.by_id.values())
 
     # What comes in.
 
@@ -101,7 +101,9 @@ class WorkerDesk:
             self.refused += 1
             name = worker.stream.name if worker is not None else "unknown peer"
             self._letters.keep(parts[-1] if parts else b"", error, name)
-            self._episodes.begin(("frame", name), _log.warning, "frame refused", reason=str(error), **_names(worker))
+            self._repeated_log.begin(
+                ("frame", name), _log.warning, "frame refused", reason=str(error), **_names(worker)
+            )
             if worker is None:
                 self._tell_refused(peer, protocol_error(error))
 
@@ -162,7 +164,7 @@ class WorkerDesk:
             self.refused += 1
             self._letters.keep(payload, error, worker.stream.name, sequence)
         reason = {"reason": str(error)} if error is not None else {}
-        self._episodes.begin(
+        self._repeated_log.begin(
             (worker.stream.name, fate), _log.warning, f"item {fate}", sequence=sequence, **reason, **_names(worker)
         )
 
@@ -268,9 +270,9 @@ class WorkerDesk:
         # are answered when a client resumes them: a hello may make up as many as it likes.
         for key in filter(book.table.knows, hello.request_keys):
             book.answer(key, worker.source)
-        worker.roll_call = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
         _log.info("worker connected", resume_from=stream.expected, **_names(worker))
-        self._episodes.end(worker.stream.worker_id)
+        self._repeated_log.end(worker.stream.worker_id)
         self._intake.on_stream(worker)
         self._proceed(worker, now)
 
@@ -286,7 +288,7 @@ class WorkerDesk:
         self._tell_refused(peer, refused)
         if worker is not None and worker.peer == peer:
             self._disconnect(worker)
-        self._episodes.begin(
+        self._repeated_log.begin(
             ("refused", str(refused)), _log.warning, "worker refused", reason=str(refused), **_names(worker)
         )
 
@@ -335,7 +337,7 @@ class WorkerDesk:
             first, last = missing
             replay = ReplayRequest(first_sequence=first, last_sequence=last)
             self._send(worker, ProcessorFrame(replay=replay))
-            self._episodes.begin(
+            self._repeated_log.begin(
                 (worker.stream.name, "replay"),
                 _log.warning,
                 "items asked for again",
@@ -378,10 +380,10 @@ class WorkerDesk:
                 self._look_at(worker, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self.failed_ticks += 1
-                self._episodes.begin("defect", _log.exception, "tick failed", **_names(worker))
+                self._repeated_log.begin("defect", _log.exception, "tick failed", **_names(worker))
                 self._disconnect(worker)
         self._intake.book.check_buffers(max((len(worker.stream.holds) for worker in self.by_id.values()), default=0))
-        self._episodes.expire()
+        self._repeated_log.expire()
 
     def _look_at(self, worker: Worker, now: float) -> None:
         if now - worker.last_heard > self._timeout:
@@ -408,7 +410,7 @@ class WorkerDesk:
         if now - worker.last_heard > _SILENCE * self._interval or self._intake.is_throttled(worker):
             worker.assembler.renew(now)
 
-    def forgive(self, seconds: float, now: float) -> None:
+    def extend_deadlines(self, seconds: float, now: float) -> None:
         """Do not count some seconds as the workers' silence, nor against their steps."""
         for worker in self.by_id.values():
             worker.assembler.renew(now)
@@ -420,7 +422,7 @@ class WorkerDesk:
             self.acknowledge(worker, at_once=True)
             goodbye = Goodbye(reason=reason, message=message, last_sequence=worker.stream.expected - 1)
             self._send(worker, ProcessorFrame(goodbye=goodbye))
-        self._episodes.close()
+        self._repeated_log.close()
 
     def _heartbeat(self, worker: Worker, now: float) -> Outcome:
         worker.next_heartbeat = now + self._interval

@@ -262,8 +262,8 @@ class ClientsSettings:
     """What the processor holds for its clients."""
 
     max_clients: int = setting(256, _count("clients", "the most at once; others are refused", high=65536))
-    mailbox_frames: int = setting(16_384, _count("frames", "the most that wait for one client"))
-    mailbox_bytes: int = setting(
+    send_queue_frames: int = setting(16_384, _count("frames", "the most that wait for one client"))
+    send_queue_bytes: int = setting(
         67_108_864, _size("the most that waits for one client; at least limits.max_message_bytes")
     )
     buffer_bytes: int = setting(

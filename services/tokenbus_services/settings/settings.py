@@ -20,7 +20,7 @@ from tokenbus_services.settings.sections import (
 from tokenbus_services.settings.sources import collect
 from tokenbus_services.settings.watching import DeadLetterSettings, LogSettings, MetricsSettings
 
-_HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.mailbox_bytes")
+_HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.send_queue_bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery.leaving import LEAVES
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.worker.active_requests import BegunRequests
 from tokenbus_services.worker.arrays import keys_of
 from tokenbus_services.worker.assembler import StepAssembler
-from tokenbus_services.worker.begun import BegunRequests
 from tokenbus_services.worker.errors import RetentionFullError
 from tokenbus_services.worker.handoff.sender import HandoffSender
 from tokenbus_services.worker.isolation import emptied, isolated
@@ -34,7 +34,7 @@ class Emitter:
         self._handoffs = handoffs
         self.begun = BegunRequests(hands_off=handoffs is not None)
         self._aborts: deque[int] = deque()
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
 
     def take_aborts(self) -> list[int]:
         """Return the requests that the engine is to end, since the last call; for any thread."""
@@ -129,7 +129,7 @@ class Emitter:
 
     def _refused(self, keys: Iterable[int], error: ContractError) -> None:
         # One line, however many requests make an engine break the contract.
-        self._episodes.begin(
+        self._repeated_log.begin(
             "contract", _log.error, "requests ended: their batch breaks the contract", reason=str(error)
         )
         for key in filter(None, keys):

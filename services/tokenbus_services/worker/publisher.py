@@ -19,13 +19,13 @@ from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.errors import brief
-from tokenbus_services.delivery.leaving import LEAVES
+from tokenbus_services.delivery.final_statuses import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
-from tokenbus_services.worker.hello import HandoffPoint, hello_of
+from tokenbus_services.worker.handshake import HandoffPoint, hello_of
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 from tokenbus_services.worker.taken import TakenOver

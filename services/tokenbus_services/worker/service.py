@@ -7,7 +7,7 @@ from typing import Protocol
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_services.clock import SystemClock
 from tokenbus_services.delivery.errors import brief
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
 from tokenbus_services.worker.errors import NotRunningError
@@ -65,7 +65,7 @@ class EngineLoop:
         self._outlet: Outlet = outlet or emitter
         self._publisher = emitter.publisher
         self._unix_ms = unix_ms or SystemClock().unix_ms
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
         """The requests that were admitted since the last step that succeeded."""
         self._failed_in_a_row = 0
@@ -191,7 +191,7 @@ class EngineLoop:
         """Count and log that the engine failed for one request, and return what its client is told."""
         self._publisher.counts.engine_errors += 1
         kind = type(error).__name__
-        self._episodes.begin((doing, kind), _log.error, "engine error", doing=doing, request_key=key, reason=error)
+        self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_key=key, reason=error)
         return f"the engine failed: {kind}: {error}"
 
     def _refuse_new(self) -> None:
@@ -219,7 +219,7 @@ class EngineLoop:
         has not been in a step that succeeded. An engine that is broken fails also when these have ended.
         """
         self._publisher.counts.failed_steps += 1
-        self._episodes.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
+        self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
         begun = self._emitter.begun
         is_whole = isinstance(error, EngineStepError)
         ended = begun.end(error.keys) if isinstance(error, EngineStepError) else []

@@ -22,8 +22,8 @@ from tokenbus_contracts.generated.stream_pb2 import (
     Welcome,
     WorkerFrame,
 )
-from tokenbus_services.greeting import PROOF_BYTES, Greeter, check_times
 from tokenbus_services.link import SessionState
+from tokenbus_services.reconnecting import PROOF_BYTES, ReconnectingSession, check_times
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
 _MOST_REPLAYS = 64
@@ -31,7 +31,7 @@ _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
 
 
-class WorkerSession(Greeter):
+class WorkerSession(ReconnectingSession):
     """One worker's connection to a processor, whichever processor that is just now."""
 
     def __init__(self, hello: Hello, epoch: int, retention: Retention, *, interval: float, timeout: float) -> None:

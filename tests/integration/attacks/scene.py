@@ -15,7 +15,7 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import MOST, Program
 from tests.integration.waiting import soon
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 AS_DEPLOYED: Overrides = {
     "bus.heartbeat_interval_ms": 1000,
@@ -37,7 +37,7 @@ def variants(*short: object, long: Sequence[object] = ()) -> list[object]:
 class Victim:
     """A client whose requests follow each other, some at once; each must get every token of its own, and its end."""
 
-    def __init__(self, client: TokenClient, seed: int, tokens: int = 60, model: str = "", at_once: int = 4) -> None:
+    def __init__(self, client: Client, seed: int, tokens: int = 60, model: str = "", at_once: int = 4) -> None:
         """Begin to ask."""
         self._client = client
         self._random = random.Random(seed)  # noqa: S311 - a test can be run again
@@ -91,7 +91,7 @@ class Scene:
     processor: Program
     workers: list[Program]
     victim: Victim
-    client: TokenClient
+    client: Client
     clients: str
     """The clients' address."""
     workers_address: str
@@ -127,7 +127,7 @@ async def scene(  # noqa: PLR0913 - how it differs from test to test
     started = await asyncio.gather(
         *(asyncio.to_thread(_worker, deployment, name, steps_per_second) for name in workers)
     )
-    async with TokenClient(deployment.settings(client__name="victim", client__drain_timeout_ms=0)) as client:
+    async with Client(deployment.settings(client__name="victim", client__drain_timeout_ms=0)) as client:
         victim = Victim(client, len(deployment.overrides), tokens, model)
         await asyncio.wait_for(victim.is_served(), MOST)
         try:

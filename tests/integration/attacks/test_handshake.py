@@ -14,7 +14,7 @@ from tests.integration.attacks.peers import ClientPeer, Tcp, many
 from tests.integration.attacks.scene import Scene, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 _MIB = 1 << 20
 _MORE_MIB = 192
@@ -157,7 +157,7 @@ async def test_silent_connections_that_come_at_a_trickle_use_up_no_descriptors(d
 
 
 async def _new_client_is_served(at: Scene) -> None:
-    async with TokenClient(at.deployment.settings(client__drain_timeout_ms=0)) as client:
+    async with Client(at.deployment.settings(client__drain_timeout_ms=0)) as client:
         await all_exact(ask(client, 2, 60), 60)
 
 

@@ -11,7 +11,7 @@ from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, RefusalReason
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 SLOW = 20
 """Steps a second of the worker that is impersonated: much time between two of its steps."""
@@ -153,7 +153,7 @@ async def test_ten_vast_epochs_lock_no_name_out(deployment: Deployment) -> None:
         assert len([token async for token in tokens]) == 60
 
 
-def _session(client: TokenClient) -> int:
+def _session(client: Client) -> int:
     hello: ClientFrame = ClientFrame.FromString(client.session._hello()[0])
     return hello.hello.session
 

@@ -12,7 +12,7 @@ from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 _UNKNOWN = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 
@@ -143,7 +143,7 @@ async def test_request_of_a_killed_client_is_resumed_by_its_next_life_alone(depl
             return key
 
         key = await asyncio.to_thread(attack)
-        async with TokenClient(deployment.settings(client__name="owner", client__drain_timeout_ms=0)) as next_life:
+        async with Client(deployment.settings(client__name="owner", client__drain_timeout_ms=0)) as next_life:
             for _ in range(20):  # until its earlier life is known to be gone
                 asked = Asked(next_life.resume(key, 0))
                 audit = await asked.ended()

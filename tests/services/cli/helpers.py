@@ -13,10 +13,10 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.recording import gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 COMMAND = Path(sys.executable).parent / "tokenbus"
 MOST = 30.0  # seconds, after which a test that waits has failed

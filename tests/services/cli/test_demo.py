@@ -25,7 +25,7 @@ from tokenbus_services.cli.demonstration.rates import MODES, Rate, rates
 from tokenbus_services.cli.demonstration.sample import sample
 from tokenbus_services.cli.demonstration.truth import Truth, computed, differing
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
 RATES = {name: Rate(100.0 - number, 90.0, 110.0) for number, name in enumerate(MODES)}
@@ -209,14 +209,14 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(rates_module, "ask", ask)
     with pytest.raises(CommandError, match="6 of 256 requests had other than their 200 tokens: ids only"):
-        await rates(TokenClient(Settings()))
+        await rates(Client(Settings()))
 
 
 def test_busy_machine_makes_no_demo_wrong(tmp_path: Path) -> None:
     """However far the engines run ahead of who asks, no request of the demo ends because its client is slow."""
     settings = demo_module._of_the_demo(Settings(), tmp_path)
     most = rates_module.REQUESTS * rates_module._TOKENS
-    assert settings.clients.mailbox_frames >= most
+    assert settings.clients.send_queue_frames >= most
     assert settings.processor.hold_items >= most
 
 

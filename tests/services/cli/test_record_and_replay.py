@@ -22,17 +22,17 @@ from tests.services.cli.helpers import (
 )
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport, Transport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.files import Files
 from tokenbus_services.cli.record import record
 from tokenbus_services.client import WatchedItem
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.recording import RecordingError, entries
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
-from tokenbus_services.worker.truth import true_tokens
 
 
 async def replayed(
@@ -48,7 +48,7 @@ async def replayed(
     return await asyncio.wait_for(replay.run(stop or asyncio.Event()), MOST)
 
 
-async def take_all(processor: TokenProcessor) -> None:
+async def take_all(processor: Processor) -> None:
     """Take every step, so that all is acknowledged."""
     async for _ in processor.steps():
         pass
@@ -72,7 +72,7 @@ async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Pat
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     files = Files(str(tmp_path / "again"))
     count = sum(each.frame.WhichOneof("body") == "item" for each in entries([data]))
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         recorded = asyncio.create_task(
             record(settings, files, stop, worker_id=WORKER, count=count, transport=transport)
@@ -91,7 +91,7 @@ async def test_replay_as_another_worker_has_the_same_tokens() -> None:
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     data = recording(payloads(requests=2, tokens=30, drafts=True, parts=2))
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         tokens = [processor.request(key) for key in (1, 2)]
         publishing = asyncio.create_task(replayed(data, settings, transport, renamed_to=("again/1", 99)))
         for key, each in zip((1, 2), tokens, strict=True):
@@ -104,7 +104,7 @@ async def test_replay_takes_no_requests() -> None:
     """A processor hands no new request to a stream that is only replayed."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         await replayed(recording(), settings, transport)
         begun: list[int] = []
@@ -118,7 +118,7 @@ async def test_outdated_epoch_is_one_clear_line() -> None:
     """A processor that has seen the stream refuses it, and the error says so."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         await replayed(recording(), settings, transport)
         with pytest.raises(
@@ -140,7 +140,7 @@ async def test_replay_stops_when_told() -> None:
     """A replay that is told to stop publishes nothing more, and what it published is acknowledged."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         replay = Replay(entries([recording()]), settings, speed=0.001, transport=transport)
         running = asyncio.create_task(replay.run(stop))
@@ -158,7 +158,7 @@ async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
     transport = MemoryTransport(settings.bus)
     data = recording()
     *_, last = entries([data])
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         replay = Replay(entries([data[:-1]]), settings, speed=0, transport=transport)
         with pytest.raises(RecordingError) as caught:
@@ -230,7 +230,7 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
     settings = memory_settings(client__window_frames=1000)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     files = Files(str(tmp_path / "{worker}"))
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         recorded = asyncio.create_task(record(settings, files, stop, transport=transport))
         await until(lambda: len(processor.clients.watchers) == 1)

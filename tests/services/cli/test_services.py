@@ -8,17 +8,17 @@ from signal import SIGINT, SIGTERM, Signals
 import pytest
 
 from tests.services.cli.helpers import MOST, Service, addresses, generate, memory_settings, until
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
 from tokenbus_services.cli.worker import work
-from tokenbus_services.client import RequestFailedError, TokenClient
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.client import Client, RequestFailedError
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import StepArrays
-from tokenbus_services.worker.synthetic import SyntheticEngine
-from tokenbus_services.worker.truth import true_tokens
 
 QUIET = ["--metrics-address", ""]
 
@@ -48,7 +48,7 @@ async def test_second_signal_ends_at_once(tmp_path: Path) -> None:
     ):
         await asyncio.to_thread(worker.logged, "connected")
         overrides = {"bus.clients_address": f"ipc://{tmp_path}/c", "client.drain_timeout_ms": 0}
-        async with TokenClient(Settings.load(environment={}, overrides=overrides)) as client:
+        async with Client(Settings.load(environment={}, overrides=overrides)) as client:
             tokens = client.generate(generate(1_000_000))
             await asyncio.wait_for(anext(tokens), MOST)
             processor.signal(SIGTERM)
@@ -62,7 +62,7 @@ async def test_stopping_worker_finishes_its_requests() -> None:
     """A worker that is told to stop finishes what it has, every token of it, and then leaves."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         engine = SyntheticEngine(drafts=True, parts=2)
         working = asyncio.create_task(work(settings, engine, stop, steps_per_second=50, transport=transport))
         await until(lambda: processor.workers.by_id)
@@ -79,7 +79,7 @@ async def test_worker_leaves_when_its_drain_is_over() -> None:
     """What a stopping worker cannot finish in time ends with an error that says that the worker stopped."""
     settings = memory_settings(worker__drain_timeout_ms=1)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         working = asyncio.create_task(work(settings, SyntheticEngine(), stop, transport=transport, steps_per_second=99))
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(2**31 - 1))
@@ -110,7 +110,7 @@ async def test_engine_that_fails_ends_the_worker() -> None:
     """An engine that raises ends the worker with one line that says what it raised, and its requests with an error."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         working = asyncio.create_task(work(settings, Failing(), asyncio.Event(), transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(5))

@@ -12,15 +12,15 @@ from tests.services.cli.helpers import BATCH, EPOCH, EVENT, MOST, WORKER, memory
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
+from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.seen import Values, item_values, left_out_values, lines_of
 from tokenbus_services.cli.tap import tap
 from tokenbus_services.client import WatchedItem
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.recording import entries
 from tokenbus_services.worker.replay import Replay
-from tokenbus_services.worker.truth import true_tokens
 
 STREAM = (WORKER, EPOCH)
 NOW = 10**18 + 10**7 + 2_500_000
@@ -99,7 +99,7 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
     shown: list[Values] = []
     options = argparse.Namespace(worker=WORKER, rows=False, count=count)
     data = recording(payloads(requests=4, tokens=300), without=range(7, 12))
-    async with TokenProcessor(settings, transport=transport) as processor:
+    async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         tapping = asyncio.create_task(tap(settings, options, shown.append, stop, transport))
         await until(lambda: len(processor.clients.watchers))
@@ -113,7 +113,7 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
     return shown
 
 
-async def take_all(processor: TokenProcessor) -> None:
+async def take_all(processor: Processor) -> None:
     """Take every step, so that all is acknowledged."""
     async for _ in processor.steps():
         pass

@@ -18,11 +18,11 @@ import pytest
 
 from tests.services.cli.helpers import COMMAND, MOST, generate
 from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
+from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.cli import main
 from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.truth import true_tokens
 
 
 def pids(up: dict[str, Any]) -> dict[str, int]:
@@ -62,7 +62,7 @@ async def test_every_role_takes_part_and_a_signal_leaves_nothing(folder: Path) -
         assert all(service["state"] == "ready" for service in up["services"])
         await asyncio.to_thread(command.wait_until, lambda: is_well(f"{up['gateway']}/readyz"))
         settings = Settings.load(environment={}, overrides={"bus.clients_address": up["clients_address"]})
-        async with TokenClient(settings) as client:
+        async with Client(settings) as client:
             asked = [client.generate(generate(20, key)) for key in range(1, 9)]
             ids = [[token.id async for token in tokens] for tokens in asked]
         assert ids == [true_tokens(key, 0, 20).ids.tolist() for key in range(1, 9)]

@@ -1,4 +1,4 @@
-"""TokenClient: requests in, their tokens out, over a connection that a test's processor answers."""
+"""Client: requests in, their tokens out, over a connection that a test's processor answers."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ from tokenbus_contracts.generated.client_pb2 import (
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import AddressError, Listener, MemoryTransport
 from tokenbus_services.bus.memory import MemoryConnection
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.client.client import WatchedItem
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 
@@ -63,12 +63,12 @@ class Processor:
         self.say(ServerFrame(welcome=welcome))
 
 
-async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, TokenClient, LoopClock]:
+async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, Client, LoopClock]:
     """Return a processor and a client that will find each other, and the client's clock."""
     chosen = settings({"bus.clients_address": ADDRESS} | (overrides or {}))
     transport, clock = MemoryTransport(chosen.bus), LoopClock()
     processor = Processor(await transport.listen(ADDRESS))
-    return processor, TokenClient(chosen, transport=transport, clock=clock), clock
+    return processor, Client(chosen, transport=transport, clock=clock), clock
 
 
 async def taken(tokens: RequestTokens) -> list[Token]:
@@ -201,7 +201,7 @@ async def test_leaving_has_an_end_and_so_has_every_request() -> None:
 async def test_requests_end_when_the_connection_fails_for_good() -> None:
     """Where the connection itself breaks down, who leaves gets the error, and every request has an end all the same."""
     chosen = settings({"bus.clients_address": ADDRESS})
-    client = TokenClient(chosen, transport=BreakingTransport(chosen.bus), clock=LoopClock())
+    client = Client(chosen, transport=BreakingTransport(chosen.bus), clock=LoopClock())
     await client.__aenter__()
     tokens = client.generate(generate_of(5))
     with pytest.raises(RequestFailedError):
@@ -223,7 +223,7 @@ async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
     """Who starts a client gets the error of an address that cannot be used."""
     chosen = settings({"bus.clients_address": ADDRESS})
     with pytest.raises(AddressError, match="of no use"):
-        await TokenClient(chosen, transport=Broken(chosen.bus)).__aenter__()
+        await Client(chosen, transport=Broken(chosen.bus)).__aenter__()
 
 
 async def test_outputs_come_as_columns_and_hold_the_processor_back() -> None:

@@ -1,14 +1,14 @@
-"""Holds: an item is acknowledged when everybody it concerns has let go, in order, and never half a step."""
+"""AckTracker: an item is acknowledged when everybody it concerns has let go, in order, and never half a step."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_services.delivery import Hold, Holds
+from tokenbus_services.delivery import AckTracker, Hold
 
 
-def held(*sequences: int) -> tuple[Holds, list[Hold]]:
+def held(*sequences: int) -> tuple[AckTracker, list[Hold]]:
     """Return items of ten bytes, each with a hold of its own."""
-    holds = Holds(sequences[0] - 1)
+    holds = AckTracker(sequences[0] - 1)
     made = [Hold() for _ in sequences]
     for sequence, hold in zip(sequences, made, strict=True):
         holds.add(sequence, hold, 10)
@@ -44,7 +44,7 @@ def test_items_are_acknowledged_in_order() -> None:
 
 def test_step_is_acknowledged_whole() -> None:
     """Between a step's items nothing is acknowledged, as who starts anew must have all of its parts."""
-    holds = Holds(0)
+    holds = AckTracker(0)
     step, other = Hold(), Hold()
     for sequence, hold in ((1, step), (2, other), (3, step), (4, other)):
         holds.add(sequence, hold, 1)
@@ -60,7 +60,7 @@ def test_step_is_acknowledged_whole() -> None:
 
 def test_step_that_is_not_complete_yet_is_not_acknowledged() -> None:
     """A later part of a step may come after its first one was passed: that is taken back to the step's beginning."""
-    holds = Holds(0)
+    holds = AckTracker(0)
     early, step = Hold(), Hold()
     holds.add(1, early, 1)
     holds.add(2, step, 1)
@@ -86,7 +86,7 @@ def test_lost_items_are_passed() -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.permutations(range(6)))
 def test_what_is_acknowledged_is_what_a_plain_count_says(owners: list[int], order: list[int]) -> None:
     """Whatever belongs together and lets go in whatever order, the longest prefix of whole steps is acknowledged."""
-    holds, made = Holds(0), [Hold() for _ in range(6)]
+    holds, made = AckTracker(0), [Hold() for _ in range(6)]
     for sequence, owner in enumerate(owners, 1):
         holds.add(sequence, made[owner], 1)
     released: set[int] = set()

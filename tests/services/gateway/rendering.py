@@ -11,24 +11,24 @@ import numpy.typing as npt
 from tests.services.builders import settings
 from tokenbus_contracts import LogprobBatch
 from tokenbus_services.gateway.answer import StreamedAnswer, WholeAnswer
-from tokenbus_services.gateway.asked import Asked
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.envelope import Envelope
-from tokenbus_services.gateway.view import StepView
+from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.openai_format import Envelope
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
 KEY = 0xA
 Steps = Sequence[tuple[LogprobBatch, LogprobBatch | None]]
 
 
-async def said(asked: Asked, steps: Steps, vocabulary: Vocabulary) -> bytes:
+async def said(asked: CompletionRequest, steps: Steps, vocabulary: Vocabulary) -> bytes:
     """Return what an answer sends of some steps, of which its requests have the first rows."""
     maker = StreamedAnswer if asked.is_streamed else WholeAnswer
     answer = maker(asked, Envelope(asked, KEY), settings().gateway, Buffers(2**30))
     answer.begin(lambda: None)
     wanting = dict(enumerate(answer.listeners))
     for target, draft in steps:
-        view = StepView(target, vocabulary, draft)
+        view = RenderedStep(target, vocabulary, draft)
         wanting = {place: listener for place, listener in wanting.items() if listener.take(view, place)}
     assert answer.error is None
     sending = answer.outbox.take(2**30)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.services.builders import generate_of, settings
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestTokens
-from tokenbus_services.gateway import feed
+from tokenbus_services.gateway import dispatcher
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.errors import ApiError
@@ -39,11 +39,11 @@ async def test_error_tells_how_many_tokens_were_handed_out(
     monkeypatch: pytest.MonkeyPatch, emitted: int, had: int, told: int
 ) -> None:
     """Tokens that came and were not handed out in time are not told as emitted: who goes on would leave them out."""
-    monkeypatch.setattr(feed, "_LAST_ROWS_SECONDS", 0)
+    monkeypatch.setattr(dispatcher, "_LAST_ROWS_SECONDS", 0)
     tokens = RequestTokens(5)
     session = SimpleNamespace(outstanding=0, refusal=None)
     client: Any = SimpleNamespace(session=session, generate=lambda _generate: tokens, abort=lambda _key: None)
-    fed = feed.Feed(cast("TokenClient", client), vocabulary_of("numbers"), settings().gateway, Buffers(2**30))
+    fed = dispatcher.Feed(cast("Client", client), vocabulary_of("numbers"), settings().gateway, Buffers(2**30))
     listener = _Listener(had)
     fed.open(
         [generate_of(5)],

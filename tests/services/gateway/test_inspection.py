@@ -5,12 +5,12 @@ from typing import Any
 
 from tests.services.builders import settings
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_services.gateway.asked import Asked
+from tokenbus_engines.paddle.shape import END
 from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.inspection import InspectedAnswer
-from tokenbus_services.gateway.view import StepView
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.worker.paddle.shape import END
 
 
 async def told(ids: list[int], others: list[int]) -> list[dict[str, Any]]:
@@ -33,9 +33,11 @@ async def told(ids: list[int], others: list[int]) -> list[dict[str, Any]]:
         alternative_token_ids=others,
         alternative_logprobs=[-0.5] * count,
     )
-    answer = InspectedAnswer(Asked(model="m", prompts=[[1]], top_logprobs=1), 1, settings().gateway, Buffers(2**30))
+    answer = InspectedAnswer(
+        CompletionRequest(model="m", prompts=[[1]], top_logprobs=1), 1, settings().gateway, Buffers(2**30)
+    )
     answer.begin(lambda: None)
-    answer.take(StepView(batch, vocabulary_of("bytes")), 0)
+    answer.take(RenderedStep(batch, vocabulary_of("bytes")), 0)
     events = answer.outbox.take(2**30).data.decode().split("\n\n")
     (row,) = (json.loads(event.partition("data: ")[2]) for event in events if event.startswith("event: row"))
     tokens: list[dict[str, Any]] = row["tokens"]

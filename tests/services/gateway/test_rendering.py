@@ -9,7 +9,7 @@ import pytest
 from tests.services.builders import Wanted, batch
 from tests.services.gateway.rendering import array, chunks, joined, said
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
-from tokenbus_services.gateway.asked import Asked
+from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 VOCABULARIES = {name: vocabulary_of(name) for name in ("ngram", "bytes", "numbers")}
@@ -30,8 +30,8 @@ def _steps(top_k: int = 2, scoring: Scoring = Scoring.FULL) -> list[tuple[Logpro
     return steps
 
 
-def _asked(**fields: Any) -> Asked:  # noqa: ANN401 - as they are
-    return Asked(model="tokenbus", prompts=[[1, 2]], n=len(KEYS), **fields)
+def _asked(**fields: Any) -> CompletionRequest:  # noqa: ANN401 - as they are
+    return CompletionRequest(model="tokenbus", prompts=[[1, 2]], n=len(KEYS), **fields)
 
 
 def _truth(steps: list[tuple[LogprobBatch, LogprobBatch | None]], place: int, *, draft: bool = False) -> list[Row]:
@@ -188,7 +188,7 @@ async def test_stop_cuts_everything_together() -> None:
     ids = [token for row in _truth(steps, 0) for token in row.token_ids.tolist()]
     vocabulary = VOCABULARIES["numbers"]
     stop = str(ids[2])
-    asked = Asked(model="tokenbus", prompts=[[1]], stop=(stop,), top_logprobs=2, wants_ids=True)
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], stop=(stop,), top_logprobs=2, wants_ids=True)
     choice = json.loads(await said(asked, steps, vocabulary))["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["token_ids"] == ids[:3]

@@ -1,20 +1,20 @@
-"""Turns: a burst of new requests begins a few at a time, and what else runs has its turn between."""
+"""AdmissionLimiter: a burst of new requests begins a few at a time, and what else runs has its turn between."""
 
 import asyncio
 import contextlib
 import itertools
 
-from tokenbus_services.gateway.turns import Turns
+from tokenbus_services.gateway.admission_limiter import AdmissionLimiter
 
 
-async def _begin(turns: Turns, number: int, begun: list[int]) -> None:
+async def _begin(turns: AdmissionLimiter, number: int, begun: list[int]) -> None:
     await turns.next()
     begun.append(number)
 
 
 async def test_alone_nobody_waits() -> None:
     """Who comes alone begins without giving the event loop back."""
-    turns, begun = Turns(2), list[int]()
+    turns, begun = AdmissionLimiter(2), list[int]()
     one = _begin(turns, 1, begun)
     with contextlib.suppress(StopIteration):
         one.send(None)
@@ -23,7 +23,7 @@ async def test_alone_nobody_waits() -> None:
 
 async def test_burst_begins_a_few_at_a_time() -> None:
     """Of twenty that come at once never more than four begin in one round of the loop; in their order, and all do."""
-    turns, begun = Turns(4), list[int]()
+    turns, begun = AdmissionLimiter(4), list[int]()
     tasks = [asyncio.create_task(_begin(turns, number, begun)) for number in range(20)]
     seen = [0]
     while len(begun) < len(tasks):
@@ -36,7 +36,7 @@ async def test_burst_begins_a_few_at_a_time() -> None:
 
 async def test_who_leaves_takes_no_turn() -> None:
     """A request that is given up while it waits is passed over, and the next one begins in its place."""
-    turns, begun = Turns(1), list[int]()
+    turns, begun = AdmissionLimiter(1), list[int]()
     tasks = [asyncio.create_task(_begin(turns, number, begun)) for number in range(4)]
     await asyncio.sleep(0)
     tasks[1].cancel()

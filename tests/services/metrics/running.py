@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import MemoryTransport
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 
 MOST = 30.0  # seconds, after which a test that waits has failed
 _USUAL = {
@@ -46,7 +46,7 @@ class Bus:
         self._keys = count(1)
         self.settings = chosen or settings()
         transport = MemoryTransport(self.settings.bus)
-        self.processor = TokenProcessor(self.settings, transport=transport)
+        self.processor = Processor(self.settings, transport=transport)
         self.publisher = Publisher(self.settings, transport=transport, vocabulary_size=1000, epoch=1)
         self._loop = EngineLoop(self.engine, Emitter(self.publisher, self.engine.vocabulary_size))
 

@@ -13,7 +13,7 @@ from tests.services.metrics.test_speculation import rows
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import ANONYMOUS
-from tokenbus_services.gateway.families import GATEWAY
+from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.collectors import PROCESSOR, ProcessorCollector, PublisherCollector
 from tokenbus_services.metrics.document import families
 from tokenbus_services.metrics.families import Family

@@ -1,4 +1,4 @@
-"""A TokenProcessor that runs in memory, its clock, and a worker that the test plays."""
+"""A Processor that runs in memory, its clock, and a worker that the test plays."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from tests.services.loop_clock import LoopClock, turns
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import Connection, MemoryTransport
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 
 QUICK = {
     "bus.workers_address": "memory://workers",
@@ -53,7 +53,7 @@ class Worker:
 class Running:
     """A processor that runs, its clock, and a worker that said hello."""
 
-    def __init__(self, processor: TokenProcessor, clock: LoopClock, worker: Worker, transport: MemoryTransport) -> None:
+    def __init__(self, processor: Processor, clock: LoopClock, worker: Worker, transport: MemoryTransport) -> None:
         """Take them."""
         self.processor = processor
         self.clock = clock
@@ -73,7 +73,7 @@ async def started(**overrides: object) -> Running:
     """Return a processor that runs, with one worker."""
     chosen = settings(QUICK | {f"processor.{name}": value for name, value in overrides.items()})
     transport, clock = MemoryTransport(chosen.bus), LoopClock()
-    processor = await TokenProcessor(chosen, transport=transport, clock=clock).__aenter__()
+    processor = await Processor(chosen, transport=transport, clock=clock).__aenter__()
     worker = Worker(await transport.connect("memory://workers"))
     worker.say(WorkerFrame(hello=hello_of()))
     await worker.heard("welcome")

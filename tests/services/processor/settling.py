@@ -11,7 +11,7 @@ from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import Step
 from tokenbus_services.delivery.tokens import FINISHED
-from tokenbus_services.processor.book import RequestBook
+from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Request, Slots, Source
 from tokenbus_services.processor.router import Rows
 
@@ -58,7 +58,7 @@ class Table:
         """Open requests, each at a stream, and spread them over the routes."""
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
-        self.book = RequestBook(settings(overrides).processor, self.clock)
+        self.book = RequestRegistry(settings(overrides).processor, self.clock)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.book.router.consumers.update(self.recorders)
         self.aborted: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""RequestBook: how requests begin, change hands and end, and how long each of these may take."""
+"""RequestRegistry: how requests begin, change hands and end, and how long each of these may take."""
 
 import pytest
 
@@ -351,10 +351,10 @@ def test_who_holds_a_stream_back_gives_way() -> None:
     step = table.route(made, 0)
     slow = table.book.tokens(8)
     (early,) = come(table, 1, 3, stream=1)
-    table.book.relieve(step.hold, 0)
+    table.book.evict_slowest(step.hold, 0)
     assert table.book.table.get(9) is None
     assert not slow.has_ended
-    table.book.relieve(early.hold, 0)
+    table.book.evict_slowest(early.hold, 0)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
 
 
@@ -363,7 +363,7 @@ def test_slow_iterator_ends_where_that_is_wanted() -> None:
     table = Table({}, slow_consumer="end")
     steps = come(table, 9, 0, 3)
     tokens = table.book.tokens(9)
-    table.book.relieve(steps[0].hold, 0)
+    table.book.evict_slowest(steps[0].hold, 0)
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_SLOW_CLIENT
     assert tokens.error.message == "its consumer left 2 steps' tokens waiting, from token 0 on"

@@ -1,4 +1,4 @@
-"""ClientDesk: requests in, their tokens out."""
+"""ClientConnections: requests in, their tokens out."""
 
 import pytest
 
@@ -146,7 +146,7 @@ def test_letters_wait_for_the_window() -> None:
     assert places(client) == [(1, 0, 1)]
     client.confirm()
     assert places(client) == [(1, 1, 1)]
-    assert bench.core.clients.sessions[5].mailbox.bytes > 0
+    assert bench.core.clients.sessions[5].send_queue.bytes > 0
 
 
 def test_full_connection_is_tried_again() -> None:

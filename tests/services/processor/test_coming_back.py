@@ -1,4 +1,4 @@
-"""ClientDesk: nothing is lost when a client comes back or another takes its place; what becomes of those who do not."""
+"""Clients: nothing is lost when a client comes back or another takes its place; what becomes of those who do not."""
 
 import pytest
 
@@ -168,7 +168,7 @@ def test_client_that_leaves_takes_its_requests_with_it() -> None:
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
     """More frames waiting than may end the client's requests, also one whose last row was among what was dropped."""
-    bench, worker, client = serving(clients__mailbox_frames=2)
+    bench, worker, client = serving(clients__send_queue_frames=2)
     client.reconnect(window_frames=2 if is_sent else 1)
     for key in (1, 2):
         client.ask(generate_of(key))
@@ -187,13 +187,13 @@ def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
 def test_client_that_acknowledges_no_news_is_ended() -> None:
     """A client that asks on and on without acknowledging the answers is forgotten, before they fill the memory."""
     size = 2**21  # no less than one message may have
-    bench = Bench({"clients.mailbox_bytes": size})
+    bench = Bench({"clients.send_queue_bytes": size})
     client = bench.client()
     key = 0
     while bench.core.clients.sessions:
         key += 1
         client.ask(generate_of(key))
-        held = sum(session.mailbox.bytes for session in bench.core.clients.sessions.values())
+        held = sum(session.send_queue.bytes for session in bench.core.clients.sessions.values())
         assert held <= size
     assert size // 1024 < key <= size // 512
 
@@ -214,7 +214,7 @@ def test_own_standstill_is_not_the_clients_silence() -> None:
     """When the processor itself stood still, clients are given that time."""
     bench, _, _ = serving(1)
     bench.clock.advance(60.0)
-    bench.core.forgive(60.0, bench.clock.now())
+    bench.core.extend_deadlines(60.0, bench.clock.now())
     bench.core.tick(bench.clock.now())
     assert bench.core.clients.sessions[5].peer is not None
 

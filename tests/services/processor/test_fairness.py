@@ -9,7 +9,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Outcome
-from tokenbus_services.processor import mailbox
+from tokenbus_services.processor import send_queue
 
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
@@ -97,7 +97,7 @@ def test_trickle_of_acknowledgements_holds_up_only_its_sender() -> None:
 
 def test_all_clients_together_are_bounded() -> None:
     """When all queues hold more than they may together, the client with most loses its requests, and no other."""
-    bench, worker, big = serving(1, clients__buffer_bytes=2**21, clients__mailbox_bytes=2**21)
+    bench, worker, big = serving(1, clients__buffer_bytes=2**21, clients__send_queue_bytes=2**21)
     small = bench.client(6)
     small.ask(generate_of(2))
     big.heard()
@@ -107,7 +107,7 @@ def test_all_clients_together_are_bounded() -> None:
     while bench.core.clients.evicted == 0:
         worker.publish([Wanted(1, position, 8, top_k=20)])
         position += 8
-        assert sum(each.mailbox.bytes for each in bench.core.clients.sessions.values()) <= 2**21
+        assert sum(each.send_queue.bytes for each in bench.core.clients.sessions.values()) <= 2**21
         if position % 512 == 0:
             big.heard()
     assert SLOW in big.errors().values()
@@ -126,7 +126,7 @@ def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatc
     attacker.heard()
     attacker.confirm()
     decoded: list[tuple[object, ...]] = []
-    monkeypatch.setattr(mailbox, "decode", lambda *arguments: decoded.append(arguments))
+    monkeypatch.setattr(send_queue, "decode", lambda *arguments: decoded.append(arguments))
     for _ in range(100):
         resume(attacker, 9, 0)
         resume(attacker, 1, 0)
@@ -143,14 +143,14 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     bench.outcomes[client.peer] = Outcome.GONE
     again = bench.client(6)
     searches = []
-    found = mailbox.Mailbox.letters_of
+    found = send_queue.SendQueue.letters_of
 
-    def _counted(box: mailbox.Mailbox, keys: mailbox.Keys) -> list[mailbox.Letter]:
-        if keys.size and box is bench.core.clients.sessions[5].mailbox:
+    def _counted(box: send_queue.SendQueue, keys: send_queue.Keys) -> list[send_queue.Letter]:
+        if keys.size and box is bench.core.clients.sessions[5].send_queue:
             searches.append(keys.size)
         return found(box, keys)
 
-    monkeypatch.setattr(mailbox.Mailbox, "letters_of", _counted)
+    monkeypatch.setattr(send_queue.SendQueue, "letters_of", _counted)
     for key in range(1, 9):
         resume(again, key, 0)
     assert searches == [1]
@@ -245,7 +245,7 @@ def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
     bench.client(5)
     bench.client(6)
     bench.core.workers.by_id["a"].stream.missing = None  # type: ignore[method-assign, assignment]
-    bench.core.clients.sessions[5].mailbox = None  # type: ignore[assignment]
+    bench.core.clients.sessions[5].send_queue = None  # type: ignore[assignment]
     bench.clock.advance(1.0)
     for peer in (b"a/7", b"b/7"):
         bench.core.workers._by_peer[peer].last_heard = bench.clock.now()
@@ -257,16 +257,16 @@ def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
 
 def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that resumes what is unknown without end, and acknowledges nothing, ends at its bound in one go."""
-    bench = Bench({"clients.mailbox_bytes": 2**21})
+    bench = Bench({"clients.send_queue_bytes": 2**21})
     attacker = bench.client()
     drops = []
-    drop = mailbox.Mailbox.drop_outputs
+    drop = send_queue.SendQueue.drop_outputs
 
-    def _counted(box: mailbox.Mailbox) -> list[mailbox.Letter]:
+    def _counted(box: send_queue.SendQueue) -> list[send_queue.Letter]:
         drops.append(len(box))
         return drop(box)
 
-    monkeypatch.setattr(mailbox.Mailbox, "drop_outputs", _counted)
+    monkeypatch.setattr(send_queue.SendQueue, "drop_outputs", _counted)
     key = 0
     while bench.core.clients.sessions:
         key += 1

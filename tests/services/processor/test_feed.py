@@ -1,4 +1,4 @@
-"""StepFeed: steps on their way to who iterates over all of them."""
+"""StepQueue: steps on their way to who iterates over all of them."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tests.services.builders import batch, rows, step_of
 from tests.services.bus.harness import soon
 from tests.services.loop_clock import turns
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.feed import StepFeed
+from tokenbus_services.processor.step_queue import StepQueue
 
 
 def steps(count: int) -> list[Step]:
@@ -21,7 +21,7 @@ def counts(made: list[Step]) -> list[int]:
 
 async def test_steps_come_in_order_and_are_held_until_the_next_is_asked_for() -> None:
     """A step that was taken is let go when its consumer asks for another one: then it is done with it."""
-    feed, made = StepFeed(4), steps(2)
+    feed, made = StepQueue(4), steps(2)
     for step in made:
         feed.put(step)
     assert counts(made) == [1, 1]
@@ -36,7 +36,7 @@ async def test_steps_come_in_order_and_are_held_until_the_next_is_asked_for() ->
 
 async def test_feed_is_full_with_exactly_as_many_as_it_may_have() -> None:
     """One step less than the bound leaves room; at the bound there is none; taking one makes room again (case 20)."""
-    feed, made = StepFeed(2), steps(2)
+    feed, made = StepQueue(2), steps(2)
     feed.put(made[0])
     assert not feed.is_full
     feed.put(made[1])
@@ -48,7 +48,7 @@ async def test_feed_is_full_with_exactly_as_many_as_it_may_have() -> None:
 
 async def test_consumer_waits_for_the_next_step_and_for_the_end() -> None:
     """Who waits gets the step that comes, or learns that none will."""
-    feed, made = StepFeed(2), steps(1)
+    feed, made = StepQueue(2), steps(1)
     waiting = asyncio.ensure_future(feed.get())
     await turns()
     feed.put(made[0])
@@ -62,7 +62,7 @@ async def test_consumer_waits_for_the_next_step_and_for_the_end() -> None:
 
 async def test_what_waits_when_the_feed_closes_can_be_taken() -> None:
     """Closing loses nothing: steps that wait are taken first."""
-    feed, made = StepFeed(2), steps(1)
+    feed, made = StepQueue(2), steps(1)
     feed.put(made[0])
     feed.close()
     assert await feed.get() is made[0]
@@ -71,7 +71,7 @@ async def test_what_waits_when_the_feed_closes_can_be_taken() -> None:
 
 async def test_discarding_lets_everything_go() -> None:
     """A consumer that leaves holds nothing back: neither what it took last nor what it did not take."""
-    feed, made = StepFeed(4), steps(3)
+    feed, made = StepQueue(4), steps(3)
     for step in made:
         feed.put(step)
     await feed.get()

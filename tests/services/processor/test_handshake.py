@@ -1,4 +1,4 @@
-"""WorkerDesk: who may publish, and in which connection."""
+"""WorkerConnections: who may publish, and in which connection."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Gap, GapReason, WorkerFrame
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.feed import StepFeed
+from tokenbus_services.processor.step_queue import StepQueue
 
 FINISHED = RowStatus.FINISHED_LENGTH
 GAP = ErrorCode.ERROR_CODE_GAP
@@ -209,7 +209,7 @@ def test_worker_tells_nothing_of_others_requests() -> None:
     assert tokens(client) == {1: 1}
 
 
-def test_roll_call_ends_what_the_worker_lost_and_asks_again_for_what_it_never_got() -> None:
+def test_reconciling_ends_what_the_worker_lost_and_asks_again_for_what_it_never_got() -> None:
     """When a worker comes back, requests it took and does not have end; those it never took are handed over again."""
     _, worker, client = asked(1, 2, 3)
     for key in (1, 3):
@@ -221,7 +221,7 @@ def test_roll_call_ends_what_the_worker_lost_and_asks_again_for_what_it_never_go
     assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
 
 
-def test_roll_call_waits_for_what_the_worker_retains() -> None:
+def test_reconciling_waits_for_what_the_worker_retains() -> None:
     """A request may have ended in items that are yet to come again: it is judged after those (case 17)."""
     _, worker, client = asked(1)
     worker.admit(1)
@@ -236,7 +236,7 @@ def test_roll_call_waits_for_what_the_worker_retains() -> None:
 def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
     """With a feed every step goes there too, and is held until that is done with it."""
     bench, worker, _ = asked(1)
-    feed = bench.core.intake.feed = StepFeed(2)
+    feed = bench.core.intake.feed = StepQueue(2)
     seen: list[Step] = []
     bench.core.intake.on_step = seen.append
     worker.publish(rows([1]))
@@ -250,7 +250,7 @@ def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
 def test_full_feed_gives_no_credit() -> None:
     """While steps are not taken the worker gets no more credit, and gets it again when they are (case 20)."""
     bench, worker, _ = asked(1, credit_items=4)
-    feed = bench.core.intake.feed = StepFeed(2)
+    feed = bench.core.intake.feed = StepQueue(2)
     worker.publish(rows([1]))
     assert "credit" in worker.heard_bodies()
     worker.publish(rows([1], position=1))

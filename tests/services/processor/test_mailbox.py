@@ -1,4 +1,4 @@
-"""Mailbox and the letters in it: sent as a client's window allows, and kept until it confirms."""
+"""SendQueue and the letters in it: sent as a client's window allows, and kept until it confirms."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,14 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_services.delivery import Hold
-from tokenbus_services.processor.mailbox import Budget, Letter, Mailbox, admitted_letter, error_letter, outputs_letters
+from tokenbus_services.processor.send_queue import (
+    Budget,
+    Letter,
+    SendQueue,
+    admitted_letter,
+    error_letter,
+    outputs_letters,
+)
 
 LIMITS = settings().limits
 
@@ -26,9 +33,9 @@ def news(key: int = 1) -> Letter:
     return error_letter(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x"))
 
 
-def mailbox(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> Mailbox:
-    """Return a mailbox whose client is connected."""
-    made = Mailbox(frames, size)
+def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> SendQueue:
+    """Return a send_queue whose client is connected."""
+    made = SendQueue(frames, size)
     made.connect(window_frames, window_bytes)
     return made
 
@@ -38,7 +45,7 @@ def read(made: Letter) -> ServerFrame:
     return read_frame(ServerFrame, made.body)
 
 
-def sent(box: Mailbox) -> list[int]:
+def sent(box: SendQueue) -> list[int]:
     """Send what may be sent, and return the numbers of the frames."""
     numbers = []
     while (message := box.next_message()) is not None:
@@ -54,7 +61,7 @@ def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
 
 def test_window_of_one_sends_one_at_a_time() -> None:
     """With a window of one frame each letter waits for the confirmation of the one before it."""
-    box = mailbox(window_frames=1)
+    box = send_queue(window_frames=1)
     for _ in range(3):
         box.put(letter())
     assert sent(box) == [1]
@@ -67,13 +74,13 @@ def test_window_of_one_sends_one_at_a_time() -> None:
 
 def test_window_in_bytes_is_used_exactly() -> None:
     """Letters go out as long as their bytes fit exactly, and the next one with the room that a confirmation makes."""
-    box = mailbox(window_bytes=20)
+    box = send_queue(window_bytes=20)
     for _ in range(3):
         box.put(letter(10))
     assert sent(box) == [1, 2]
     box.confirm(1)
     assert sent(box) == [3]
-    box = mailbox(window_bytes=19)
+    box = send_queue(window_bytes=19)
     for _ in range(2):
         box.put(letter(10))
     assert sent(box) == [1]
@@ -81,7 +88,7 @@ def test_window_in_bytes_is_used_exactly() -> None:
 
 def test_one_letter_may_be_of_any_size() -> None:
     """A letter that is larger than the whole window goes out alone: otherwise it would never."""
-    box = mailbox(window_bytes=5)
+    box = send_queue(window_bytes=5)
     box.put(letter(10))
     box.put(letter(1))
     assert sent(box) == [1]
@@ -91,7 +98,7 @@ def test_one_letter_may_be_of_any_size() -> None:
 
 def test_letter_that_could_not_be_sent_is_the_next_again() -> None:
     """A letter counts as sent only when it was; until then it is the same message, under the same number."""
-    box = mailbox()
+    box = send_queue()
     box.put(letter())
     assert box.next_message() == box.next_message()
     assert sent(box) == [1]
@@ -99,7 +106,7 @@ def test_letter_that_could_not_be_sent_is_the_next_again() -> None:
 
 def test_letters_are_kept_until_they_are_confirmed() -> None:
     """A confirmation lets go of all up to its number, with their holds and bytes, and of nothing else."""
-    box = mailbox()
+    box = send_queue()
     holds = [Hold() for _ in range(3)]
     for hold in holds:
         box.put(letter(10, hold))
@@ -116,7 +123,7 @@ def test_letters_are_kept_until_they_are_confirmed() -> None:
 
 def test_confirming_what_was_not_sent_is_refused() -> None:
     """The last number that was sent can be confirmed, and the one after it not: nothing is let go for it."""
-    box = mailbox()
+    box = send_queue()
     box.put(letter())
     assert not box.confirm(1)
     sent(box)
@@ -127,7 +134,7 @@ def test_confirming_what_was_not_sent_is_refused() -> None:
 
 def test_new_connection_sends_again_what_was_not_confirmed() -> None:
     """After a reconnect all that was not confirmed comes again first, in order, numbered from one (case 17)."""
-    box = mailbox(window_frames=2)
+    box = send_queue(window_frames=2)
     letters = [letter(size) for size in (1, 2, 3, 4)]
     for each in letters:
         box.put(each)
@@ -141,9 +148,9 @@ def test_new_connection_sends_again_what_was_not_confirmed() -> None:
     assert (len(box), box.bytes) == (0, 0)
 
 
-def test_mailbox_is_over_full_beyond_its_bounds() -> None:
+def test_send_queue_is_over_full_beyond_its_bounds() -> None:
     """As many frames with tokens, or bytes of everything, as there may be are not too many; one more is."""
-    box = mailbox(frames=2)
+    box = send_queue(frames=2)
     for _ in range(2):
         box.put(letter(50))
         box.put(news())
@@ -151,7 +158,7 @@ def test_mailbox_is_over_full_beyond_its_bounds() -> None:
     box.put(letter(0))
     assert box.is_over_full
     assert (box.outputs, box.peak, box.peak_bytes) == (3, 5, sum(each.cost for each in box.letters()))
-    box = mailbox(frames=9, size=letter(100).cost)
+    box = send_queue(frames=9, size=letter(100).cost)
     box.put(letter(100))
     assert not box.is_over_full
     box.put(news())
@@ -161,7 +168,7 @@ def test_mailbox_is_over_full_beyond_its_bounds() -> None:
 def test_news_costs_what_it_takes_in_memory() -> None:
     """An error costs its bytes and what a frame takes beside them, so a client cannot pile up a million for nothing."""
     budget = Budget(10_000)
-    box = Mailbox(4, 10_000, budget)
+    box = SendQueue(4, 10_000, budget)
     made = news()
     assert made.cost > len(made.body) + 500
     while not box.is_over_full:
@@ -174,7 +181,7 @@ def test_news_costs_what_it_takes_in_memory() -> None:
 
 def test_last_row_is_known_to_be_on_its_way() -> None:
     """A frame is known by its number over all connections, until it is acknowledged or dropped."""
-    box = mailbox()
+    box = send_queue()
     box.put(letter())
     box.put(letter())
     first, last = 1, box.last_ordinal
@@ -191,7 +198,7 @@ def test_last_row_is_known_to_be_on_its_way() -> None:
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
     """A slow client's tokens are let go; how its requests ended is still told, also what was sent already."""
-    box = mailbox()
+    box = send_queue()
     hold = Hold()
     box.put(letter(10, hold))
     box.put(news(7))
@@ -207,7 +214,7 @@ def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
 
 def test_discarding_lets_everything_go() -> None:
     """A client that is gone holds nothing back."""
-    box = mailbox(window_frames=1)
+    box = send_queue(window_frames=1)
     holds = [Hold(), Hold()]
     for hold in holds:
         box.put(letter(10, hold))
@@ -221,7 +228,7 @@ def test_discarding_lets_everything_go() -> None:
 
 def test_room_in_the_window() -> None:
     """There is room as long as a letter that is put now would go out now."""
-    box = mailbox(window_frames=2)
+    box = send_queue(window_frames=2)
     assert box.has_room_in_window
     box.put(letter())
     assert not box.has_room_in_window
@@ -278,7 +285,7 @@ def test_rows_of_one_request_are_found() -> None:
     (bare,) = outputs_letters(target, draft.select(np.array([0])), Hold(), LIMITS)
     assert bare.rows_of(five, LIMITS)[1] is None
     (other,) = outputs_letters(batch([Wanted(4), Wanted(6)]), None, Hold(), LIMITS)
-    box = mailbox(frames=9)
+    box = send_queue(frames=9)
     for each in (other, made, news(5), bare, other):
         box.put(each)
     assert box.letters_of(five) == [made, bare]
@@ -289,7 +296,7 @@ def test_rows_of_one_request_are_found() -> None:
 def test_number_is_put_before_a_frame_as_protobuf_writes_it() -> None:
     """A frame that was encoded once is, with its number, the bytes that the whole frame would be."""
     made = news()
-    box = mailbox(window_frames=400)
+    box = send_queue(window_frames=400)
     for number in range(1, 301):
         box.put(made)
         message = box.next_message()

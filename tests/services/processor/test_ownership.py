@@ -114,7 +114,7 @@ def test_ended_request_that_is_on_its_way_is_not_looked_for() -> None:
         resume(client, 1, 0)
     assert places(client) == [(1, 0, 3)]
     assert client.errors() == {}
-    assert len(bench.core.clients.sessions[5].mailbox) == 1
+    assert len(bench.core.clients.sessions[5].send_queue) == 1
 
 
 @pytest.mark.parametrize("thief_first", [False, True])

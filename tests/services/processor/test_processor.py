@@ -1,4 +1,4 @@
-"""TokenProcessor in one process: requests and new requests, their deadlines, and how it leaves."""
+"""Processor in one process: requests and new requests, their deadlines, and how it leaves."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 
@@ -224,11 +224,11 @@ async def test_taken_address_is_a_clear_error() -> None:
     async with running() as made:
         chosen = settings(QUICK)
         with pytest.raises(AddressError, match="taken"):
-            await TokenProcessor(chosen, transport=made.transport).__aenter__()
+            await Processor(chosen, transport=made.transport).__aenter__()
         free = settings(QUICK | {"bus.workers_address": "memory://elsewhere"})
         with pytest.raises(AddressError, match="taken"):
-            await TokenProcessor(free, transport=made.transport).__aenter__()
-        async with TokenProcessor(
+            await Processor(free, transport=made.transport).__aenter__()
+        async with Processor(
             settings(QUICK | {"bus.workers_address": "memory://elsewhere", "bus.clients_address": "memory://others"}),
             transport=made.transport,
         ) as other:
@@ -238,6 +238,6 @@ async def test_taken_address_is_a_clear_error() -> None:
 @pytest.mark.parametrize("name", ["processor", "mine"])
 async def test_each_life_of_a_processor_has_a_name_of_its_own(name: str) -> None:
     """Whatever a processor is called, its restarts can be told apart (case 21)."""
-    names = {TokenProcessor(settings(QUICK | {"processor.id": name})).id for _ in range(3)}
+    names = {Processor(settings(QUICK | {"processor.id": name})).id for _ in range(3)}
     assert len(names) == 3
     assert all(each.startswith(f"{name}-") for each in names)

@@ -1,4 +1,4 @@
-"""TokenProcessor.steps: every step, whole, held for its one consumer, and no more than that takes."""
+"""Processor.steps: every step, whole, held for its one consumer, and no more than that takes."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.services.loop_clock import turns
 from tests.services.processor.live import running
 from tokenbus_contracts import RowStatus
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step, Token
-from tokenbus_services.processor import TokenProcessor
+from tokenbus_services.processor import Processor
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 
@@ -132,7 +132,7 @@ async def test_steps_end_when_the_processor_closes() -> None:
     """What waits when a processor closes can be taken; then the iteration ends."""
     found: list[Step] = []
 
-    async def consume(processor: TokenProcessor) -> None:
+    async def consume(processor: Processor) -> None:
         """Take every step."""
         async for step in processor.steps():
             found.append(step)  # noqa: PERF401 - one after the other

@@ -1,11 +1,11 @@
-"""Strangers: each is told once an interval, and only so many are remembered."""
+"""UnknownPeers: each is told once an interval, and only so many are remembered."""
 
-from tokenbus_services.processor.strangers import Strangers
+from tokenbus_services.processor.unknown_peers import UnknownPeers
 
 
 def test_stranger_is_told_once_an_interval() -> None:
     """A peer is told at once, and again when an interval is over and not a moment before, whatever others do."""
-    strangers = Strangers(1.0)
+    strangers = UnknownPeers(1.0)
     assert [strangers.is_to_be_told(b"a", now) for now in (0.0, 0.5, 0.999, 1.0, 1.5)] == [
         True,
         False,
@@ -18,7 +18,7 @@ def test_stranger_is_told_once_an_interval() -> None:
 
 def test_who_is_known_and_strange_again_is_told_at_once() -> None:
     """A peer that said hello, and is not known any more, need not wait."""
-    strangers = Strangers(1.0)
+    strangers = UnknownPeers(1.0)
     strangers.is_to_be_told(b"a", 0.0)
     strangers.forget(b"a")
     strangers.forget(b"never seen")
@@ -27,7 +27,7 @@ def test_who_is_known_and_strange_again_is_told_at_once() -> None:
 
 def test_strangers_are_bounded() -> None:
     """However many peers say nonsense, only so many are remembered, those that spoke last."""
-    strangers = Strangers(1.0)
+    strangers = UnknownPeers(1.0)
     for number in range(1025):
         strangers.is_to_be_told(b"%d" % number, 0.0)
     assert len(strangers) == 1024

@@ -1,4 +1,4 @@
-"""WorkerDesk: what comes from workers, what goes to them, and when they are lost."""
+"""WorkerConnections: what comes from workers, what goes to them, and when they are lost."""
 
 from zlib import crc32
 
@@ -161,7 +161,7 @@ def test_own_standstill_is_not_the_workers_silence() -> None:
     bench = Bench()
     bench.worker()
     bench.clock.advance(60.0)
-    bench.core.forgive(60.0, bench.clock.now())
+    bench.core.extend_deadlines(60.0, bench.clock.now())
     bench.core.tick(bench.clock.now())
     assert "worker-0" in bench.core.workers.by_id
 

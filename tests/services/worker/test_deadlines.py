@@ -8,11 +8,11 @@ from tests.services.worker.test_service import Engine, Once, batches, events, ru
 from tests.services.worker.test_states import KINDS, handed_off
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.begun import BegunRequests
+from tokenbus_services.worker.active_requests import BegunRequests
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 from tokenbus_services.worker.taken import TakenOver
 
 DEADLINE = ErrorCode.ERROR_CODE_DEADLINE

@@ -23,7 +23,7 @@ from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, read_reply, reply_of
-from tokenbus_services.worker.hello import HandoffPoint
+from tokenbus_services.worker.handshake import HandoffPoint
 
 ADDRESS = "memory://decode"
 MOST = 20.0

@@ -9,10 +9,10 @@ from tests.services.builders import generate_of, ids
 from tests.services.worker.test_service import batches, events, running
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import EngineBrokenError, EngineStepError, Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 from tokenbus_services.worker.taken import TakenOver
 
 ENGINE = ErrorCode.ERROR_CODE_ENGINE

@@ -8,19 +8,19 @@ from itertools import count
 
 import pytest
 
+from tests.engines.ngram.runs import asked
+from tests.engines.paddle.driver import text_request
+from tests.engines.paddle.needs import NEEDS_PADDLE
 from tests.services.builders import generate_of
-from tests.services.worker.ngram.runs import asked
-from tests.services.worker.paddle.driver import text_request
-from tests.services.worker.paddle.needs import NEEDS_PADDLE
 from tests.services.worker.test_service import batches, events, running
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.ngram import NgramEngine, NgramOptions
+from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import Engine
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.ngram import NgramEngine, NgramOptions
-from tokenbus_services.worker.paddle import PaddleEngine, PaddleOptions
 from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.synthetic import SyntheticEngine
 from tokenbus_services.worker.taken import TakenOver
 
 HUGE = [b"0", b"-1", b"65536", b"4294967296", b"18446744073709551615", b"9" * 30, b"1e308", b"null", b"[]"]
@@ -204,7 +204,7 @@ def test_synthetic_state_is_checked_field_by_field(change: Callable[[bytes], byt
 def test_request_that_an_engine_cannot_keep_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ngram engine that fails in the midst of keeping a request does not have it, and takes the next one."""
     engine = NgramEngine(NgramOptions())
-    monkeypatch.setattr("tokenbus_services.worker.ngram.rows.padded", lambda *_: [0] * 99)
+    monkeypatch.setattr("tokenbus_engines.ngram.rows.padded", lambda *_: [0] * 99)
     with pytest.raises(ValueError, match="broadcast"):
         engine.admit(asked(7, seed=1, max_tokens=4))
     monkeypatch.undo()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tokenbus_contracts import Row
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
 
 PROMPTS = (
@@ -74,7 +74,7 @@ def requests(count: int, tokens: int) -> list[Generate]:
 
 
 async def ask(
-    client: TokenClient, wanted: Sequence[Generate], on_news: Callable[[int, int], None] = lambda *_: None
+    client: Client, wanted: Sequence[Generate], on_news: Callable[[int, int], None] = lambda *_: None
 ) -> Asked:
     """Ask for everything at once and return when all has ended; tell how many requests and tokens there are so far."""
     ended = tokens = 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from tokenbus_contracts import Limits
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
+from tokenbus_engines.ngram.tokenizer import taught
 from tokenbus_services.cli.demonstration.asking import PROMPTS
 from tokenbus_services.cli.demonstration.truth import computed
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.terminal import styled
 from tokenbus_services.printable import printable
-from tokenbus_services.worker.ngram.tokenizer import taught
 
 _SECONDS = 20.0
 _MOST_BYTES = 1_048_576

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_services.cli.demonstration.asking import PROMPTS, ask
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.client import TokenClient
+from tokenbus_services.client import Client
 
 MODES: dict[str, int | None] = {"ids only": None, "k = 0": 0, "k = 20": 20}
 """By name: how many alternatives are asked for with each token; None: not even its own logprob."""
@@ -26,7 +26,7 @@ class Rate:
 
 
 async def rates(
-    client: TokenClient, on_round: Callable[[int, int], None] = lambda *_: None, rounds: int = _ROUNDS
+    client: Client, on_round: Callable[[int, int], None] = lambda *_: None, rounds: int = _ROUNDS
 ) -> dict[str, Rate]:
     """Return the rate of each mode."""
     found: dict[str, list[float]] = {name: [] for name in MODES}

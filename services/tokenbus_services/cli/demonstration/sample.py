@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 
+from tokenbus_engines.ngram.tokenizer import taught
 from tokenbus_services.cli.demonstration.asking import Answer
 from tokenbus_services.cli.terminal import columns, styled, wants_colour
 from tokenbus_services.printable import printable
-from tokenbus_services.worker.ngram.tokenizer import taught
 
 _SCALE = ((0.05, 209), (0.2, 216), (0.5, 230), (0.8, 153), (1.0, 111))
 """Up to which probability, and the background: orange to blue, which nobody confuses, with black letters on it."""

@@ -7,9 +7,9 @@ import numpy as np
 
 from tokenbus_contracts import BatchKind, Limits, Row
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.ngram import NgramEngine
 from tokenbus_services.cli.demonstration.asking import Answer
 from tokenbus_services.worker import StepAssembler
-from tokenbus_services.worker.ngram import NgramEngine
 
 Truth = dict[int, list[Row]]
 _COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")

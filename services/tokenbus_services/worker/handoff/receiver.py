@@ -10,11 +10,11 @@ from typing import Self
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.handoff_pb2 import Handoff
 from tokenbus_services.bus import ClosedError, Listener, Role, Transport
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff.message import read_handoff, reply_of
-from tokenbus_services.worker.hello import HandoffPoint
+from tokenbus_services.worker.handshake import HandoffPoint
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.taken import TakenOver
 
@@ -34,7 +34,7 @@ class HandoffReceiver:
         self._publisher: Publisher | None = None
         self._task: asyncio.Task[None] | None = None
         self._answers: OrderedDict[int, str | None] = OrderedDict()
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
         self.counts = WorkerCounts()
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ class HandoffReceiver:
                     self._check_right(peer, handoff.worker_id)
             except ContractError as error:
                 self.counts.refused += 1
-                self._episodes.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
+                self._repeated_log.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
                 continue
             if handoff is not None:
                 self._listener.admit(peer)
@@ -86,7 +86,7 @@ class HandoffReceiver:
 
     def _connection_refused(self, reason: str) -> None:
         self.counts.refused_connections += 1
-        self._episodes.begin("transport", _log.warning, "connection refused", reason=reason)
+        self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def _check_right(self, peer: bytes, worker_id: str) -> None:
         identity = None if self._listener is None else self._listener.identity(peer)
@@ -137,7 +137,7 @@ class HandoffReceiver:
             self._answers.pop(handoff.number, None)  # there may be room when it comes again
             # By the field that is wrong: a value that differs each time must not fill the log.
             kind = ("handoff", refusal.partition(":")[0])
-            self._episodes.begin(kind, _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}")
+            self._repeated_log.begin(kind, _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}")
         else:
             self.counts.taken_over += 1
             self._answers[handoff.number] = refusal

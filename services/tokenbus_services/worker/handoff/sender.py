@@ -13,7 +13,7 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.bus import ClosedError, Connection, Transport
 from tokenbus_services.clock import Clock
-from tokenbus_services.logs import Episodes, logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.handoff.message import handoff_of, read_reply
@@ -74,7 +74,7 @@ class HandoffSender:
         self._telling: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
         self._peers: OrderedDict[_Where, _Peer] = OrderedDict()
-        self._episodes = Episodes()
+        self._repeated_log = DeduplicatedLog()
 
     async def __aenter__(self) -> Self:
         """Begin to send."""
@@ -179,7 +179,7 @@ class HandoffSender:
             except ClosedError:
                 return
             except ContractError as error:
-                self._episodes.begin("reply", _log.warning, "answer to a hand-off refused", reason=str(error))
+                self._repeated_log.begin("reply", _log.warning, "answer to a hand-off refused", reason=str(error))
                 continue
             if reply is None or reply.number not in self._pending:
                 continue  # it was sent twice, and answered twice
@@ -193,7 +193,7 @@ class HandoffSender:
     def _end(self, number: int, why: str) -> None:
         key = self._pending[number].key
         self.counts.untaken += 1
-        self._episodes.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
+        self._repeated_log.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
         # Telling may wait for room in retention; the others are not to wait for that.
         telling = asyncio.create_task(asyncio.to_thread(self._failed, key, why))
         self._telling.add(telling)

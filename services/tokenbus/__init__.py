@@ -1,0 +1,1 @@
+"""Tokenbus: what an ordinary user imports."""

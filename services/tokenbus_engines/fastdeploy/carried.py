@@ -1,0 +1,185 @@
+"""SlotStep: as much of a message as the bus's contract can carry. Scores are mended where that is certain.
+
+The queue carries every number as it is. A processor, though, refuses what breaks the contract; so a score that does is
+mended here where only one value can be meant, and else its row goes without scores, and its tokens as they are.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenbus_engines.fastdeploy.layout import DRAFT, PREEMPTED, UNRECOVERABLE
+from tokenbus_engines.fastdeploy.message import Flags, Floats, Integers, Ints, Message
+
+LOWEST = np.float32(-9999)
+"""What an engine computes as minus infinity."""
+_ROUNDING = np.float32(1e-3)
+"""How far above 0 a logprob may be by rounding, after it was normalised again."""
+_ULPS = np.float32(1e-5)
+"""How much two values of one token may differ, as a share of them: they come from different sums."""
+_HIGHEST = 2**31 - 1
+_NO_IDS = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Scores:
+    """What is known of a step's tokens beyond their ids, in the order of its tokens."""
+
+    logprobs: Floats
+    ranks: Integers
+    alternative_ids: Integers
+    """A line for each token."""
+    alternative_logprobs: Floats
+    rows: Flags
+    """Of slots: whether all of its tokens have scores that keep the contract."""
+    top_ks: Integers
+    """Of slots: how many alternatives its tokens have."""
+    mended: int = 0
+    """How many values are not those that were saved."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SlotStep:
+    """One step of the engine by slot, its tokens one after the other."""
+
+    is_running: bool
+    """Whether there is something left to do."""
+    counts: Integers
+    """Of slots: how many tokens; or a magic count, of a slot that was preempted or cannot be recovered."""
+    token_ids: Integers
+    is_draft: bool = False
+    scores: Scores | None = None
+    proposal_counts: Integers | None = None
+    """Of slots: how many draft ids come with its token, to be verified by the worker that goes on with it."""
+    proposal_ids: Integers = field(default_factory=lambda: _NO_IDS)
+    prefilling: Flags | None = None
+    """Of slots: whether its prompt is not computed yet; None where the op does not say."""
+    decoder_lengths: Integers | None = None
+    """Of slots: how much of its request is computed; None where the op does not say."""
+    prompt_lengths: Integers | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many slots it is about."""
+        return self.counts.size
+
+    @property
+    def token_counts(self) -> Integers:
+        """Of slots: how many tokens, 0 for a magic count."""
+        return np.maximum(self.counts, 0)
+
+    @classmethod
+    def of(cls, message: Message) -> "SlotStep":
+        """Return what a message says, as far as the contract has a place for it."""
+        ids = message.tokens[:, 0]
+        given = message.token_counts
+        counts, kept = _tokens(message, ids, given)
+        found = cls(
+            is_running=message.stop_flag > 0,
+            counts=counts,
+            token_ids=ids[kept].astype(np.int64),
+            is_draft=message.flag == DRAFT,
+        )
+        if message.lengths is not None:
+            found.decoder_lengths, found.prompt_lengths = message.lengths
+            found.prefilling = found.decoder_lengths < found.prompt_lengths
+        if message.is_first:
+            first = np.cumsum(given) - given
+            is_own = np.zeros(ids.size, np.bool_)
+            is_own[first[given > 0]] = True
+            found.token_ids, found.proposal_ids = (
+                ids[kept & is_own].astype(np.int64),
+                ids[kept & ~is_own].astype(np.int64),
+            )
+            found.proposal_counts = np.maximum(counts - 1, 0)
+            found.counts = np.where(counts > 0, 1, counts)
+            kept &= is_own
+        if message.kind.is_scored:
+            found.scores = _scores(message.tokens[kept], message.scores[kept], message.ranks[kept], found.token_counts)
+        return found
+
+
+def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
+    """Return the slots' counts, and which tokens they are of: none from the first on that is no token's id."""
+    if message.kind.is_single:
+        magic = np.where((ids == PREEMPTED) | (ids == UNRECOVERABLE), ids, 0)
+        return np.where(ids >= 0, 1, magic).astype(np.int64), ids >= 0
+    counts = message.counts.astype(np.int64)
+    counts[(counts < 0) & (counts != PREEMPTED) & (counts != UNRECOVERABLE)] = 0
+    slots = np.repeat(np.arange(given.size), given)
+    places = np.arange(ids.size) - np.repeat(np.cumsum(given) - given, given)
+    wrong = np.flatnonzero(ids < 0)
+    if wrong.size:
+        np.minimum.at(counts, slots[wrong], places[wrong])
+    return counts, places < counts[slots]
+
+
+def _scores(table: Ints, values: Floats, ranks: Ints, counts: Integers) -> Scores:
+    """Return the scores of tokens, mended, and which slots' are not to be had."""
+    ids, width = table[:, 1:].astype(np.int64), table.shape[1] - 1
+    given = values
+    with np.errstate(invalid="ignore"):
+        is_sound = np.isfinite(values) | np.isneginf(values)
+        is_sound &= values <= _ROUNDING
+        values = np.where(is_sound, np.clip(values, LOWEST, 0), 0).astype(np.float32)
+        mended = int(np.count_nonzero(is_sound & (values != given)))
+    # Behind the first that is padding there is nothing.
+    is_there = np.logical_and.accumulate(ids >= 0, axis=1)
+    top_ks = _least_of_slots(is_there.sum(axis=1), counts, width)
+    is_wanted = np.arange(width) < np.repeat(top_ks, counts)[:, None]
+    is_good = is_sound[:, 0] & (is_sound[:, 1:] | ~is_wanted).all(axis=1)
+    # What is not wanted stands behind all that is, and in no order.
+    others = np.where(is_wanted, values[:, 1:], -np.inf)
+    order = np.lexsort((ids, -others), axis=1)
+    if width and (order != np.arange(width)).any():
+        ids, others = np.take_along_axis(ids, order, axis=1), np.take_along_axis(others, order, axis=1)
+    own, places = values[:, 0].copy(), ranks.astype(np.int64)
+    if width:
+        mended += _agree(table[:, 0], own, places, ids, others, is_good)
+    is_good &= (places >= 1) & (places <= _HIGHEST)
+    rows = _least_of_slots(is_good.astype(np.int64), counts, 1).astype(np.bool_)
+    return Scores(
+        logprobs=own,
+        ranks=places,
+        alternative_ids=ids,
+        alternative_logprobs=np.maximum(others, LOWEST),
+        rows=rows,
+        top_ks=np.where(rows, top_ks, 0),
+        mended=mended,
+    )
+
+
+def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
+    sampled: Ints, own: Floats, places: Integers, ids: Integers, others: Floats, is_good: Flags
+) -> int:
+    """Have tokens agree with their alternatives, in place; return how many values were changed."""
+    every = np.arange(sampled.size)
+    has_any = np.isfinite(others[:, 0])
+    before = own.copy(), places.copy()
+    same = (ids == sampled[:, None]) & np.isfinite(others)
+    known, at = same.any(axis=1), same.argmax(axis=1)
+    # A token that took another's place, as an end token at the longest output, has its own value there; and one whose
+    # two values differ in their last bits has one.
+    own[known] = others[every, at][known]
+    last = np.where(np.isfinite(others), others, np.inf).min(axis=1, initial=np.inf)
+    reach = np.isfinite(others).sum(axis=1)
+    near = _ULPS * np.maximum(1, np.abs(own))
+    within = (places >= 1) & (places <= reach)
+    at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
+    wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
+    places[wrong & known] = at[wrong & known] + 1
+    # Not among them, and out of order by no more than rounding.
+    close = wrong & ~known
+    to = np.where(within, at_rank, last)
+    with np.errstate(invalid="ignore"):
+        mends = close & (places >= 1) & (np.abs(own - to) <= near)
+    own[mends] = to[mends]
+    is_good &= ~(close & ~mends)
+    return int(np.count_nonzero(own != before[0]) + np.count_nonzero(places != before[1]))
+
+
+def _least_of_slots(values: Integers, counts: Integers, most: int) -> Integers:
+    """Return the least of each slot's tokens' values; of a slot without tokens, the most that there may be."""
+    found = np.full(counts.size, most, np.int64)
+    np.minimum.at(found, np.repeat(np.arange(counts.size), counts), values)
+    return found

@@ -1,0 +1,152 @@
+"""Message: what one save op says, as that engine's struct holds it, and the same as bytes of no more than that."""
+
+import struct
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_engines.fastdeploy.layout import COLUMNS, TOKENS, UNRECOVERABLE, Kind
+
+Integers = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+Tensor = Any
+"""A tensor of paddle, or an array of numpy."""
+
+_HEADER = struct.Struct("<IIBBBxiIIQQ")
+_MAGIC = 0x51464254
+_NO_SCORES, _NO_RANKS = np.zeros((0, 0), np.float32), np.zeros(0, np.int32)
+HEADER_BYTES = _HEADER.size
+_ITEM = 4
+
+
+class Header(NamedTuple):
+    """The fields before a message's arrays."""
+
+    magic: int
+    size: int
+    """Of the whole message, in bytes."""
+    kind: int
+    flag: int
+    columns: int
+    stop_flag: int
+    slots: int
+    entries: int
+    """How many tokens there are in all slots."""
+    sequence: int
+    """Counted by the process that saved it."""
+    stamp: int
+    """When it was saved, in nanoseconds of the machine's monotonic clock."""
+
+
+class Lengths(NamedTuple):
+    """Of slots: how much of its request is computed, and how long its prompt is. No get op has them."""
+
+    decoder: Integers
+    prompt: Integers
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Message:
+    """One step of the engine by slot. Every number is as the struct would hold it, whatever it means."""
+
+    kind: Kind
+    stop_flag: int
+    """The message id; negative when there is nothing left to do."""
+    flag: int
+    """The message flag: 3 for a target, 4 for a draft."""
+    counts: Ints
+    """Of slots: how many tokens, or a magic count. Where each slot has one token: all 1."""
+    tokens: Ints
+    """Of tokens, slot after slot: a line of columns, the token's own id first."""
+    scores: Floats = field(default_factory=lambda: _NO_SCORES)
+    """As tokens, where the kind has them."""
+    ranks: Ints = field(default_factory=lambda: _NO_RANKS)
+    """Of tokens, where the kind has them."""
+    lengths: Lengths | None = None
+    is_first: bool = False
+    """Whether a slot's tokens are a first token and draft ids that were not verified."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots it is about."""
+        return self.counts.size
+
+    @property
+    def columns(self) -> int:
+        """How many values a token has: its own, and its alternatives'."""
+        return int(self.tokens.shape[1])
+
+    @property
+    def token_counts(self) -> Ints:
+        """Of slots: how many tokens, 0 for a magic count."""
+        return np.maximum(self.counts, 0)
+
+    def packed(self, sequence: int, stamp: int) -> bytes:
+        """Return the message as bytes."""
+        entries, columns = self.tokens.shape
+        size = HEADER_BYTES + _ITEM * _items(self.kind, self.slots, entries, columns)
+        header = _HEADER.pack(
+            *(_MAGIC, size, self.kind, self.flag, columns, self.stop_flag, self.slots, entries, sequence, stamp)
+        )
+        # From Python 3.12 on an array is known to be a buffer; it was one before.
+        counts: Any = b"" if self.kind.is_single else self.counts
+        arrays: list[Any] = [header, counts, self.tokens, self.scores, self.ranks]
+        return b"".join(arrays)
+
+    def without(self, slots: Flags) -> "Message":
+        """Return the message with some slots told as not to be recovered, and nothing else of them."""
+        if self.kind.is_single:
+            tokens = self.tokens.copy()
+            tokens[slots, 0] = UNRECOVERABLE
+            return replace(self, tokens=tokens)
+        kept = np.repeat(~slots, self.token_counts)
+        return replace(
+            self,
+            counts=np.where(slots, np.int32(UNRECOVERABLE), self.counts),
+            tokens=self.tokens[kept],
+            scores=self.scores[kept] if self.kind.is_scored else self.scores,
+            ranks=self.ranks[kept] if self.kind.is_scored else self.ranks,
+        )
+
+
+def header_of(data: bytes | bytearray) -> Header:
+    """Return the header in a message's first bytes, or a ContractError: then nothing behind them has a meaning."""
+    found = Header._make(_HEADER.unpack(data))
+    if found.magic != _MAGIC or found.kind not in set(Kind):
+        raise ContractError("message", "one of the drop-in's", "something else", rule=Rule.MALFORMED)
+    kind = Kind(found.kind)
+    most = found.slots if kind.is_single else found.slots * TOKENS
+    fits = found.slots <= kind.slots and found.entries <= most and 1 <= found.columns <= COLUMNS
+    size = HEADER_BYTES + _ITEM * _items(kind, found.slots, found.entries, found.columns)
+    if not fits or found.size != size:
+        raise ContractError("message", f"{size} bytes, as its counts say", found.size, rule=Rule.LENGTH)
+    return found
+
+
+def unpacked(header: Header, body: bytes | bytearray) -> Message:
+    """Return the message whose arrays are views of the bytes behind its header."""
+    kind, (slots, entries, columns) = Kind(header.kind), (header.slots, header.entries, header.columns)
+    at = 0 if kind.is_single else slots
+    words = np.frombuffer(body, np.int32)
+    table = entries * columns
+    message = Message(
+        kind=kind,
+        stop_flag=header.stop_flag,
+        flag=header.flag,
+        counts=np.ones(slots, np.int32) if kind.is_single else words[:slots],
+        tokens=words[at : at + table].reshape(entries, columns),
+    )
+    if kind.is_scored:
+        message.scores = words[at + table : at + 2 * table].view(np.float32).reshape(entries, columns)
+        message.ranks = words[at + 2 * table :]
+    return message
+
+
+def _items(kind: Kind, slots: int, entries: int, columns: int) -> int:
+    scored = entries * (columns + 1) if kind.is_scored else 0
+    return (0 if kind.is_single else slots) + entries * columns + scored

@@ -1,0 +1,128 @@
+"""Model: the target and its draft, as tables in which a step only looks things up."""
+
+import hashlib
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_engines.ngram.contexts import Contexts
+from tokenbus_engines.ngram.counting import Ids, counted
+from tokenbus_engines.ngram.mixing import Logprobs, mixed, tail_logprob
+from tokenbus_engines.ngram.text import documents
+from tokenbus_engines.ngram.tokenizer import Tokenizer, taught
+
+WIDTH = 32
+"""How many tokens of a context have a probability of their own."""
+CONTINUATIONS = (WIDTH, 16, 8)
+"""By a context's length, how many of the tokens that followed it are remembered; the target looks at three tokens."""
+DRAFT_LENGTH = 2
+"""At how many tokens the draft looks."""
+
+
+class Model:
+    """Of each context a line with its likeliest tokens; all others are its tail, and have one logprob, by id.
+
+    A token's place in a context says both: below the width, its place in the line, else behind it that in the tail.
+    So a draft's token is looked up in the target's line without a search. The draft is the same model with contexts
+    cut to their last tokens. Nothing here changes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: list[str]) -> None:
+        """Learn some texts."""
+        counts = counted([tokenizer.encode(text) for text in texts], tokenizer.end_token, CONTINUATIONS)
+        lines = mixed(counts, WIDTH)
+        self.vocabulary_size = counts.vocabulary_size
+        self.tail_size = self.vocabulary_size - WIDTH
+        self.contexts = Contexts(counts)
+        self.ids = lines.ids.astype(np.int32)
+        """Of contexts: the tokens of its line."""
+        self.logprobs = lines.logprobs
+        """Of contexts: the logprobs of those."""
+        self.tail_logprob = tail_logprob(self.vocabulary_size)
+        self.ranks = _ranks(self.logprobs)
+        """Of contexts: the ranks of those; the whole tail has that which follows them."""
+        self.tail_below = np.float64(self.tail_logprob) - self.logprobs[:, 0]
+        """Of contexts: how far below its first one the logprob of a token of the tail is."""
+        self.tail_mass = np.exp(self.tail_below)
+        """Of contexts: the probability of such a token, as a multiple of the first one's."""
+        everywhere = np.arange(self.contexts.count)
+        self.cumulated = np.cumsum(np.exp(self.below(everywhere)), axis=1, dtype=np.float64)
+        """Of contexts: the probabilities of its line added up, as multiples of the first one's."""
+        self.total = self.cumulated[:, -1] + self.tail_size * self.tail_mass
+        """Of contexts: the same of all tokens."""
+        by_id = np.argsort(lines.ids, axis=1)
+        self._order = by_id.astype(np.uint8)
+        self._sorted_ids = np.take_along_axis(lines.ids, by_id, 1).astype(np.int32)
+        self._keys = (everywhere[:, None] * self.vocabulary_size + self._sorted_ids).ravel()
+        after = self.contexts.after(np.repeat(everywhere, WIDTH), lines.ids.ravel())
+        self._next = after.astype(np.int32).reshape(-1, WIDTH)
+        self.drafts = self.contexts.shortened(DRAFT_LENGTH)
+        """Of contexts: the draft's."""
+        self.places_in_draft = np.minimum(self._crossed(self.drafts, lines.ids), WIDTH).astype(np.uint8)
+        """Of contexts: for each token of its line, its place in the draft's; the width, where it is in the tail."""
+        self.draft_places = self._crossed(everywhere, lines.ids[self.drafts]).astype(np.int32)
+        """Of contexts: for each token of its draft's line, its place here."""
+        self.is_crossed = np.asarray((self.draft_places >= WIDTH).any(1))
+        """Of contexts: whether the draft's line has tokens of the tail here."""
+        self.fingerprint = _fingerprint(tokenizer, self)
+
+    def below(self, contexts: Ids) -> Logprobs:
+        """Return how far below its first one the logprob of each token of a context's line is."""
+        logprobs = self.logprobs.take(contexts, 0)
+        return np.asarray(logprobs - logprobs[:, :1])
+
+    def places(self, contexts: Ids, tokens: Ids) -> Ids:
+        """Return the place that each token has in a context."""
+        keys = contexts * self.vocabulary_size + tokens
+        at = np.searchsorted(self._keys, keys)
+        smaller = at - contexts * WIDTH
+        near = np.minimum(at, self._keys.size - 1)
+        in_line = self._keys[near] == keys
+        inside = self._order.ravel()[near]
+        return np.where(in_line, inside, WIDTH + tokens - smaller)
+
+    def tokens(self, contexts: Ids, places: Ids) -> Ids:
+        """Return the token at each place."""
+        found = self.ids[contexts, np.minimum(places, WIDTH - 1)].astype(np.int64)
+        behind = (places >= WIDTH).nonzero()[0]
+        if behind.size:
+            ordinals = places[behind] - WIDTH
+            gaps = self._sorted_ids[contexts[behind]] - np.arange(WIDTH)
+            found[behind] = ordinals + (gaps <= ordinals[:, None]).sum(1)
+        return found
+
+    def after(self, contexts: Ids, places: Ids, tokens: Ids) -> Ids:
+        """Return the context after each token, whose place is known."""
+        found = self._next[contexts, np.minimum(places, WIDTH - 1)].astype(np.int64)
+        behind = (places >= WIDTH).nonzero()[0]
+        if behind.size:
+            found[behind] = self.contexts.after(contexts[behind], tokens[behind])
+        return found
+
+    def _crossed(self, contexts: Ids, tokens: Ids) -> Ids:
+        """Return the places of lines of tokens in a context for each line."""
+        return self.places(np.repeat(contexts, WIDTH), tokens.ravel()).reshape(-1, WIDTH)
+
+
+def _ranks(logprobs: Logprobs) -> npt.NDArray[np.uint32]:
+    """Return for each place of a line how many logprobs are larger, and one."""
+    places = np.broadcast_to(np.arange(1, WIDTH + 1), logprobs.shape)
+    is_less = np.concatenate([np.ones((len(logprobs), 1), np.bool_), logprobs[:, 1:] < logprobs[:, :-1]], 1)
+    return np.asarray(np.maximum.accumulate(np.where(is_less, places, 0), axis=1)).astype(np.uint32)
+
+
+def _fingerprint(tokenizer: Tokenizer, model: Model) -> str:
+    digest = hashlib.sha256()
+    for token_id in range(tokenizer.vocabulary_size):
+        piece = tokenizer.token_bytes(token_id)
+        digest.update(len(piece).to_bytes(4, "little") + piece)
+    for array in (model.ids, model.logprobs):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:32]
+
+
+@cache
+def taught_model() -> Model:
+    """Return the model of the text that comes with this package."""
+    return Model(taught(), documents())

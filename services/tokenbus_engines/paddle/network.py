@@ -1,0 +1,127 @@
+"""Network: a small transformer over bytes, and heads that each predict one token further.
+
+Position is in attention's biases alone (ALiBi), so that what was cached holds wherever a text ends.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenbus_engines.paddle.shape import VOCABULARY_SIZE, Shape
+
+Tensor = Any
+"""Paddle's tensor; paddle is imported where it is needed."""
+Layer = Any
+Store = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes a layer's number and its new keys and values, and returns all that may be attended to.
+
+Each is [rows, heads, positions, width of a head].
+"""
+
+_MASKED = -1e9
+
+
+class Network:
+    """The layers, and what is computed with them. The output shares the embedding's weights."""
+
+    def __init__(self, shape: Shape) -> None:
+        """Make the layers with weights drawn at random."""
+        from paddle import nn, to_tensor
+
+        self.shape = shape
+        self.layers: Layer = nn.LayerDict(
+            {
+                "embedding": nn.Embedding(VOCABULARY_SIZE, shape.width),
+                "blocks": nn.LayerList([_block(shape) for _ in range(shape.layers)]),
+                "norm": nn.LayerNorm(shape.width),
+                "heads": nn.LayerList([_head(shape) for _ in range(shape.draft_heads)]),
+            }
+        )
+        slopes = [2.0 ** (-8.0 * (head + 1) / shape.attention_heads) for head in range(shape.attention_heads)]
+        self._slopes = to_tensor(slopes, dtype="float32").reshape([1, shape.attention_heads, 1, 1])
+
+    def hidden(self, tokens: Tensor, positions: Tensor, keys: int, store: Store | None = None) -> Tensor:
+        """Return what describes each position of [rows, tokens], given what `store` has of those before them.
+
+        `keys` is how many positions from the first on can be attended to. Without a store they are those of `tokens`.
+        """
+        bias = self._bias(positions, keys)
+        found = self.layers["embedding"](tokens)
+        for place, block in enumerate(self.layers["blocks"]):
+            found = found + self._attention(block, place, found, bias, store)
+            found = found + _mixed(block, found)
+        return self.layers["norm"](found)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the token after each position."""
+        return hidden.matmul(self.layers["embedding"].weight, transpose_y=True)
+
+    def further(self, place: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state and the logits of a draft head, given the state before it and the token chosen from that."""
+        from paddle import concat
+
+        head = self.layers["heads"][place]
+        token = head["token_norm"](self.layers["embedding"](tokens))
+        joined = head["join"](concat([head["state_norm"](state), token], axis=-1))
+        state = joined + _mixed(head, joined)
+        return state, self.logits(head["norm"](state))
+
+    def _bias(self, positions: Tensor, keys: int) -> Tensor:
+        from paddle import arange, full_like, where
+
+        distance = (positions.unsqueeze(-1) - arange(keys, dtype="int64")).astype("float32").unsqueeze(1)
+        return where(distance < 0, full_like(distance, _MASKED), -distance * self._slopes)
+
+    def _attention(self, block: Layer, place: int, found: Tensor, bias: Tensor, store: Store | None) -> Tensor:
+        from paddle.nn.functional import softmax
+
+        query, key, value = block["query_key_value"](block["attention_norm"](found)).chunk(3, axis=-1)
+        heads, size = self.shape.attention_heads, self.shape.head_width
+        query, key, value = (_by_head(each, heads, size) for each in (query, key, value))
+        if store is not None:
+            key, value = store(place, key, value)
+        weights = softmax(query.matmul(key, transpose_y=True) * size**-0.5 + bias, axis=-1)
+        together = weights.matmul(value).transpose([0, 2, 1, 3])
+        return block["attended"](together.reshape([found.shape[0], found.shape[1], heads * size]))
+
+
+def _by_head(each: Tensor, heads: int, size: int) -> Tensor:
+    return each.reshape([each.shape[0], each.shape[1], heads, size]).transpose([0, 2, 1, 3])
+
+
+def _mixed(layers: Layer, found: Tensor) -> Tensor:
+    from paddle.nn.functional import gelu
+
+    return layers["contract"](gelu(layers["expand"](layers["mixing_norm"](found))))
+
+
+def _block(shape: Shape) -> Layer:
+    from paddle import nn
+
+    width = shape.width
+    return nn.LayerDict(
+        {
+            "attention_norm": nn.LayerNorm(width),
+            "query_key_value": nn.Linear(width, 3 * width),
+            "attended": nn.Linear(width, width),
+            "mixing_norm": nn.LayerNorm(width),
+            "expand": nn.Linear(width, shape.mixing_width),
+            "contract": nn.Linear(shape.mixing_width, width),
+        }
+    )
+
+
+def _head(shape: Shape) -> Layer:
+    from paddle import nn
+
+    width = shape.width
+    return nn.LayerDict(
+        {
+            "state_norm": nn.LayerNorm(width),
+            "token_norm": nn.LayerNorm(width),
+            "join": nn.Linear(2 * width, width),
+            "mixing_norm": nn.LayerNorm(width),
+            "expand": nn.Linear(width, shape.draft_width),
+            "contract": nn.Linear(shape.draft_width, width),
+            "norm": nn.LayerNorm(width),
+        }
+    )

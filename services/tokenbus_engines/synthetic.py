@@ -1,0 +1,173 @@
+"""SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines import synthetic_tokens
+from tokenbus_services.worker.engine import EngineStepError
+from tokenbus_services.worker.step import StepArrays
+
+_UNLIMITED = 2**31 - 1
+_STATE = struct.Struct("<8sQI")
+"""What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
+_MARK = b"tbsynth1"
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine."""
+
+    key: int
+    position: int
+    end: int
+    top_k: int
+    is_scored: bool
+    is_aborted: bool = False
+
+
+class SyntheticEngine:
+    """Emits a few tokens a step for each request, in an order of rows that is not the batch's."""
+
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int = 3,
+        drafts: bool = False,
+        parts: int = 1,
+        max_rows: int = 512,
+        role: str = "mixed",
+    ) -> None:
+        """Say how many tokens a row has, whether steps have drafts, and in how many parts they come.
+
+        More than `max_rows` requests wait for each other. In the role `prefill` each is handed off after one token.
+        """
+        self._role = role
+        self._tokens_per_step = tokens_per_step
+        self._drafts = drafts
+        self._parts = parts
+        self._max_rows = max_rows
+        self._requests: dict[int, _Running] = {}
+        self._step = 0
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids it has."""
+        return synthetic_tokens.VOCABULARY_SIZE
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests)
+
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        """Take a request, and return how long its prompt is; its state, if it has one, is the place to go on from."""
+        sampling = generate.sampling
+        end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
+        scored = generate.HasField("top_logprobs")
+        key = generate.request_key
+        if key in self._requests:
+            raise ValueError(f"request_key: one that is not in use, got {key}")
+        begin = 0 if state is None else self._position_in(state, key, end)
+        self._requests[key] = _Running(key, begin, end, generate.top_logprobs if scored else 0, scored)
+        return len(generate.tokens.token_ids) or len(generate.text.text)
+
+    def abort(self, key: int) -> None:
+        """End a request at the next step."""
+        request = self._requests.get(key)
+        if request is not None:
+            request.is_aborted = True
+
+    def step(self) -> Sequence[StepArrays]:
+        """Compute a step: the target, then the draft."""
+        self._step += 1
+        rows = list(self._requests.values())[: self._max_rows]
+        try:  # nothing of a request changes before all is computed
+            made = [self._arrays(rows, BatchKind.TARGET)]
+            if self._drafts:
+                made.append(self._arrays(rows, BatchKind.DRAFT))
+        except Exception as error:
+            raise EngineStepError(f"{type(error).__name__}: {error}") from error
+        for request in rows:
+            request.position = min(request.position + self._tokens_per_step, request.end)
+            if request.is_aborted or request.position >= request.end or self._role == "prefill":
+                del self._requests[request.key]
+        return made
+
+    def close(self) -> None:
+        """Forget every request."""
+        self._requests.clear()
+
+    def _position_in(self, state: bytes, key: int, end: int) -> int:
+        """Return where a request goes on, from what another engine of this kind handed off."""
+        if self._role == "prefill":
+            raise ValueError("state: none for a prefill engine, got one")
+        if len(state) != _STATE.size:
+            raise ValueError(f"state: {_STATE.size} bytes, got {len(state)}")
+        mark, of, position = _STATE.unpack(state)
+        if mark != _MARK:
+            raise ValueError(f"state.mark: {_MARK!r}, got {mark!r}")
+        if of != key:
+            raise ValueError(f"state.request_key: {key}, as the request has, got {of}")
+        if position >= end:
+            raise ValueError(f"state.position: below {end}, the most tokens of the request, got {position}")
+        return int(position)
+
+    def _arrays(self, rows: list[_Running], kind: BatchKind) -> StepArrays:
+        size = len(rows)
+        # Engines sort rows by what they compute for them; here by the step's number.
+        order = np.random.default_rng(self._step).permutation(size)
+        mine = [rows[place] for place in order]
+        keys = np.array([row.key for row in mine], np.uint64)
+        positions = np.array([row.position for row in mine], np.uint32)
+        counts = np.array([self._count(row) for row in mine], np.uint8)
+        scored = np.array([row.is_scored for row in mine], np.bool_)
+        top_ks = np.array([row.top_k for row in mine], np.uint8)
+        starts = np.cumsum(counts, dtype=np.intp) - counts
+        places = np.arange(counts.sum(dtype=np.intp)) - np.repeat(starts, counts)
+        numbers = synthetic_tokens.draws(np.repeat(keys, counts), np.repeat(positions, counts) + places)
+        tokens = synthetic_tokens.sampled(numbers)
+        other_ids, other_logprobs = synthetic_tokens.alternatives(numbers, np.repeat(top_ks, counts))
+        is_target = kind is BatchKind.TARGET
+        statuses = [self._status(row, kind) for row in mine]
+        return StepArrays(
+            request_keys=keys,
+            positions=positions,
+            token_counts=counts,
+            token_ids=tokens.ids,
+            statuses=np.array(statuses, np.uint8),
+            logprobs=tokens.logprobs,
+            ranks=tokens.ranks,
+            alternative_token_ids=other_ids,
+            alternative_logprobs=other_logprobs,
+            scored=scored,
+            top_ks=top_ks,
+            draft_token_counts=np.maximum(counts, 1) - 1 if is_target else None,
+            index_to_batch_id=order.astype(np.uint32),
+            kind=kind,
+            method=SpeculativeMethod.MTP,
+            draft_follows=is_target and self._drafts,
+            parts=self._parts,
+            states={
+                row.key: _STATE.pack(_MARK, row.key, row.position + self._count(row))
+                for row, status in zip(mine, statuses, strict=True)
+                if status is RowStatus.HANDED_OFF
+            },
+        )
+
+    def _count(self, row: _Running) -> int:
+        most = 1 if self._role == "prefill" else self._tokens_per_step
+        return 0 if row.is_aborted else min(most, row.end - row.position)
+
+    def _status(self, row: _Running, kind: BatchKind) -> RowStatus:
+        if kind is BatchKind.DRAFT:  # a row for each of the target's, as a row's place must be the same in both
+            return RowStatus.IDLE if row.is_aborted else RowStatus.ACTIVE
+        if row.is_aborted:
+            return RowStatus.ABORTED
+        if row.position + self._count(row) >= row.end:
+            return RowStatus.FINISHED_LENGTH
+        return RowStatus.HANDED_OFF if self._role == "prefill" else RowStatus.ACTIVE

@@ -1,0 +1,183 @@
+"""What stands beside a choice's text: logprobs in either API's form, token ids, columns; taken row by row."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tokenbus_services.gateway.rendered_step import RenderedStep
+
+Piece = bytes | tuple[bytes, ...] | None
+_NULL = b"null"
+_EMPTY, _EMPTY_KEY = b'""', b',"":'
+
+
+class Part(Protocol):
+    """One member of a choice, which may be put together of several rows' pieces."""
+
+    name: bytes
+    """As JSON, with its colon."""
+    is_empty: bool
+    """Whether tokens bring nothing to it."""
+
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:
+        """Return what a row's first tokens bring."""
+
+    def joined(self, pieces: Sequence[Any]) -> bytes:
+        """Return the member's value, of what rows brought in their order."""
+
+
+class Nothing:
+    """A member that is null, whatever comes."""
+
+    is_empty = True
+
+    def __init__(self, name: bytes) -> None:
+        """Take the member's name."""
+        self.name = name
+
+    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - as for those that look
+        """Return nothing."""
+        return
+
+    def joined(self, pieces: Sequence[None]) -> bytes:  # noqa: ARG002
+        """Return null."""
+        return _NULL
+
+
+class Drafted:
+    """Another member, of what the draft model proposed for the same rows; null where it proposed nothing."""
+
+    is_empty = False
+
+    def __init__(self, part: "Part") -> None:
+        """Take the member."""
+        self.name = part.name
+        self._part = part
+
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all that was proposed
+        """Return what was proposed for a row."""
+        found = view.drafted(place)
+        if found is None:
+            return None
+        draft, there = found
+        return self._part.take(draft, there, draft.counts[there])
+
+    def joined(self, pieces: Sequence[Any]) -> bytes:
+        """Return what the member makes of it."""
+        given = [piece for piece in pieces if piece is not None]
+        return self._part.joined(given) if given else _NULL
+
+
+class TokenIds:
+    """`token_ids`: a list."""
+
+    name = b'"token_ids":'
+    is_empty = False
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the ids with commas between."""
+        begin = view.begins[place]
+        return b",".join([b"%d" % token_id for token_id in view.ids[begin : begin + count]])
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the list."""
+        return b"[" + b",".join(filter(None, pieces)) + b"]"
+
+
+class Lists:
+    """Logprobs as completions have them: parallel lists, and for each token an object of alternatives."""
+
+    is_empty = False
+
+    def __init__(self, name: bytes = b'"logprobs":', *, has_alternatives: bool = True) -> None:
+        """Take the member's name, and whether alternatives are wanted."""
+        self.name = name
+        self._has_alternatives = has_alternatives
+        self._offset = 0
+
+    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+        """Return the four lists' elements."""
+        begin = view.begins[place]
+        end = begin + count
+        characters = view.character_begins
+        before = self._offset - characters[begin]
+        self._offset = before + characters[end]
+        logprobs = _logprobs(view, place, count)
+        tops = self._tops(view, place, view.ids[begin:end], logprobs) if self._has_alternatives else []
+        return (
+            b",".join(view.texts[begin:end]),
+            b",".join(logprobs),
+            b",".join(tops),
+            b",".join([b"%d" % (before + offset) for offset in characters[begin:end]]),
+        )
+
+    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+        """Return the object."""
+        if len(pieces) == 1:
+            names, logprobs, tops, offsets = pieces[0]
+        else:
+            names, logprobs, tops, offsets = (
+                b",".join(filter(None, list_)) for list_ in zip(*pieces, (b"",) * 4, strict=False)
+            )
+        alternatives = b"[%b]" % tops if self._has_alternatives else b"null"
+        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":%b,"text_offset":[%b]}' % (
+            names,
+            logprobs,
+            alternatives,
+            offsets,
+        )
+
+    @staticmethod
+    def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes]) -> list[bytes]:
+        top_k = view.top_ks[place]
+        if not top_k:  # they were dropped on the way, or it is not scored
+            return [b"null"] * len(ids)
+        at, scored = 0, view.scored_begins[place]
+        pairs, ranks, keys, texts = view.pairs(place), view.ranks, view.vocabulary.keys, view.vocabulary.texts
+        tops = []
+        for number, token_id in enumerate(ids):
+            members = b"".join(pairs[at : at + 2 * top_k])
+            own = keys[token_id]
+            if texts[token_id] == _EMPTY:  # called here as in the list of tokens, and so by no other's name
+                members = members.replace(own, _EMPTY_KEY)
+                own = _EMPTY_KEY
+            # The token itself is always among them, as OpenAI has it.
+            if ranks[scored + number] > top_k:
+                members += own + logprobs[number]
+            tops.append(b"{%b}" % members[1:])
+            at += 2 * top_k
+        return tops
+
+
+class Entries:
+    """Logprobs as chats have them: an object for each token, with its alternatives inside."""
+
+    is_empty = False
+
+    def __init__(self, name: bytes = b'"logprobs":') -> None:
+        """Take the member's name."""
+        self.name = name
+
+    def take(self, view: RenderedStep, place: int, count: int) -> bytes:
+        """Return the objects with commas between."""
+        if not count:
+            return b""
+        begin, top_k = view.begins[place], view.top_ks[place]
+        heads = map(view.vocabulary.entries.__getitem__, view.ids[begin : begin + count])
+        entries, at = view.entries(place) if top_k else [], 0
+        written: list[bytes] = []
+        for head, value in zip(heads, _logprobs(view, place, count), strict=True):
+            alternatives = b"".join(entries[at : at + 2 * top_k])[2:] + b"}" if top_k else b""
+            written += (head, value, b',"top_logprobs":[', alternatives, b"]")
+            at += 2 * top_k
+        return b"".join(written)[2:] + b"}"
+
+    def joined(self, pieces: Sequence[bytes]) -> bytes:
+        """Return the object around them."""
+        return b'{"content":[' + b",".join(filter(None, pieces)) + b'],"refusal":null}'
+
+
+def _logprobs(view: RenderedStep, place: int, count: int) -> list[bytes]:
+    if not view.scored[place]:
+        return [_NULL] * count
+    begin = view.scored_begins[place]
+    return view.logprobs[begin : begin + count]

@@ -1,0 +1,105 @@
+"""Envelope: what is around the choices of an answer, in the form of either API."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import orjson
+
+from tokenbus_services.gateway.base64_columns import Columns
+from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.logprob_writers import Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class Envelope:
+    """One answer's: everything that is the same in each of its chunks is written once."""
+
+    def __init__(self, asked: CompletionRequest, key: int) -> None:
+        """Take what is asked, and the key of its first request, by which it is called."""
+        self._asked = asked
+        kind = ("chat.completion", "chat.completion.chunk") if asked.is_chat else ("text_completion",) * 2
+        name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{key:016x}"
+        head = {"id": name, "object": kind[asked.is_streamed], "created": int(time.time()), "model": asked.model}
+        self._head = orjson.dumps(head)[:-1]
+        self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
+        self._openings = [self._opening % index for index in range(asked.choices)]
+        self._usage_later = b',"usage":null' if asked.wants_usage else b""
+        self._said = b'"delta":{"content":%b},' if asked.is_chat else b'"text":%b,'
+        # Where nothing is to be said of tokens, that is the same for every row.
+        parts = self.parts()
+        is_same = all(isinstance(part, Nothing) for part in parts)
+        self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
+        self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return what a choice has beside its text."""
+        asked = self._asked
+        logprobs = asked.top_logprobs is not None and not asked.wants_columns
+        form = Entries if asked.is_chat else partial(Lists, has_alternatives=bool(asked.top_logprobs))
+        parts: list[Part] = [form() if logprobs else Nothing(b'"logprobs":')]
+        if asked.wants_ids:
+            parts.append(TokenIds())
+        if asked.wants_columns:
+            parts.append(Columns())
+        if asked.wants_drafts:
+            drafted = Columns(b'"draft_columns":') if asked.wants_columns else form(b'"draft_logprobs":')
+            parts.append(Drafted(drafted))
+        return tuple(parts)
+
+    # Streamed.
+
+    def beginnings(self) -> bytes:
+        """Return what comes before all rows: in chats each choice's role, and the prompt's ids if they are wanted."""
+        asked, chunks = self._asked, []
+        for index, opening in enumerate(self._openings):
+            said = b'"delta":{"role":"assistant","content":""}' if asked.is_chat else b'"text":""'
+            ids = self._prompt_ids(index)
+            if asked.is_chat or ids:
+                ending = b',"logprobs":null,"finish_reason":null}]%b}\n\n' % self._usage_later
+                chunks.append(opening + said + ids + ending)
+        return b"".join(chunks)
+
+    def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], reason: str | None) -> bytes:
+        """Return what a row brought."""
+        beside = self._always or b",".join([
+            part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)
+        ])  # fmt: skip
+        ending = self._going_on
+        if reason is not None:
+            ending = b',"finish_reason":%b}]%b}\n\n' % (_reason(reason), self._usage_later)
+        return b"".join((self._openings[index], self._said % orjson.dumps(text), beside, ending))
+
+    def last(self, tokens: int) -> bytes:
+        """Return what comes after all rows."""
+        if not self._asked.wants_usage:
+            return _DONE
+        return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % self._usage(tokens) + _DONE
+
+    # At once.
+
+    def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
+        """Return the whole answer, of what `choice` made of each choice."""
+        return self._head + b',"choices":[%b],"usage":%b}' % (b",".join(choices), self._usage(tokens))
+
+    def choice(self, index: int, text: str, beside: Sequence[bytes], reason: str | None) -> bytes:
+        """Return a whole choice."""
+        words = orjson.dumps(text)
+        said = b'"message":{"role":"assistant","content":%b,"refusal":null}' if self._asked.is_chat else b'"text":%b'
+        members = b",".join([said % words, *beside, b'"finish_reason":' + _reason(reason)])
+        return b'{"index":%d,' % index + members + self._prompt_ids(index) + b"}"
+
+    def _prompt_ids(self, index: int) -> bytes:
+        if not self._asked.wants_ids:
+            return b""
+        return b',"prompt_token_ids":' + orjson.dumps(self._asked.prompts[index // self._asked.n])
+
+    def _usage(self, tokens: int) -> bytes:
+        prompt = self._asked.prompt_tokens
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+        return orjson.dumps(usage)
+
+
+def _reason(reason: str | None) -> bytes:
+    return b"null" if reason is None else b'"%b"' % reason.encode()

@@ -1,0 +1,135 @@
+"""RenderedStep: a step's columns as what is written of them, made once for all requests that have a row in it."""
+
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from tokenbus_contracts import LogprobBatch, Scoring
+from tokenbus_services.gateway.vocabulary import Vocabulary
+
+_BLOCK_ROWS = 16
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class RenderedStep:
+    """One batch. Lists, not arrays: a row's share is cut out of them, and few objects are made for each token."""
+
+    def __init__(self, batch: LogprobBatch, vocabulary: Vocabulary, draft: LogprobBatch | None = None) -> None:
+        """Take the batch, what its tokens are, and what was drafted for its rows."""
+        self.batch = batch
+        self.vocabulary = vocabulary
+        self.draft = None if draft is None else RenderedStep(draft, vocabulary)
+        self.produced_at_ns = batch.header.produced_at_ns
+        self.statuses: list[int] = batch.statuses.tolist()
+        counts = batch.token_counts.astype(np.intp)
+        scored = np.where(batch.scorings != Scoring.NONE, counts, 0)
+        self.counts: list[int] = counts.tolist()
+        self.begins = _begins(self.counts)
+        """Each row's first token."""
+        self.scored: list[int] = scored.tolist()
+        """How many of a row's tokens have logprobs: all or none."""
+        self.scored_begins = _begins(self.scored)
+        """Each row's first logprob and rank."""
+        self.top_ks: list[int] = batch.top_ks.tolist()
+        self.alternative_begins = _begins((scored * batch.top_ks).tolist())
+        """Each row's first alternative."""
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """Each request's row."""
+        return {key: place for place, key in enumerate(self.batch.request_keys.tolist())}
+
+    def drafted(self, place: int) -> "tuple[RenderedStep, int] | None":
+        """Return where what was drafted for a row is, if anything was."""
+        if self.draft is None:
+            return None
+        found = self.draft.places.get(int(self.batch.request_keys[place]))
+        return None if found is None or not self.draft.counts[found] else (self.draft, found)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """All token ids."""
+        return self.batch.token_ids.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def texts(self) -> list[bytes]:
+        """All tokens as JSON texts, empty where they bring no text."""
+        return list(map(self.vocabulary.texts.__getitem__, self.ids))
+
+    @cached_property
+    def character_begins(self) -> list[int]:
+        """How many characters begin before each token, and in all."""
+        return _begins(list(map(self.vocabulary.characters.__getitem__, self.ids)))
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """The ranks of the tokens that have some."""
+        return self.batch.ranks.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def logprobs(self) -> list[bytes]:
+        """The logprobs of the tokens that have some, as JSON: the shortest number that is the same in 32 bits."""
+        return _written(self.batch.logprobs)
+
+    @cached_property
+    def _pairs(self) -> "_Written":
+        return _Written(self, self.vocabulary.keys)
+
+    @cached_property
+    def _entries(self) -> "_Written":
+        return _Written(self, self.vocabulary.entries)
+
+    def pairs(self, place: int) -> list[bytes]:
+        """Return a row's alternatives as members of objects: each's key, after a comma, and its logprob."""
+        return self._pairs.of(place)
+
+    def entries(self, place: int) -> list[bytes]:
+        """Return a row's alternatives as objects of chats: each's beginning, after another's end, and its logprob."""
+        return self._entries.of(place)
+
+    def data(self, place: int) -> bytes:
+        """Return the bytes of a row's text."""
+        begin = self.begins[place]
+        return b"".join(map(self.vocabulary.pieces.__getitem__, self.ids[begin : begin + self.counts[place]]))
+
+
+class _Written:
+    """Alternatives as JSON, in two pieces each, for whoever joins them.
+
+    Some rows' at once: of all rows' the first would wait for the last.
+    """
+
+    def __init__(self, view: RenderedStep, table: dict[int, bytes]) -> None:
+        self._view = view
+        self._table = table
+        self._blocks: dict[int, list[bytes]] = {}
+
+    def of(self, place: int) -> list[bytes]:
+        begins = self._view.alternative_begins
+        block = place // _BLOCK_ROWS
+        written = self._blocks.get(block)
+        if written is None:
+            written = self._blocks[block] = self._write(block)
+        before = begins[block * _BLOCK_ROWS]
+        return written[2 * (begins[place] - before) : 2 * (begins[place + 1] - before)]
+
+    def _write(self, block: int) -> list[bytes]:
+        begins, batch = self._view.alternative_begins, self._view.batch
+        begin, end = begins[block * _BLOCK_ROWS], begins[min((block + 1) * _BLOCK_ROWS, len(begins) - 1)]
+        written = [b""] * (2 * (end - begin))
+        written[0::2] = map(self._table.__getitem__, batch.alternative_token_ids[begin:end].tolist())
+        written[1::2] = _written(batch.alternative_logprobs[begin:end])
+        return written
+
+
+def _begins(counts: list[int]) -> list[int]:
+    return [0, *accumulate(counts)]
+
+
+def _written(values: npt.NDArray[np.float32]) -> list[bytes]:
+    if not values.size:
+        return []
+    return orjson.dumps(np.ascontiguousarray(values), option=_NUMPY)[1:-1].split(b",")

@@ -1,0 +1,104 @@
+"""What happens again and again is logged once when it begins and once when it is over."""
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from tokenbus_services.logs.values import safe
+
+_MS = 1000
+
+
+@dataclass(slots=True)
+class _Repetition:
+    """Something that goes on: how it was logged, how often it happened, since when and when last."""
+
+    log: Callable[..., object]
+    values: dict[str, object]
+    first: float
+    last: float
+    count: int = 1
+
+
+class DeduplicatedLog:
+    """Repeated events, each logged when it first happens to a key, then counted, and summed up when it is over.
+
+    It is over when `end` is called, or after it was quiet for `quiet_ms`, which `expire` notices: call it now and then.
+    At most `most` keys are known; events of further keys are counted together, so that whoever makes up new keys
+    cannot fill the log either.
+    """
+
+    def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:
+        """Begin without any; `now` tells the time in seconds."""
+        self._quiet = quiet_ms / _MS
+        self._most = most
+        self._now = now
+        # The key that was heard of longest ago stands first.
+        self._open: dict[Hashable, dict[str, _Repetition]] = {}
+        self._together: dict[str, _Repetition] = {}
+        self.peak = 0
+        """The most keys that were known at once."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, key: Hashable, log: Callable[..., object], event: str, **values: object) -> bool:
+        """Log an event if it is the first of its kind for the key, else count it; return whether it was logged."""
+        now = self._now()
+        if key not in self._open and len(self._open) >= self._most:
+            self._expire(now)
+        if key in self._open or len(self._open) < self._most:
+            kinds = self._open[key] = self._open.pop(key, {})  # to the end of the order
+            self.peak = max(self.peak, len(self._open))
+        else:
+            kinds = self._together
+            values["counted_together"] = True
+        known = kinds.get(event)
+        if known is not None and not self._is_over(known, now):
+            known.last = now
+            known.count += 1
+            return False
+        if known is not None:
+            _sum_up(event, known)
+        # What is kept until the end must be small: a value may be an error that holds on to all it was raised in.
+        kinds[event] = _Repetition(log, {name: safe(name, value) for name, value in values.items()}, now, now)
+        log(event, **values)
+        return True
+
+    def end(self, key: Hashable) -> None:
+        """Sum up what is going on for a key, if anything is."""
+        for event, episode in self._open.pop(key, {}).items():
+            _sum_up(event, episode, even_one=True)
+
+    def expire(self) -> None:
+        """Sum up what has been quiet for long enough."""
+        self._expire(self._now())
+
+    def close(self) -> None:
+        """Sum up all that is going on, as at the end of the process."""
+        for kinds in (*self._open.values(), self._together):
+            for event, episode in kinds.items():
+                _sum_up(event, episode)
+        self._open.clear()
+        self._together.clear()
+
+    def _is_over(self, episode: _Repetition, now: float) -> bool:
+        return now - episode.last >= self._quiet
+
+    def _expire(self, now: float) -> None:
+        while self._open:
+            key, kinds = next(iter(self._open.items()))
+            if not all(self._is_over(episode, now) for episode in kinds.values()):
+                break
+            del self._open[key]
+            for event, episode in kinds.items():
+                _sum_up(event, episode)
+        for event in [event for event, episode in self._together.items() if self._is_over(episode, now)]:
+            _sum_up(event, self._together.pop(event))
+
+
+def _sum_up(event: str, episode: _Repetition, *, even_one: bool = False) -> None:
+    """Log the end of an episode; one event alone has been told already, unless its end is news."""
+    if episode.count > 1 or even_one:
+        lasted_ms = round((episode.last - episode.first) * _MS)
+        episode.log(f"{event}: over", **episode.values, count=episode.count, lasted_ms=lasted_ms)

@@ -1,0 +1,256 @@
+"""What is on its way to one client: encoded once, sent as its window allows, kept until it confirms."""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import Limits, LogprobBatch, decode, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_services.delivery import Hold
+
+Keys = npt.NDArray[np.uint64]
+_NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
+
+_OVERHEAD = 512
+"""What a frame costs in memory beside its bytes, in bytes, measured."""
+
+
+class Letter:
+    """One frame and its parts, encoded once; its number is put before it when it is sent."""
+
+    __slots__ = ("body", "cost", "hold", "keys", "parts", "size")
+
+    def __init__(self, frame: ServerFrame, parts: list[bytes], hold: Hold | None = None, keys: bytes = b"") -> None:
+        """Take what it says, its batches with the hold of their step, and the request keys of its rows, as they lie."""
+        self.body = write_frame(frame)
+        self.parts = parts
+        self.hold = hold
+        self.keys = keys
+        self.size = sum(map(len, parts))
+        """What it takes of a client's window, in bytes."""
+        self.cost = len(self.body) + self.size + len(keys) + _OVERHEAD
+        """What it is charged with, in bytes."""
+
+    def rows_of(self, keys: Keys, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
+        """Return the rows of some requests in it, and what was drafted for them."""
+        batches = [decode(part, limits) for part in self.parts]
+        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_keys, keys))) for batch in batches]
+        return target, draft[0] if draft and draft[0].row_count else None
+
+
+class Budget:
+    """What all clients' queues hold together, in bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Allow so many bytes."""
+        self.max_bytes = max_bytes
+        self.bytes = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether they hold more than they may."""
+        return self.bytes > self.max_bytes
+
+
+class SendQueue:
+    """The frames for one client that it has not acknowledged, oldest first: those that were sent, then those to send.
+
+    All of it is charged to the client: outputs in frames, and everything in bytes.
+    """
+
+    def __init__(self, max_frames: int, max_bytes: int, budget: Budget | None = None) -> None:
+        """Take at most so many frames with tokens, and so many bytes of everything; count them in a budget."""
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._budget = budget or Budget(max_bytes)
+        self._sent: deque[Letter] = deque()
+        self._waiting: deque[Letter] = deque()
+        self._window_frames = 0
+        self._window_bytes = 0
+        self._next_number = 1
+        self._sent_bytes = 0
+        self._outputs = 0
+        self._put = 0
+        self.bytes = 0
+        self.peak = 0
+        self.peak_bytes = 0
+
+    def __len__(self) -> int:
+        """Return how many letters it holds."""
+        return len(self._sent) + len(self._waiting)
+
+    @property
+    def is_over_full(self) -> bool:
+        """Whether it holds more than it may: its client reads too slowly."""
+        return self._outputs > self._max_frames or self.bytes > self._max_bytes
+
+    @property
+    def outputs(self) -> int:
+        """How many frames with tokens it holds."""
+        return self._outputs
+
+    @property
+    def last_ordinal(self) -> int:
+        """The number of the last frame that was put here, counted from one over all connections."""
+        return self._put
+
+    def still_holds(self, ordinal: int) -> bool:
+        """Tell whether the frame with a number is not acknowledged yet; nothing was dropped since it was put."""
+        return ordinal > self._put - len(self)
+
+    @property
+    def has_room_in_window(self) -> bool:
+        """Whether a letter that is put now would be sent at once."""
+        return not self._waiting and self._fits(0)
+
+    def connect(self, window_frames: int, window_bytes: int) -> None:
+        """Begin a connection: what was not confirmed is sent again, numbered from one."""
+        self._window_frames, self._window_bytes = window_frames, window_bytes
+        self._sent.extend(self._waiting)
+        self._waiting, self._sent = self._sent, deque()
+        self._next_number = 1
+        self._sent_bytes = 0
+
+    def put(self, letter: Letter) -> None:
+        """Add a letter behind the others."""
+        if letter.hold is not None:
+            letter.hold.keep()
+            letter.hold.holders.append(self)
+        self._waiting.append(letter)
+        self._put += 1
+        self._outputs += bool(letter.parts)
+        self.bytes += letter.cost
+        self._budget.bytes += letter.cost
+        self.peak = max(self.peak, len(self))
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def next_message(self) -> list[bytes] | None:
+        """Return the next letter that the window allows, as a message, or None."""
+        if not self._waiting or not self._fits(self._waiting[0].size):
+            return None
+        letter = self._waiting[0]
+        return [_numbered(self._next_number) + letter.body, *letter.parts]
+
+    def sent(self) -> None:
+        """Count the letter that `next_message` returned as sent."""
+        letter = self._waiting.popleft()
+        self._next_number += 1
+        self._sent_bytes += letter.size
+        self._sent.append(letter)
+
+    def confirm(self, through: int) -> bool:
+        """Let go of the letters up to a number; False if no such number was sent."""
+        if through >= self._next_number:
+            return False
+        kept_from = self._next_number - len(self._sent)
+        for _ in range(through - kept_from + 1):
+            letter = self._sent.popleft()
+            self._sent_bytes -= letter.size
+            self._let_go(letter)
+        return True
+
+    def discard(self) -> None:
+        """Let go of everything."""
+        for letter in (*self._sent, *self._waiting):
+            self._let_go(letter)
+        self._sent.clear()
+        self._waiting.clear()
+        self._sent_bytes = 0
+
+    def drop_outputs(self) -> list[Letter]:
+        """Let go of all tokens, and return their letters; how requests ended is news that is kept, and sent again."""
+        letters = self.letters()
+        self.discard()
+        for letter in letters:
+            if not letter.parts:
+                self.put(letter)
+        return [letter for letter in letters if letter.parts]
+
+    def letters(self) -> list[Letter]:
+        """Return all letters, oldest first."""
+        return [*self._sent, *self._waiting]
+
+    def letters_of(self, keys: Keys) -> list[Letter]:
+        """Return the frames that have rows of some requests, oldest first; nothing is decoded for that."""
+        letters = [letter for letter in self.letters() if letter.keys]
+        if not letters:
+            return []
+        ends = np.cumsum([len(letter.keys) for letter in letters]) // 8
+        found = np.isin(np.frombuffer(b"".join(letter.keys for letter in letters), np.uint64), keys)
+        return [letters[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
+
+    def _fits(self, size: int) -> bool:
+        return len(self._sent) < self._window_frames and (
+            not self._sent or self._sent_bytes + size <= self._window_bytes
+        )
+
+    def _let_go(self, letter: Letter) -> None:
+        self._outputs -= bool(letter.parts)
+        self.bytes -= letter.cost
+        self._budget.bytes -= letter.cost
+        if letter.hold is not None:
+            letter.hold.holders.remove(self)
+            letter.hold.release()
+
+
+def outputs_letters(target: LogprobBatch, draft: LogprobBatch | None, hold: Hold, limits: Limits) -> list[Letter]:
+    """Return a client's rows of a step: one letter, or more where a step has more rows than a message may."""
+    letters = []
+    for begin in range(0, target.row_count, limits.max_rows):
+        rows = target
+        if target.row_count > limits.max_rows:
+            rows = target.select(np.arange(begin, min(begin + limits.max_rows, target.row_count)))
+        drafts = draft
+        if draft is not None and rows is not target:
+            drafts = draft.select(np.flatnonzero(np.isin(draft.request_keys, rows.request_keys)))
+        parts = [encode(_selection(rows, drafts is not None), limits)]
+        if drafts is not None:
+            parts.append(encode(_selection(drafts, follows=False), limits))
+        frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
+        letters.append(Letter(frame, parts, hold, rows.request_keys.tobytes()))
+    return letters
+
+
+def reached_in(letters: list[Letter], limits: Limits) -> dict[int, int]:
+    """Return the requests that have rows in some letters, and how far each had come by them, in tokens."""
+    reached: dict[int, int] = {}
+    for letter in letters:
+        if letter.hold is not None:
+            batch = decode(letter.parts[0], limits)
+            ends = (batch.positions + batch.token_counts).tolist()
+            reached.update(zip(batch.request_keys.tolist(), ends, strict=True))
+    return reached
+
+
+def admitted_letter(admitted: Admitted) -> Letter:
+    """Return the news that a request was taken."""
+    return Letter(ServerFrame(admitted=admitted), [])
+
+
+def error_letter(error: RequestError) -> Letter:
+    """Return the news that a request ended with an error."""
+    return Letter(ServerFrame(error=error), [])
+
+
+def watched_letter(item: Item, payload: bytes) -> Letter:
+    """Return an item of a stream for who watches it."""
+    return Letter(ServerFrame(watched_item=item), [payload])
+
+
+def _numbered(number: int) -> bytes:
+    """Return the field `number` of a ServerFrame as protobuf writes it, before all others."""
+    encoded = bytearray(_NUMBER_TAG)
+    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call
+    header = batch.header._replace(selection=True, draft_follows=follows)
+    return LogprobBatch.of_views(header, batch.columns)

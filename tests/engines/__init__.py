@@ -1,0 +1,1 @@
+"""The engines, each against what it must compute."""

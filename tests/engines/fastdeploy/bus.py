@@ -1,0 +1,105 @@
+"""Saving and getting over a queue of a test's own, beside that engine's own queue."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.engines.fastdeploy import engine
+from tests.engines.fastdeploy.kernel import GETS, Array, KernelQueue
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_services.settings import Settings
+
+MOST_SECONDS = 20.0
+"""After so long a message that does not come is a failure, not a reason to wait on."""
+
+
+def settings_in(folder: Path, **overrides: object) -> Settings:
+    """Return settings with addresses in a folder; the bus is shown what is saved there, too."""
+    usual: dict[str, object] = {
+        "bus.workers_address": f"ipc://{folder}/w",
+        "bus.clients_address": f"ipc://{folder}/c",
+        "bus.reconnect_ms": 10,
+        "bus.reconnect_max_ms": 50,
+        "bus.linger_ms": 50,
+        "worker.id": "fastdeploy-1",
+        "worker.max_requests": 0,
+        "worker.drain_timeout_ms": 0,
+        "limits.max_rows": 1024,
+        "processor.request_timeout_ms": 86_400_000,
+        "processor.drain_timeout_ms": 0,
+        "dead_letters.directory": f"{folder}/dead",
+    }
+    wanted = usual | {name.replace("__", "."): value for name, value in overrides.items()}
+    return Settings.load(environment={}, overrides=wanted)
+
+
+def as_tensors(values: list[Any]) -> list[Any]:
+    """Return arguments with tensors in the place of arrays."""
+    return [engine.Tensor(value) if isinstance(value, np.ndarray) else value for value in values]
+
+
+def save(op: str, given: Mapping[Any, Any], *, tensors: bool = False) -> None:
+    """Call a save op with its arguments by position; they are copied, as it may change them."""
+    values = [value.copy() if isinstance(value, np.ndarray) else value for value in given.values()]
+    getattr(fastdeploy, op)(*(as_tensors(values) if tensors else values))
+
+
+class Getter:
+    """Gets message after message into the same tensors, as the engine's token processor does."""
+
+    def __init__(self, op: str, *, tensors: bool = False, k: int = 20) -> None:
+        """Make the tensors."""
+        self.op = op
+        self.k = k
+        made = engine.outputs(op)
+        self.outputs: list[Any] = as_tensors(made) if tensors else made
+
+    def get(self, *, wait: bool = True) -> None:
+        """Get the next message; one that is waited for and does not come is an error."""
+        if wait:
+            assert PROCESS.receiver().peek(MOST_SECONDS) is not None, "no message came"
+        getattr(fastdeploy, self.op)(*self.outputs, *([self.k] if self.op.endswith("_topk") else []), 0, wait)
+
+    def arrays(self) -> list[Array]:
+        """Return what the tensors hold."""
+        return [output if isinstance(output, np.ndarray) else output.numpy() for output in self.outputs]
+
+
+class Beside:
+    """The drop-in and the kernel's queue: the same calls to both, and the same tensors out, bit for bit."""
+
+    def __init__(self, kernel: KernelQueue, *, tensors: bool = False, k: int = 20) -> None:
+        """Make the tensors of both."""
+        self.kernel = kernel
+        self._tensors = tensors
+        self._getters = {op: Getter(op, tensors=tensors, k=k) for op in set(GETS.values())}
+        self._expected = {op: engine.outputs(op) for op in set(GETS.values())}
+
+    def save(self, op: str, given: Mapping[str, Any]) -> None:
+        """Save on both sides."""
+        save(op, given, tensors=self._tensors)
+        self.kernel.save(op, given)
+
+    def get(self) -> None:
+        """Get on both sides, and compare every element of the tensors, also those that no op should touch."""
+        op = self.kernel.next_op
+        getter = self._getters[op]
+        getter.get()
+        self.kernel.get(self._expected[op], getter.k)
+        self.compare(op)
+
+    def compare(self, op: str) -> None:
+        """Assert that the tensors of a get op are the same."""
+        for found, expected in zip(self._getters[op].arrays(), self._expected[op], strict=True):
+            if found.tobytes() != expected.tobytes():
+                at = int(np.flatnonzero(found.reshape(-1).view(np.uint8) != expected.reshape(-1).view(np.uint8))[0])
+                raise AssertionError(f"{op}: a tensor of {found.dtype} differs from the kernel's at byte {at}")
+
+    def get_all(self) -> None:
+        """Get all that was saved, and assert that nothing is left."""
+        while len(self.kernel):
+            self.get()
+        assert PROCESS.receiver().peek(0.0) is None

@@ -1,0 +1,260 @@
+"""The engine's side of the tests: steps with random contents as its ops are given them, and tensors to get into."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.engines.fastdeploy.kernel import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
+
+_VOCABULARY = 151_936
+
+
+class Tensor:
+    """An array that lies elsewhere, as a framework's does: it is copied to be read, and changed by its own methods."""
+
+    def __init__(self, array: Array) -> None:
+        """Take a copy."""
+        self._array = array.copy()
+
+    def numpy(self) -> Array:
+        """Return a copy."""
+        return self._array.copy()
+
+    def set_value(self, array: Array) -> None:
+        """Take a copy of an array of the same shape and type."""
+        assert array.shape == self._array.shape
+        assert array.dtype == self._array.dtype
+        self._array = array.copy()
+
+    def __setitem__(self, place: Any, value: Any) -> None:  # noqa: ANN401 - as numpy takes them
+        """Set some elements."""
+        self._array[place] = value
+
+
+def outputs(op: str) -> list[Array]:
+    """Return the tensors that the engine's token processor makes for a get op, filled as it fills them."""
+    sizes = {
+        "speculate_get_output_topk": (3 + SLOTS + SLOTS * TOKENS * COLUMNS, SLOTS * TOKENS * COLUMNS, SLOTS * TOKENS),
+        "get_output_topk": (2 + SLOTS * COLUMNS, SLOTS * COLUMNS, SLOTS),
+    }
+    if op in sizes:
+        tokens, scores, ranks = sizes[op]
+        return [
+            np.full((tokens, 1), 2, np.int64),
+            np.zeros((scores, 1), np.float32),
+            np.zeros(ranks, np.int64),
+        ]
+    if op == "speculate_get_output":
+        return [np.full(2 + SPECULATIVE_SLOTS + SPECULATIVE_SLOTS * TOKENS, 2, np.int64)]
+    return [np.full((2 + SLOTS, 1), 2, np.int64)]
+
+
+class Steps:
+    """Draws steps as the engine computes them."""
+
+    def __init__(self, seed: int) -> None:
+        """Draw from a seed."""
+        self._random = np.random.default_rng(seed)
+
+    def drawn(self, op: str, slots: int, columns: int) -> dict[str, Any]:
+        """Return the arguments of a save op, by name and in their order."""
+        match op:
+            case "speculate_save_output_topk":
+                return self.speculated(slots, columns)
+            case "mtp_save_first_token_with_topk":
+                return self.first_tokens(slots, columns)
+            case "save_output_topk":
+                return self.sampled(slots, columns)
+            case "speculate_save_output":
+                return self.accepted(slots)
+            case "mtp_save_first_token":
+                return self.plain_first_tokens(slots)
+            case _:
+                return self.plain(slots)
+
+    def any(self, op: str, slots: int, columns: int) -> dict[str, Any]:
+        """Return arguments as no well-behaved step has them: whatever the struct can hold."""
+        draw = self._random
+        given = self.drawn(op, slots, columns)
+        if op == "speculate_save_output_topk":
+            given["message_flag"] = int(draw.choice([3, 3, 3, 4, 4, 4, 0, 255]))
+        if "cu_batch_token_offset" in given and draw.random() < 0.5:
+            self._permute(given)
+        for name in ("logprob_scores", "logprobs"):
+            if name in given and draw.random() < 0.5:
+                given[name] = self._odd_scores(given[name])
+        for name in ("logprob_ranks", "ranks"):
+            if name in given and draw.random() < 0.2:
+                given[name] = draw.integers(-(2**33), 2**33, given[name].shape)
+        if "logprob_token_ids" in given and columns > 1 and draw.random() < 0.2:
+            padded = draw.random(given["logprob_token_ids"].shape) < 0.3
+            padded[:, 0] = False
+            given["logprob_token_ids"] = np.where(padded, -1, given["logprob_token_ids"])
+        if "preempted_idx" in given and draw.random() < 0.2:
+            given["preempted_idx"] = draw.integers(-1, 3, given["preempted_idx"].shape).astype(np.int32)
+        self._odd_numbers(given)
+        return given
+
+    def _odd_numbers(self, given: dict[str, Any]) -> None:
+        """Give slots counts that mean nothing, and tokens ids that no vocabulary has."""
+        draw = self._random
+        for name in ("token_num_per_batch", "accept_num"):
+            if name in given and draw.random() < 0.2:
+                magic = draw.choice([-1, -2, -3, -9, -100], given[name].shape)
+                given[name] = np.where(draw.random(given[name].shape) < 0.2, magic, given[name]).astype(np.int32)
+        if draw.random() < 0.1:
+            name = next(name for name in given if name.endswith(("_ids", "_tokens")))
+            given[name] = given[name] - 2**31 * (draw.random(given[name].shape) < 0.1)
+
+    def _permute(self, given: dict[str, Any]) -> None:
+        """Put tokens into another order than their slots', as a batch does that is computed in another order."""
+        numbers = np.maximum(given["token_num_per_batch"], 0)
+        order = self._random.permutation(numbers.size)
+        offsets = np.zeros(numbers.size, np.int32)
+        offsets[order] = np.cumsum(numbers[order]) - numbers[order]
+        given["cu_batch_token_offset"] = offsets
+
+    def _odd_scores(self, values: Array) -> Array:
+        """Return scores of which some break every rule, or all are whatever lay in memory."""
+        draw = self._random
+        if draw.random() < 0.3:
+            garbage: Array = draw.integers(0, 2**32, values.shape, np.uint32).view(np.float32)
+            return garbage
+        odd = np.array([2e-5, np.nan, np.inf, -np.inf, -1e30, 3.5, -0.0], np.float32)
+        found: Array = np.where(draw.random(values.shape) < 0.1, draw.choice(odd, values.shape), values)
+        return found.astype(np.float32)
+
+    def scored(self, tokens: int, columns: int) -> dict[str, Array]:
+        """Return so many sampled tokens with the columns of each: its own, then the most probable ones."""
+        draw = self._random
+        top = columns - 1
+        ids = np.zeros((tokens, columns), np.int64)
+        for token in range(tokens):
+            ids[token] = draw.choice(_VOCABULARY, columns, replace=False)
+        drops = draw.uniform(0.01, 2.0, (tokens, columns)).astype(np.float32)
+        values = -np.cumsum(drops, axis=1, dtype=np.float32)
+        # The line is in order of probability; the sampled token is one of the most probable, or comes behind them.
+        sampled = draw.integers(0, columns, tokens)
+        lines = np.arange(tokens)
+        return {
+            "ids": np.column_stack([ids[lines, sampled], ids[:, :top]]),
+            "logprobs": np.column_stack([values[lines, sampled], values[:, :top]]).astype(np.float32),
+            "ranks": np.where(sampled < top, sampled + 1, columns + draw.integers(0, 100, tokens)).astype(np.int64),
+        }
+
+    def not_need_stop(self) -> Array:
+        """Return that there is something left to do, mostly."""
+        return np.array([self._random.random() < 0.8])
+
+    def lengths(self, slots: int) -> dict[str, Array]:
+        """Return how much of each slot is computed, some less than its prompt."""
+        prompts = self._random.integers(1, 5, (slots, 1)).astype(np.int64)
+        computed = prompts + self._random.integers(-1, 6, (slots, 1))
+        return {"seq_lens_decoder": computed.astype(np.int32), "prompt_lens": prompts}
+
+    def preempted(self, slots: int) -> Array:
+        """Return which slots were preempted: few."""
+        return (self._random.random((slots, 1)) < 0.1).astype(np.int32)
+
+    def numbers(self, slots: int, most: int) -> Array:
+        """Return how many tokens each slot has; some have none, some are not to be recovered."""
+        found = self._random.integers(0, most + 1, slots)
+        found[self._random.random(slots) < 0.05] = -3
+        return found.astype(np.int32)
+
+    def ids(self, *shape: int) -> Array:
+        """Return token ids, 0 among them."""
+        return self._random.integers(0, _VOCABULARY, shape) * (self._random.random(shape) < 0.9)
+
+    def speculated(self, slots: int, columns: int, flag: int = 3) -> dict[str, Any]:
+        """Return the arguments of speculate_save_output_topk, by name and in their order."""
+        numbers = self.numbers(slots, TOKENS)
+        own = np.maximum(numbers, 0)
+        scored = self.scored(int(own.sum()), columns)
+        return {
+            "sampled_token_ids": scored["ids"][:, :1].copy(),
+            "logprob_token_ids": scored["ids"],
+            "logprob_scores": scored["logprobs"],
+            "logprob_ranks": scored["ranks"],
+            "token_num_per_batch": numbers,
+            "cu_batch_token_offset": (np.cumsum(own) - own).astype(np.int32),
+            "not_need_stop": self.not_need_stop(),
+            **self.lengths(slots),
+            "preempted_idx": self.preempted(slots),
+            "message_flag": flag,
+            "rank_id": 0,
+            "save_each_rank": False,
+        }
+
+    def first_tokens(self, slots: int, columns: int) -> dict[str, Any]:
+        """Return the arguments of mtp_save_first_token_with_topk."""
+        numbers = self.numbers(slots, TOKENS - 1)
+        numbers[numbers < 0] = 0
+        scored = self.scored(int(numbers.sum()), columns)
+        sampled = self.ids(slots, TOKENS)
+        offsets = np.cumsum(numbers) - numbers
+        with_token = np.flatnonzero(numbers)
+        sampled[with_token, 0] = scored["ids"][offsets[with_token], 0]
+        return {
+            **self.speculated(slots, columns),
+            "sampled_token_ids": sampled,
+            "logprob_token_ids": scored["ids"],
+            "logprob_scores": scored["logprobs"],
+            "logprob_ranks": scored["ranks"],
+            "token_num_per_batch": numbers,
+            "cu_batch_token_offset": offsets.astype(np.int32),
+        }
+
+    def sampled(self, slots: int, columns: int) -> dict[str, Any]:
+        """Return the arguments of save_output_topk."""
+        scored = self.scored(slots, columns)
+        return {
+            "sampled_token_ids": self.with_magic(scored["ids"][:, :1].copy()),
+            "logprob_token_ids": scored["ids"],
+            "logprobs": scored["logprobs"],
+            "ranks": scored["ranks"],
+            "not_need_stop": self.not_need_stop(),
+            "preempted_idx": self.preempted(slots),
+            "rank_id": 0,
+        }
+
+    def accepted(self, slots: int) -> dict[str, Any]:
+        """Return the arguments of speculate_save_output."""
+        return {
+            "accept_tokens": self.ids(slots, TOKENS),
+            "accept_num": self.numbers(slots, TOKENS),
+            "not_need_stop": self.not_need_stop(),
+            **self.lengths(slots),
+            "preempted_idx": self.preempted(slots),
+            "rank_id": 0,
+            "save_each_rank": False,
+            "skip_chunk_prefill": bool(self._random.random() < 0.5),
+        }
+
+    def plain_first_tokens(self, slots: int) -> dict[str, Any]:
+        """Return the arguments of mtp_save_first_token."""
+        return {
+            "base_model_draft_tokens": self.ids(slots, TOKENS),
+            "not_need_stop": self.not_need_stop(),
+            **self.lengths(slots),
+            "step_idx": self._random.integers(0, 3, (slots, 1)),
+            "rank_id": 0,
+            "save_each_rank": False,
+            "skip_chunk_prefill": bool(self._random.random() < 0.5),
+        }
+
+    def plain(self, slots: int) -> dict[str, Any]:
+        """Return the arguments of save_output."""
+        return {
+            "sampled_token_ids": self.with_magic(self.ids(slots, 1)),
+            "not_need_stop": self.not_need_stop(),
+            "preempted_idx": self.preempted(slots),
+            "rank_id": 0,
+            "save_each_rank": False,
+        }
+
+    def with_magic(self, ids: Array) -> Array:
+        """Return ids of which some say something else."""
+        special = self._random.choice([-1, -3], ids.shape)
+        found: Array = np.where(self._random.random(ids.shape) < 0.1, special, ids)
+        return found

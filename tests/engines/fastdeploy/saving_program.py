@@ -1,0 +1,37 @@
+"""A process of the engine that saves steps and ends, as the engine does, without a word to the queue.
+
+Its environment says where; its arguments are the seed, how many steps, and how it goes on: `forks` has another process
+forked off for them, `stays` leaves it there until it is killed, `gets` has it get so many instead of saving them.
+"""
+
+import os
+import sys
+
+from tests.engines.fastdeploy.bus import Getter, save
+from tests.engines.fastdeploy.engine import Steps
+
+
+def _main(seed: int, count: int, how: str) -> None:
+    if how == "forks":
+        Getter("get_output").get(wait=False)
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            sys.exit(os.waitstatus_to_exitcode(status))
+        os.environ["INFERENCE_MSG_QUEUE_ID"] = os.environ["SAVING_QUEUE_ID"]
+    if how == "gets":
+        getter = Getter("speculate_get_output_topk")
+        for _ in range(count):
+            getter.get()
+    else:
+        steps = Steps(seed)
+        for _ in range(count):
+            save("speculate_save_output_topk", steps.speculated(16, 6))
+    if how in {"stays", "gets"}:
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,101 @@
+"""What the engine's environment means here."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.engines.fastdeploy.bus import Getter, save
+from tests.engines.fastdeploy.engine import Steps
+from tokenbus_engines.fastdeploy.environment import (
+    is_off,
+    is_published,
+    message_id,
+    queue_id,
+    queue_path,
+    settings_for,
+)
+from tokenbus_services.settings import SettingsError
+
+
+@pytest.fixture
+def own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder / f"tokenbus-{os.getuid()}"
+
+
+def test_each_queue_is_a_place_of_its_own(own_folder: Path) -> None:
+    """Data-parallel ranks, which have a queue each, never meet at one place; a worker's name says which (case 8)."""
+    settings = settings_for({})
+    assert queue_path(settings, 1) == str(own_folder / "fastdeploy-1")
+    assert queue_path(settings, 13) == str(own_folder / "fastdeploy-13")
+    assert settings_for({"INFERENCE_MSG_QUEUE_ID": "13"}).worker.id == "fastdeploy-13"
+    assert own_folder.stat().st_mode & 0o777 == 0o700
+    assert not is_published(settings)
+
+
+def test_queue_is_beside_the_buss_own_address(own_folder: Path) -> None:
+    """Where a processor's address is set the bus is shown what is saved, and a queue stays on this machine."""
+    environment = {"TOKENBUS_BUS_WORKERS_ADDRESS": "ipc:///run/w", "TOKENBUS_WORKER_ID": "mine"}
+    found = settings_for(environment)
+    assert is_published(found)
+    assert found.worker.id == "mine"
+    assert settings_for({"TOKENBUS_FASTDEPLOY": "on", "TOKENBUS_FASTDEPLOY_OPS": "x"}) == settings_for({})
+    assert queue_path(found, 4) == "/run/w.queue-4"
+    far = settings_for({"TOKENBUS_BUS_WORKERS_ADDRESS": "tcp://10.0.0.1:5570"})
+    assert is_published(far)
+    assert queue_path(far, 4) == str(own_folder / "fastdeploy-4")
+
+
+def test_folder_that_others_may_write_to_is_refused(own_folder: Path) -> None:
+    """A name that anyone can guess must be in a folder of this user's alone."""
+    own_folder.mkdir()
+    own_folder.chmod(0o777)
+    with pytest.raises(SettingsError) as refused:
+        queue_path(settings_for({}), 1)
+    assert str(refused.value).startswith("TMPDIR: a folder in which ours is this user's alone")
+
+
+def test_switch_is_on_or_off() -> None:
+    """Anything else is refused: a misspelt switch would otherwise leave the engine where it was."""
+    assert [is_off({}), is_off({"TOKENBUS_FASTDEPLOY": "on"}), is_off({"TOKENBUS_FASTDEPLOY": " OFF "})] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(SettingsError) as refused:
+        is_off({"TOKENBUS_FASTDEPLOY": "of"})
+    assert str(refused.value) == "TOKENBUS_FASTDEPLOY: on or off, got 'of'"
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "99999999999", "²"])
+def test_queue_that_is_no_number(text: str) -> None:
+    """A queue that is no whole number is named, with what it may be."""
+    with pytest.raises(SettingsError) as refused:
+        queue_id({"INFERENCE_MSG_QUEUE_ID": text})
+    assert str(refused.value) == f"INFERENCE_MSG_QUEUE_ID: a whole number from 0 to 2147483647, got {text!r}"
+
+
+def test_message_id_that_means_something_else() -> None:
+    """2 says that nothing was read, and 0 has no negative: neither can be the stop flag."""
+    assert (message_id({}), message_id({"INFERENCE_MSG_ID": "7"})) == (1, 7)
+    with pytest.raises(SettingsError) as refused:
+        message_id({"INFERENCE_MSG_ID": "2"})
+    assert str(refused.value) == "INFERENCE_MSG_ID: another number than 2, which says that nothing was read, got 2"
+    with pytest.raises(SettingsError) as refused:
+        message_id({"INFERENCE_MSG_ID": "0"})
+    assert str(refused.value) == "INFERENCE_MSG_ID: a whole number from 1 to 2147483647, got '0'"
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.usefixtures("bus")
+def test_stop_flag_is_the_message_id(is_running: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    """It is positive while there is something left to do, and negative when there is not, whatever its slots hold."""
+    monkeypatch.setenv("INFERENCE_MSG_ID", "9")
+    getter, steps = Getter("speculate_get_output"), Steps(8)
+    for slots in (0, 1, 4):
+        save("speculate_save_output", steps.accepted(slots) | {"not_need_stop": [is_running]})
+        getter.get()
+        assert getter.arrays()[0][:2].tolist() == [9 if is_running else -9, slots]

@@ -1,0 +1,285 @@
+"""What that engine's ops passed over in silence is one clear error here, and nothing of the step is sent."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save
+from tests.engines.fastdeploy.engine import Steps, outputs
+from tokenbus_contracts import ContractError
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.process import PROCESS
+
+TOPK, FIRST, PLAIN = "speculate_save_output_topk", "mtp_save_first_token_with_topk", "speculate_save_output"
+
+DO_NOT_WAIT = False
+
+
+def two_slots(op: str) -> dict[str, Any]:
+    """Return a step of two slots with two tokens each, or one, of which nothing is wrong."""
+    arguments = Steps(6).drawn(op, 2, 3) | {"not_need_stop": np.array([True])}
+    changes: dict[str, Any] = {
+        "seq_lens_decoder": np.array([[9], [9]], np.int32),
+        "prompt_lens": np.array([[4], [4]]),
+        "preempted_idx": np.zeros((2, 1), np.int32),
+        "token_num_per_batch": np.array([2, 2], np.int32),
+        "cu_batch_token_offset": np.array([0, 2], np.int32),
+        "accept_num": np.array([2, 2], np.int32),
+        "step_idx": np.array([[1], [1]]),
+        "skip_chunk_prefill": True,
+    }
+    arguments |= {name: value for name, value in changes.items() if name in arguments}
+    if "token_num_per_batch" in arguments:
+        scored = Steps(6).scored(4, 3)
+        arguments |= {"logprob_token_ids": scored["ids"], "logprob_scores": scored["logprobs"]}
+        arguments |= {"logprob_ranks": scored["ranks"], "sampled_token_ids": scored["ids"][:, :1].copy()}
+    if op == FIRST:
+        arguments["sampled_token_ids"] = np.array([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
+    if op in {"save_output", "save_output_topk"}:
+        arguments["sampled_token_ids"] = np.array([[5], [6]])
+    return arguments
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (TOPK, {"token_num_per_batch": np.array([2, 7], np.int32)}, "token_num_per_batch[1]: at most 6, got 7"),
+    (TOPK, {"token_num_per_batch": np.zeros(513, np.int32)}, "token_num_per_batch: at most 512 elements, got 513"),
+    (
+        TOPK,
+        {"logprob_token_ids": np.zeros((4, 22), np.int64), "logprob_scores": np.zeros((4, 22), np.float32)},
+        "logprob_token_ids.columns: at most 21, got 22",
+    ),
+    (
+        TOPK,
+        {"logprob_token_ids": np.zeros(12, np.int64)},
+        "logprob_token_ids: 2 dimensions, tokens and columns, got shape (12,)",
+    ),
+    (
+        TOPK,
+        {"cu_batch_token_offset": np.array([0, 3], np.int32)},
+        "cu_batch_token_offset[1]: a place that leaves 2 of 4 tokens, got 3",
+    ),
+    (
+        TOPK,
+        {"cu_batch_token_offset": np.array([-1, 2], np.int32)},
+        "cu_batch_token_offset[0]: a place that leaves 2 of 4 tokens, got -1",
+    ),
+    (
+        TOPK,
+        {"cu_batch_token_offset": np.array([0], np.int32)},
+        "cu_batch_token_offset: 2 elements, one for each slot, got 1",
+    ),
+    (TOPK, {"seq_lens_decoder": np.array([9], np.int32)}, "seq_lens_decoder: 2 elements, one for each slot, got 1"),
+    (TOPK, {"prompt_lens": np.array([4])}, "prompt_lens: 2 elements, one for each slot, got 1"),
+    (TOPK, {"preempted_idx": np.zeros(1, np.int32)}, "preempted_idx: 2 elements, one for each slot, got 1"),
+    (TOPK, {"logprob_ranks": np.array([1, 2, 3])}, "logprob_ranks: 4 elements, one for each token, got 3"),
+    (
+        TOPK,
+        {"logprob_token_ids": np.zeros((3, 3), np.int64)},
+        "logprob_token_ids: 4 lines of 3, one for each token, got 3",
+    ),
+    (
+        TOPK,
+        {"logprob_scores": np.zeros((4, 2), np.float32)},
+        "logprob_scores: 4 lines of 3, one for each token, got 2",
+    ),
+    (TOPK, {"logprob_scores": np.zeros((4, 3), np.int64)}, "logprob_scores: floats, got int64"),
+    (TOPK, {"logprob_token_ids": np.zeros((4, 3), np.float32)}, "logprob_token_ids: whole numbers, got float32"),
+    (TOPK, {"not_need_stop": np.zeros(0, np.bool_)}, "not_need_stop: one flag, got none"),
+    (FIRST, {"token_num_per_batch": np.array([2, 6], np.int32)}, "token_num_per_batch[1]: at most 5, got 6"),
+    (
+        FIRST,
+        {"sampled_token_ids": np.array([[5, 6, 7]])},
+        "sampled_token_ids[1]: a place that leaves 3 of 3 tokens, got 3",
+    ),
+    (
+        FIRST,
+        {"cu_batch_token_offset": np.array([0, 4], np.int32)},
+        "cu_batch_token_offset[1]: a place that leaves 1 of 4 tokens, got 4",
+    ),
+    (PLAIN, {"accept_num": np.array([2, 7], np.int32)}, "accept_num[1]: at most 6, got 7"),
+    (PLAIN, {"accept_tokens": np.zeros((257, 6), np.int64)}, "accept_tokens: at most 256 elements, got 257"),
+    (PLAIN, {"accept_tokens": np.array([5, 6])}, "accept_tokens: 2 dimensions, slots and tokens, got shape (2,)"),
+    (PLAIN, {"accept_tokens": np.array([[5], [6]])}, "accept_tokens[1]: a place that leaves 2 of 2 tokens, got 1"),
+    (
+        "mtp_save_first_token",
+        {"base_model_draft_tokens": np.array([[5], [6]])},
+        "base_model_draft_tokens[1]: a place that leaves 2 of 2 tokens, got 1",
+    ),
+    (
+        "save_output",
+        {"sampled_token_ids": np.zeros((513, 1), np.int64)},
+        "sampled_token_ids: at most 512 elements, got 513",
+    ),
+    ("save_output_topk", {"logprobs": np.zeros((1, 3), np.float32)}, "logprobs: 2 lines, one for each token, got 1"),
+]
+
+
+@pytest.mark.parametrize(("op", "changes", "message"), WRONG, ids=[f"{op}-{text[:40]}" for op, _, text in WRONG])
+def test_step_that_does_not_fit_is_refused_whole(
+    op: str, changes: dict[str, Any], message: str, beside: Beside
+) -> None:
+    """One line names the field, the limit and the value, and the next step is got as if that one had never been.
+
+    More than its arrays hold is found before anything is written (case 5, 26, 28, 30).
+    """
+    right = two_slots(op)
+    with pytest.raises(ContractError) as refused:
+        save(op, right | changes)
+    assert str(refused.value) == message
+    beside.save(op, right)
+    beside.get_all()
+
+
+@pytest.mark.parametrize(
+    ("op", "changes"),
+    [
+        (TOPK, {"token_num_per_batch": np.array([-1, 2], np.int32)}),
+        (TOPK, {"message_flag": 7}),
+        (TOPK, {"cu_batch_token_offset": np.array([2, 0], np.int32)}),
+        (TOPK, {"cu_batch_token_offset": np.array([1, 1], np.int32)}),
+        (TOPK, {"sampled_token_ids": np.array([5, -1, 6, 7])}),
+        (TOPK, {"logprob_scores": np.full((4, 3), np.nan, np.float32)}),
+        (TOPK, {"logprob_ranks": np.array([0, -1, 2**31, 3])}),
+        (FIRST, {"message_flag": 4}),
+        (FIRST, {"token_num_per_batch": np.array([2, -3], np.int32)}),
+        (FIRST, {"sampled_token_ids": np.array([[5, 6], [7, 8], [0, 0]])}),
+        (PLAIN, {"accept_tokens": np.array([[5, 6, 7, 8], [-1, -1, -1, -1]])}),
+        ("save_output", {"sampled_token_ids": np.array([[5], [-2]])}),
+        ("save_output", {"sampled_token_ids": np.ones((2, 2), np.int64)}),
+    ],
+)
+def test_what_the_kernels_queue_carries_is_carried(op: str, changes: dict[str, Any], beside: Beside) -> None:
+    """What means nothing, or nothing good, is for the reader to judge: it is neither refused nor changed."""
+    beside.save(op, two_slots(op) | changes)
+    beside.get_all()
+
+
+def test_flag_keeps_to_its_bits(beside: Beside) -> None:
+    """A message flag above 255 does not fall into the count of columns, which has the bits above (case 29)."""
+    for flag in (3, 4, 3 + 256, 4 | 1 << 8):
+        beside.save(TOPK, two_slots(TOPK) | {"message_flag": flag})
+        beside.get()
+        field = int(beside._getters["speculate_get_output_topk"].arrays()[0][1, 0])
+        assert (field & 0xFF, field >> 8) == (flag & 0xFF, 3)
+
+
+def test_flag_alone_for_older_releases(bus: Path) -> None:
+    """Where the reader knows of no columns in the field, the flag stands there alone."""
+    settings = PROCESS.options.settings
+    fastdeploy.close()
+    fastdeploy.configure(fastdeploy.Options(settings=settings, columns_in_flag=False))
+    assert bus.exists()
+    getter = Getter("speculate_get_output_topk")
+    getter.get(wait=False)
+    for flag in (3, 4):
+        save(TOPK, two_slots(TOPK) | {"message_flag": flag})
+        getter.get()
+        assert int(getter.arrays()[0][1, 0]) == flag
+
+
+@pytest.mark.parametrize(
+    ("op", "count", "message"),
+    [
+        (TOPK, 10, "speculate_save_output_topk: 13, 12 or 9 arguments, got 10"),
+        (FIRST, 12, "mtp_save_first_token_with_topk: 13 arguments, got 12"),
+        ("save_output_topk", 5, "save_output_topk: 7 or 6 arguments, got 5"),
+        ("save_output", 6, "save_output: 5 or 4 arguments, got 6"),
+        (PLAIN, 7, "speculate_save_output: 9 or 8 arguments, got 7"),
+    ],
+)
+def test_form_of_an_op_that_is_not_known(op: str, count: int, message: str) -> None:
+    """As many arguments as no release has are named, beside those that are known."""
+    with pytest.raises(TypeError) as refused:
+        getattr(fastdeploy, op)(*range(count))
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    "op", ["speculate_get_output_topk", "get_output_topk", "speculate_get_output", "get_output", "get_output_ep"]
+)
+@pytest.mark.usefixtures("bus")
+def test_nothing_read_is_said_so(op: str) -> None:
+    """Without a message, and where it is not waited for, the stop flag is -2, and the slots are none."""
+    getter = Getter(op)
+    getter.get(wait=False)
+    tokens, *others = getter.arrays()
+    expected = outputs(op)
+    meta = 3 if op == "speculate_get_output_topk" else 2
+    assert tokens.reshape(-1)[:meta].tolist() == [-2, *[0] * (meta - 1)]
+    np.testing.assert_array_equal(tokens.reshape(-1)[meta:], expected[0].reshape(-1)[meta:])
+    for found, before in zip(others, expected[1:], strict=True):
+        np.testing.assert_array_equal(found, before)
+
+
+def test_message_of_another_op_stays_the_next_one(beside: Beside) -> None:
+    """Processes that were given different options get an error, and nothing is lost by that."""
+    beside.save(TOPK, two_slots(TOPK))
+    with pytest.raises(ContractError) as refused:
+        Getter("get_output").get()
+    assert str(refused.value) == "message: one of single, as this op reads it, got speculated_scored"
+    beside.get_all()
+
+
+@pytest.mark.usefixtures("bus")
+def test_tensors_to_get_into_are_checked_first() -> None:
+    """A tensor of another type or size, or one that cannot be filled where it lies, is named."""
+    get: Any = fastdeploy.speculate_get_output_topk
+    tokens, scores, ranks = outputs("speculate_get_output_topk")
+    frozen = tokens.copy()
+    frozen.flags.writeable = False
+    wrong: list[tuple[list[Any], str]] = [
+        ([tokens[:100], scores, ranks], "output_tokens: at least 65027 elements, got 100"),
+        ([tokens, scores.astype(np.float64), ranks], "output_scores: float32, got float64"),
+        ([tokens, scores, ranks[::-1]], "output_ranks: an array that is contiguous and may be written to, got another"),
+        ([frozen, scores, ranks], "output_tokens: an array that is contiguous and may be written to, got another"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ContractError) as refused:
+            get(*given, 20, 0, DO_NOT_WAIT)
+        assert str(refused.value) == message
+    with pytest.raises(ContractError) as refused:
+        get(tokens, scores, ranks, 21, 0, DO_NOT_WAIT)
+    assert str(refused.value) == "real_k: 0 to 20, got 21"
+
+
+def test_ranks_that_read_nothing_touch_nothing() -> None:
+    """Where only rank 0 gets, another rank's tensors stay as they were, and nothing is begun for it."""
+    for op in ("get_output", "speculate_get_output"):
+        (tokens,) = outputs(op)
+        getattr(fastdeploy, op)(tokens, 1, DO_NOT_WAIT)
+        np.testing.assert_array_equal(tokens, outputs(op)[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7])
+def test_get_under_data_parallelism(rank: int, beside: Beside) -> None:
+    """`get_output_ep` gets on every rank what `get_output` gets on the first alone."""
+    given = two_slots("save_output")
+    beside.save("save_output", given)
+    (tokens,) = outputs("get_output_ep")
+    assert PROCESS.receiver().peek(MOST_SECONDS) is not None
+    fastdeploy.get_output_ep(tokens, rank, DO_NOT_WAIT)
+    expected = outputs("get_output")
+    beside.kernel.get(expected)
+    np.testing.assert_array_equal(tokens, expected[0])
+    if rank == 0:
+        fastdeploy.get_output_ep(tokens, rank, DO_NOT_WAIT)
+        assert tokens[:2, 0].tolist() == [-2, 0]
+
+
+@pytest.mark.usefixtures("bus")
+def test_keys_and_slots_are_checked() -> None:
+    """A slot or a key that there cannot be is named."""
+    with pytest.raises(ContractError, match="slot: 0 to 511, got 512"):
+        fastdeploy.assign(512, 1)
+    with pytest.raises(ContractError, match="request_key: 1 to 18446744073709551615, got 0"):
+        fastdeploy.assign(0, 0)
+
+
+@pytest.mark.usefixtures("bus")
+def test_choices_are_made_before_anything_runs() -> None:
+    """What runs already would not follow another choice, so it is refused."""
+    save(TOPK, two_slots(TOPK))
+    with pytest.raises(RuntimeError, match="before the first save and get"):
+        fastdeploy.configure(fastdeploy.Options())

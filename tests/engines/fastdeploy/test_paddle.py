@@ -1,0 +1,60 @@
+"""The engine's own tensors, where paddle is installed: filled where they lie, and read from wherever they lie."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.fastdeploy import kernel
+from tests.engines.fastdeploy.bus import MOST_SECONDS
+from tests.engines.fastdeploy.engine import Steps, outputs
+from tests.engines.fastdeploy.kernel import GETS
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.process import PROCESS
+
+paddle = pytest.importorskip("paddle", reason="paddle is not installed: its tensors cannot be tried")
+
+
+class OldTensor:
+    """A tensor as paddle 2.6 has it: without `__dlpack__`; it lies elsewhere, `numpy` and `set_value` copy it."""
+
+    def __init__(self, tensor: Any) -> None:  # noqa: ANN401 - paddle's
+        """Take a tensor of paddle's."""
+        self._tensor = tensor
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+    def numpy(self) -> Any:  # noqa: ANN401 - an array
+        """Return a copy."""
+        return self._tensor.numpy()
+
+    def set_value(self, array: Any) -> None:  # noqa: ANN401 - an array
+        """Take a copy of an array of the same shape and type."""
+        self._tensor.set_value(array)
+
+
+def tensors(values: Any, kind: Any) -> list[Any]:  # noqa: ANN401 - arguments by name
+    """Return arguments with paddle's tensors in the place of arrays."""
+    return [kind(paddle.to_tensor(value)) if isinstance(value, np.ndarray) else value for value in values]
+
+
+@pytest.mark.parametrize("kind", [lambda tensor: tensor, OldTensor], ids=["paddle 3", "as paddle 2.6"])
+@pytest.mark.parametrize("op", GETS)
+@pytest.mark.usefixtures("bus")
+def test_paddle_tensors_are_saved_and_filled(op: str, kind: Any) -> None:  # noqa: ANN401 - as above
+    """What is saved from paddle's tensors fills paddle's tensors, bit for bit as that engine's own ops do."""
+    steps, get = Steps(31), GETS[op]
+    own, expected = tensors(outputs(get), kind), outputs(get)
+    k = [20] if get.endswith("_topk") else []
+    with kernel.queue() as queue:
+        for slots, columns in ((1, 3), (7, 21), (7, 1), (0, 2)):
+            arguments = steps.drawn(op, slots, columns)
+            given = dict(zip(arguments, tensors(arguments.values(), kind), strict=True))
+            getattr(fastdeploy, op)(*given.values())
+            if "preempted_idx" in given:
+                assert not given["preempted_idx"].numpy().any()
+            assert PROCESS.receiver().peek(MOST_SECONDS) is not None
+            getattr(fastdeploy, get)(*own, *k, 0, False)  # noqa: FBT003 - by that engine's positions
+            queue.save(op, arguments)
+            queue.get(expected)
+            for found, wanted in zip(own, expected, strict=True):
+                np.testing.assert_array_equal(found.numpy(), wanted)

@@ -1,0 +1,175 @@
+"""Save and get in processes of their own, which know of each other what the engine's environment says."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.fastdeploy import kernel
+from tests.engines.fastdeploy.bus import Beside, Getter
+from tests.engines.fastdeploy.engine import Steps
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.getting import QueueReceiver
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_services.bus import AddressError
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST_SECONDS = 60
+OP = "speculate_save_output_topk"
+
+
+@pytest.fixture
+def environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The engine's environment, with queue 5 and a folder for temporary files of its own; both sides end with it."""
+    for name in [name for name in os.environ if name.startswith(("TOKENBUS_", "INFERENCE_MSG"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "5")
+    monkeypatch.setenv("INFERENCE_MSG_ID", "1")
+    monkeypatch.chdir(folder)
+    yield os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    fastdeploy.close()
+
+
+@pytest.fixture
+def beside() -> Iterator[Beside]:
+    """The kernel's queue, to which this process saves what another one saves to ours."""
+    with kernel.queue() as queue:
+        yield Beside(queue)
+
+
+def start(environment: dict[str, str], seed: int, count: int, how: str = "ends") -> subprocess.Popen[str]:
+    """Start the engine's process."""
+    command = [sys.executable, "-m", "tests.engines.fastdeploy.saving_program", str(seed), str(count), how]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_until_done(process: subprocess.Popen[str]) -> None:
+    """Wait until a process that stays has done its steps."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "done\n", process.stderr.read() if process.stderr else ""
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a process in the middle of anything."""
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=MOST_SECONDS)
+
+
+def check(beside: Beside, steps: Steps, count: int) -> None:
+    """Get as many steps, and compare each with what the kernel's queue gives for the same."""
+    for _ in range(count):
+        beside.kernel.save(OP, steps.speculated(16, 6))
+        beside.get()
+
+
+def is_empty() -> bool:
+    """Tell whether nothing more is there."""
+    return PROCESS.receiver().peek(0.0) is None
+
+
+def test_other_process_saves_and_ends(environment: dict[str, str], beside: Beside) -> None:
+    """Every step that a process saved arrives, also those of the moment before it ended, in order and whole."""
+    with start(environment, 21, 30) as saving:
+        check(beside, Steps(21), 30)
+        assert is_empty()
+        _, errors = saving.communicate(timeout=MOST_SECONDS)
+        assert saving.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
+def test_process_that_ended_long_ago_is_got_from(environment: dict[str, str], beside: Beside) -> None:
+    """What was saved while a get side was there is got after the process that saved it has ended, as the kernel's."""
+    Getter("get_output").get(wait=False)
+    with start(environment, 4, 12) as saving:
+        _, errors = saving.communicate(timeout=MOST_SECONDS)
+        assert saving.returncode == 0, errors
+    check(beside, Steps(4), 12)
+    assert is_empty()
+
+
+def test_killed_process_loses_nothing_that_it_saved(environment: dict[str, str], beside: Beside) -> None:
+    """Every save that returned is got, though its process was killed with -9 right after (case 21)."""
+    Getter("get_output").get(wait=False)
+    for seed in (1, 2):
+        with start(environment, seed, 7, "stays") as saving:
+            wait_until_done(saving)
+            kill(saving)
+        check(beside, Steps(seed), 7)
+        assert is_empty()
+
+
+def test_get_side_that_was_killed_comes_again(environment: dict[str, str], beside: Beside) -> None:
+    """What was got is gone, as from the kernel's queue; what was not is got by the one that comes next (case 21)."""
+    with start(environment, 8, 10, "stays") as saving, start(environment, 0, 4, "gets") as getting:
+        wait_until_done(saving)
+        wait_until_done(getting)
+        kill(getting)
+        steps = Steps(8)
+        for _ in range(4):
+            steps.speculated(16, 6)
+        check(beside, steps, 6)
+        assert is_empty()
+        kill(saving)
+
+
+def test_processes_come_out_in_the_order_of_their_saves(environment: dict[str, str], beside: Beside) -> None:
+    """What one process saved before another one did is got before it, as from the kernel's queue."""
+    Getter("get_output").get(wait=False)
+    with start(environment, 1, 3, "stays") as one:
+        wait_until_done(one)
+        with start(environment, 2, 3, "stays") as other:
+            wait_until_done(other)
+            for seed in (1, 2):
+                check(beside, Steps(seed), 3)
+            kill(other)
+        kill(one)
+
+
+def test_forked_process_has_a_queue_of_its_own(environment: dict[str, str], beside: Beside) -> None:
+    """What a process had begun is not used by one that was forked off: that begins its own, and ends it."""
+    with start(environment | {"INFERENCE_MSG_QUEUE_ID": "6", "SAVING_QUEUE_ID": "5"}, 3, 4, "forks") as saving:
+        check(beside, Steps(3), 4)
+        _, errors = saving.communicate(timeout=MOST_SECONDS)
+        assert saving.returncode == 0, errors
+
+
+def test_second_process_that_gets_is_refused(folder: Path) -> None:
+    """One process gets from a queue; another one is refused, and one that was killed leaves the way free (case 8)."""
+    path = str(folder / "q")
+    first = QueueReceiver(path)
+    with pytest.raises(AddressError, match="another process gets from it"):
+        QueueReceiver(path)
+    first.abandon()
+    QueueReceiver(path).close()
+
+
+def test_importing_costs_no_framework_and_no_thread() -> None:
+    """What is imported starts nothing, and loads neither a GPU framework nor the processor."""
+    program = (
+        "import sys, threading; from tokenbus_engines import fastdeploy; "
+        "names = {'paddle', 'torch', 'cupy', 'tokenbus_services.processor'}; "
+        "print(sorted(names & set(sys.modules)), threading.active_count())"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[] 1"
+
+
+def test_switch_goes_back_to_the_ops_that_were_there(folder: Path) -> None:
+    """With TOKENBUS_FASTDEPLOY=off the same import has the engine's own ops; what its release lacks is not there."""
+    module = folder / "fastdeploy" / "model_executor" / "ops" / "gpu.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("def save_output(*arguments):\n    print('theirs', *arguments)\n")
+    program = "from tokenbus_engines.fastdeploy import save_output, OPS; save_output(1, 2); print(len(OPS))"
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "TOKENBUS_FASTDEPLOY": "off"}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "theirs 1 2\n11\n"
+    missing = "from tokenbus_engines.fastdeploy import get_output_ep"
+    run = subprocess.run([sys.executable, "-c", missing], env=environment, capture_output=True, text=True, check=False)
+    assert "ImportError: cannot import name 'get_output_ep'" in run.stderr

@@ -1,0 +1,359 @@
+"""What a processor is shown of the queue: targets and drafts paired by step, and scores that keep the contract."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engines.fastdeploy.bus import Getter, save, settings_in
+from tests.engines.fastdeploy.engine import Steps as Drawn
+from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, ValueKind, encode
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.carried import LOWEST, SlotStep
+from tokenbus_engines.fastdeploy.environment import Options
+from tokenbus_engines.fastdeploy.layout import Kind
+from tokenbus_engines.fastdeploy.message import Lengths, Message
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy.published import Published, Steps
+from tokenbus_services.processor import Processor
+from tokenbus_services.worker import StepArrays, StepAssembler
+
+SECONDS = 20
+TARGET, DRAFT = 3, 4
+
+
+def message(flag: int, *counts: int, computed: int = 9, is_running: bool = True, **changes: object) -> Message:
+    """Return a step of slots with so many tokens each, whose ids go up by one."""
+    tokens = np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1)
+    found = Message(
+        kind=Kind.SPECULATED_SCORED,
+        stop_flag=1 if is_running else -1,
+        flag=flag,
+        counts=np.array(counts, np.int32),
+        tokens=tokens,
+        scores=np.full(tokens.shape, -1, np.float32),
+        ranks=np.ones(tokens.size, np.int32),
+        lengths=Lengths(np.full(len(counts), computed), np.full(len(counts), 4)),
+    )
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found
+
+
+def scored(ids: list[list[int]], scores: list[list[float]], ranks: list[int], *counts: int) -> Message:
+    """Return a target with these columns."""
+    return message(
+        TARGET,
+        *(counts or (1,) * len(ids)),
+        tokens=np.array(ids, np.int32),
+        scores=np.array(scores, np.float32),
+        ranks=np.array(ranks, np.int32),
+    )
+
+
+class Shown:
+    """The steps of messages, and the pairs in them."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self.steps = Steps(Options())
+        self.computed = 9
+
+    def all(self, *messages: Message) -> list[str]:
+        """Return what each message becomes: T or D with its step's number, and ! where a draft is announced."""
+        return [" ".join(_name(arrays) for arrays in self.steps.of(each)) for each in messages]
+
+    def round(self, order: str) -> list[str]:
+        """Return the same of a step whose slots go on: T and D, in some order."""
+        self.computed += 2
+        return self.all(
+            *(message(TARGET if letter == "T" else DRAFT, 2, 1, computed=self.computed) for letter in order)
+        )
+
+
+def _name(arrays: StepArrays) -> str:
+    if arrays.kind is BatchKind.DRAFT:
+        return f"D{arrays.step}"
+    return f"T{arrays.step}{'!' if arrays.draft_follows else ''}"
+
+
+def test_drafts_behind_their_targets() -> None:
+    """A draft that is saved after its target has its step, from the first one on."""
+    shown = Shown()
+    assert [shown.round("TD") for _ in range(3)] == [["T1!", "D1"], ["T2!", "D2"], ["T3!", "D3"]]
+
+
+def test_drafts_before_their_targets() -> None:
+    """A draft that is saved before its target waits for it, and goes with it; no target waits for a draft."""
+    shown = Shown()
+    assert [shown.round("DT") for _ in range(3)] == [["", "T1! D1"], ["", "T2! D2"], ["", "T3! D3"]]
+    assert shown.round("T") == ["T4"]
+    assert shown.round("DT") == ["", "T5! D5"]
+
+
+def test_idle_target_takes_no_later_draft() -> None:
+    """A target with nothing left to do has no draft, and the next one's is the next one's."""
+    shown = Shown()
+    assert shown.round("TD") == ["T1!", "D1"]
+    assert shown.all(message(TARGET, 0, 0, is_running=False)) == ["T2"]
+    assert shown.round("TD") == ["T3!", "D3"]
+
+
+def test_draft_that_is_late_pairs_with_its_own_target() -> None:
+    """Drafts that are saved after the next step's target are known from that one's by what they say of slots."""
+    shown = Shown()
+    one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
+    late, next_one = (message(DRAFT, 2, 1, computed=computed) for computed in (9, 11))
+    assert shown.all(one, two, late, next_one) == ["T1!", "T2!", "D1", "D2"]
+
+
+def test_draft_that_is_missing_leaves_the_others_alone() -> None:
+    """Where a draft did not come, the next one pairs with its own target, by what both say of slots (case 4, 12)."""
+    shown = Shown()
+    assert shown.round("TT") == ["T1!", "T2!"]
+    assert shown.all(message(DRAFT, 2, 1, computed=shown.computed)) == ["D1"]
+    one, two = message(TARGET, 1, 1, computed=20), message(TARGET, 2, 2, computed=22)
+    assert shown.all(one, two, message(DRAFT, 2, 2, computed=22)) == ["T3!", "T4!", "D4"]
+
+
+def test_target_that_was_passed_over_takes_no_draft() -> None:
+    """A target behind which another one had its draft, on whichever side, has none any more."""
+    shown = Shown()
+    one, two = (message(TARGET, 2, 1, computed=computed) for computed in (9, 11))
+    late, stray = (message(DRAFT, 2, 1, computed=computed) for computed in (11, 9))
+    assert shown.all(one, two, late, stray) == ["T1!", "T2!", "D2", ""]
+    either = Shown()
+    assert either.all(one, two, message(DRAFT, 1, 2, computed=13)) == ["T1!", "T2!", "D2"]
+    other = Shown()
+    narrow, wide = message(TARGET, 1), message(DRAFT, 1, 1)
+    assert other.all(narrow, wide, message(TARGET, 1, 1), message(DRAFT, 1)) == ["T1!", "", "T2! D2", ""]
+
+
+def test_drafts_that_stop_coming_are_not_announced() -> None:
+    """After some targets without a draft none is announced, so that no step waits for what does not come."""
+    shown = Shown()
+    assert shown.round("TTTTT") == ["T1!", "T2!", "T3!", "T4!", "T5"]
+    assert shown.steps.of(message(DRAFT, 2, 1, computed=shown.computed))[0].step == 3
+
+
+def test_stray_drafts_are_counted() -> None:
+    """A second draft, and one of more slots than its target, go without, and nothing waits for them."""
+    shown = Shown()
+    assert shown.round("DDT") == ["", "", "T1! D1"]
+    assert shown.all(message(DRAFT, 1, 1, 1), message(TARGET, 1, 1)) == ["", "T2"]
+    assert shown.steps.counts.unpaired_drafts == 2
+    assert shown.steps.counts.drafts == 1
+
+
+def test_method_without_a_proposer_announces_nothing() -> None:
+    """Steps without logprobs have no message flag, and so no drafts (case 31); those of a prefill have none either."""
+    shown = Shown()
+    plain = message(TARGET, 2, 1, kind=Kind.SPECULATED)
+    assert shown.all(plain, message(TARGET, 2, 2, is_first=True)) == ["T1", "T2"]
+
+
+def test_unknown_flag_is_left_out() -> None:
+    """A message flag that the bus has no kind for is counted, and the next message is what it was."""
+    shown = Shown()
+    assert shown.all(message(7, 1), message(TARGET, 1)) == ["", "T1!"]
+    assert shown.steps.counts.dropped == 1
+
+
+def test_slots_that_say_something_else() -> None:
+    """Magic counts are statuses, other negative ones no tokens; what is no token's id ends its slot's (case 9)."""
+    shown = Shown()
+    tokens = np.array([[5], [-1], [6], [-1], [8]], np.int32)
+    (arrays,) = shown.steps.of(message(TARGET, 3, -9, -3, -1, 2, tokens=tokens))
+    assert np.asarray(arrays.statuses).tolist() == [
+        RowStatus.ACTIVE,
+        RowStatus.PREEMPTED,
+        RowStatus.UNRECOVERABLE,
+        RowStatus.IDLE,
+        RowStatus.IDLE,
+    ]
+    assert arrays.token_counts.tolist() == [1, 0, 0, 0, 0]
+    assert arrays.token_ids.tolist() == [5]
+
+
+def test_first_tokens_come_with_proposals() -> None:
+    """A prefill's first token is a token, and the draft ids that came with it are proposals."""
+    shown = Shown()
+    (arrays,) = shown.steps.of(message(TARGET, 3, 0, 2, is_first=True))
+    assert (arrays.token_ids.tolist(), arrays.token_counts.tolist()) == ([0, 3], [1, 0, 1])
+    assert (np.asarray(arrays.proposal_token_ids).tolist(), np.asarray(arrays.proposal_counts).tolist()) == (
+        [1, 2, 4],
+        [2, 0, 1],
+    )
+    assert np.asarray(arrays.logprobs).size == 2
+
+
+def published(given: Message) -> LogprobBatch:
+    """Return a message's batch, which must keep the contract."""
+    (arrays,) = Steps(Options()).of(given)
+    (batch,) = StepAssembler(Limits.default()).assemble(arrays)
+    encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))
+    return batch
+
+
+def test_certain_scores_are_mended() -> None:
+    """A rounding above 0 is 0, minus infinity the lowest, ties go by the lower id, and one token has one value (33)."""
+    lowest = -np.inf
+    batch = published(
+        scored(
+            [[5, 5, 9, 2], [8, 3, 7, 1], [4, 6, 4, 1], [9, 5, 6, 9], [100, 6, 4, 3]],
+            [
+                [2e-5, 2e-5, -2, -2],
+                [lowest, -0.5, lowest, lowest],
+                [-2.0000002, -1, -2, -3],
+                [-1, -1, -2, -3],
+                [-3.0, -1, -2, -3.000001],
+            ],
+            [1, 4, 7, 1, 5],
+        )
+    )
+    assert batch.scorings.tolist() == [Scoring.FULL] * 5
+    assert batch.logprobs.tolist() == np.array([0, LOWEST, -2, -3, -3.000001], np.float32).tolist()
+    assert batch.ranks.tolist() == [1, 4, 2, 3, 5]
+    assert batch.alternative_token_ids.reshape(5, 3)[:2].tolist() == [[5, 2, 9], [3, 1, 7]]
+    assert batch.alternative_logprobs.reshape(5, 3)[:2].tolist() == [[0, -2, -2], [-0.5, LOWEST, LOWEST]]
+    counts = SlotStep.of(scored([[5, 5]], [[2e-5, -0.0]], [1])).scores
+    assert counts is not None
+    assert counts.mended == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "scores", "rank"),
+    [
+        ([5, 6], [np.nan, -1], 1),
+        ([5, 6], [-1, np.nan], 1),
+        ([5, 6], [np.inf, -1], 1),
+        ([5, 6], [0.5, -1], 1),
+        ([5, 5], [0.5, 0.5], 1),
+        ([5, 6], [-1, -1], 0),
+        ([5, 6], [-0.5, -1], 7),
+        ([5, 6], [-1, -0.5], 1),
+    ],
+    ids=[
+        "nan",
+        "an alternative's nan",
+        "inf",
+        "far above 0",
+        "both far above 0",
+        "rank 0",
+        "rank behind lower ones",
+        "rank of another",
+    ],
+)
+def test_row_whose_scores_mean_nothing_goes_without(ids: list[int], scores: list[float], rank: int) -> None:
+    """Such a row has its tokens without scores, the row beside it all of both; it is counted, no token is lost (24)."""
+    shown = Shown()
+    given = scored([[1, 1], ids, ids, [2, 2]], [[-1, -1], [-1, -1], scores, [-2, -2]], [1, 1, rank, 1], 1, 2, 1)
+    if rank in (0, 1, 7):
+        given.tokens[1, 1] = given.tokens[1, 0]
+    (arrays,) = shown.steps.of(given)
+    batch = published(given)
+    assert batch.token_ids.tolist() == [1, ids[0], ids[0], 2]
+    assert batch.scorings.tolist() == [Scoring.FULL, Scoring.NONE, Scoring.FULL]
+    assert batch.logprobs.tolist() == [-1, -2]
+    assert np.asarray(arrays.scored).tolist() == [True, False, True]
+    assert shown.steps.counts.unscored_rows == 1
+
+
+def test_padded_alternatives_are_left_out() -> None:
+    """Alternatives behind the first that is -1 are none, in every token of its row; other rows have all of theirs."""
+    batch = published(
+        scored(
+            [[1, 1, 2, 3], [1, 1, -1, 3], [4, 4, 5, 6]],
+            [[-1, -1, -2, -3], [-1, -1, np.nan, -5], [-1, -1, -2, -3]],
+            [1, 1, 1],
+            *(2, 1),
+        )
+    )
+    assert batch.top_ks.tolist() == [1, 3]
+    assert batch.alternative_token_ids.tolist() == [1, 1, 4, 5, 6]
+
+
+def test_uninitialised_scores_cost_no_token() -> None:
+    """Where all scores are whatever lay in memory, all tokens go without them."""
+    given = scored([[7, 8], [9, 1]], [[np.nan] * 2] * 2, [0, -5])
+    batch = published(given)
+    assert batch.token_ids.tolist() == [7, 9]
+    assert batch.header.value_kind is ValueKind.UNSPECIFIED
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_saved_keeps_the_contract(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random steps with anything in them every one is published, none refused, and no token is lost."""
+    drawn, steps = Drawn(seed), Steps(Options())
+    taken: list[Message] = []
+    fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder)))
+    sender = PROCESS.sender()
+    try:
+        PROCESS.receiver()
+        monkeypatch.setattr(sender.published_of(0), "offer", taken.append)  # as they are saved
+        for op in ("speculate_save_output_topk", "mtp_save_first_token_with_topk", "save_output_topk") * 8:
+            save(op, drawn.any(op, int(drawn._random.integers(0, 9)), int(drawn._random.integers(1, 6))))
+        assert len(taken) == 24
+        assembler = StepAssembler(Limits.schema())
+        for given in taken:
+            for arrays in steps.of(given):
+                for batch in assembler.assemble(arrays):
+                    encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))
+    finally:
+        fastdeploy.close()
+        fastdeploy.configure(fastdeploy.Options())
+
+
+async def test_processor_sees_paired_steps(folder: Path) -> None:
+    """A processor at the bus's address has each step with its draft, in either order; the queue goes its own way."""
+    settings = settings_in(folder, worker__drain_timeout_ms=5000)
+    fastdeploy.configure(fastdeploy.Options(settings=settings))
+    drawn = Drawn(3)
+    try:
+        async with Processor(settings) as processor:
+            steps = processor.steps()
+            PROCESS.receiver()
+            given = drawn.speculated(3, 4, TARGET) | {"seq_lens_decoder": np.full(3, 9), "prompt_lens": np.full(3, 4)}
+            given |= {"preempted_idx": np.zeros(3, np.int32), "not_need_stop": np.array([True])}
+            fastdeploy.assign(1, 77)
+            for flag in (TARGET, DRAFT, DRAFT, TARGET):
+                given = given | {"seq_lens_decoder": given["seq_lens_decoder"] + (flag == TARGET)}
+                await asyncio.to_thread(save, "speculate_save_output_topk", given | {"message_flag": flag})
+            found = [await asyncio.wait_for(anext(steps), SECONDS) for _ in range(2)]
+            await steps.aclose()
+        for step in found:
+            assert step.draft is not None
+            assert step.target.request_keys[1] == 77
+            assert step.target.token_ids.tolist() == step.draft.token_ids.tolist()
+        getter = Getter("speculate_get_output_topk")
+        for flag in (TARGET, DRAFT, DRAFT, TARGET):
+            getter.get()
+            assert int(getter.arrays()[0][1, 0]) & 0xFF == flag
+    finally:
+        await asyncio.to_thread(fastdeploy.close)
+        fastdeploy.configure(fastdeploy.Options())
+
+
+def test_what_is_lost_ends_its_requests() -> None:
+    """Every request that was open when messages were left out ends with an error, and its slot has another after it."""
+    steps = Steps(Options())
+    before = set(steps.of(message(TARGET, 1, 1))[0].request_keys.tolist())
+    steps.lose("no room")
+    (after,) = steps.of(message(TARGET, 1, 1, computed=11))
+    assert steps.counts.dropped == 1
+    statuses = dict(zip(after.request_keys.tolist(), np.asarray(after.statuses).tolist(), strict=True))
+    assert {statuses[key] for key in before} == {RowStatus.UNRECOVERABLE}
+    assert len(statuses) == 4
+
+
+def test_bus_that_takes_nothing_holds_nothing_up(folder: Path) -> None:
+    """Where no processor takes what is published, the queue goes on; what found no room is counted."""
+    settings = settings_in(folder, worker__outbox=2, worker__retention_items=2, worker__block_timeout_ms=1)
+    shown = Published(settings, Options(), 0)
+    for computed in range(9, 40):
+        shown.offer(message(TARGET, 1, 1, computed=computed))
+    shown.close()
+    assert shown.settings.worker.policy == "fail"  # whatever the queue does when it is full
+    assert shown.steps.counts.dropped > 0
+    assert shown.peak <= 2

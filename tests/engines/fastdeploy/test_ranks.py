@@ -1,0 +1,144 @@
+"""Which rank sends, what every rank clears, whatever happens in between, and what a full queue means."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.fastdeploy import kernel
+from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save, settings_in
+from tests.engines.fastdeploy.engine import Steps, Tensor
+from tests.engines.fastdeploy.kernel import GETS
+from tokenbus_contracts import ContractError
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_services.worker import RetentionFullError
+
+WITH_PREEMPTED = [op for op in GETS if op != "mtp_save_first_token"]
+
+
+def call(op: str, arguments: dict[str, Any]) -> None:
+    """Call a save op with the very arrays."""
+    getattr(fastdeploy, op)(*arguments.values())
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("rank", [0, 1, 7])
+@pytest.mark.parametrize("op", WITH_PREEMPTED)
+@pytest.mark.usefixtures("bus")
+def test_preempted_flags_are_cleared_on_every_rank(op: str, rank: int, tensors: bool) -> None:  # noqa: FBT001
+    """A rank that does not send clears the flags as the one that does: the next step never sees them (case 7)."""
+    arguments = Steps(1).drawn(op, 4, 3)
+    flags: Any = np.array([[1], [0], [1], [0]], np.int32)
+    arguments |= {"preempted_idx": Tensor(flags) if tensors else flags, "rank_id": rank}
+    call(op, arguments)
+    left = arguments["preempted_idx"]
+    assert not (left.numpy() if tensors else left).any()
+    assert len(PROCESS._senders) == (rank == 0)
+
+
+@pytest.mark.parametrize("op", WITH_PREEMPTED)
+@pytest.mark.usefixtures("bus")
+def test_preempted_flags_are_cleared_when_a_step_is_refused(op: str) -> None:
+    """What is wrong with a step is raised, and its flags are cleared all the same (case 7)."""
+    arguments = Steps(1).drawn(op, 4, 3) | {"preempted_idx": np.ones((4, 1), np.int32)}
+    arguments["not_need_stop"] = np.zeros(0, np.bool_)
+    with pytest.raises(ContractError) as refused:
+        call(op, arguments)
+    assert str(refused.value) == "not_need_stop: one flag, got none"
+    assert not arguments["preempted_idx"].any()
+
+
+@pytest.mark.parametrize("op", GETS)
+def test_only_rank_0_sends_unless_each_is_to(op: str, beside: Beside) -> None:
+    """Of the ranks that compute the same, one sends; where each has its own, each sends as itself (case 6)."""
+    steps = Steps(2)
+    for rank in (1, 2, 0):
+        beside.save(op, steps.drawn(op, 3, 4) | {"rank_id": rank})
+    assert len(beside.kernel) == 1
+    beside.get_all()
+    if "save_each_rank" in steps.drawn(op, 1, 1):
+        beside.save(op, steps.drawn(op, 3, 4) | {"rank_id": 3, "save_each_rank": True})
+        assert len(beside.kernel) == 1
+        beside.get_all()
+
+
+@pytest.mark.parametrize("op", GETS)
+def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) -> None:
+    """Where no process gets and no more may wait, the engine gets an error, and the get side a -3 (case 20, 21).
+
+    A slot whose tokens were lost is said to be not recoverable, once, and what follows that is whole.
+    """
+    fastdeploy.configure(
+        fastdeploy.Options(settings=settings_in(folder, worker__policy="fail", worker__retention_items=2))
+    )
+    getter = Getter(GETS[op])
+    try:
+        PROCESS.receiver()
+        given = [plenty(op, Steps(number)) for number in range(5)]
+        with kernel.queue() as queue:
+            beside = Beside(queue)
+            for arguments in given[:2]:
+                beside.save(op, arguments)
+            flags = np.array([0, 0, 0, 1], np.int32)
+            changes = {"preempted_idx": flags} if "preempted_idx" in given[2] else {}
+            with pytest.raises(RetentionFullError, match=r"queue: no room \(policy fail\): 2 messages and \d+ bytes"):
+                call(op, given[2] | changes)
+            assert not flags.any() or not changes
+            beside.get_all()
+            save(op, given[3])
+            getter.get()
+            meta = 3 if GETS[op] == "speculate_get_output_topk" else 2
+            found = getter.arrays()[0].reshape(-1)[meta:]
+            assert found[:4].tolist() == [-3] * 4 or found[: 4 * 21 : 21].tolist() == [-3] * 4
+            beside.save(op, given[4])
+            beside.get_all()
+        counts = fastdeploy.counts()
+        assert [counts[name] for name in ("saved", "refused", "peak_items", "got", "waiting_items")] == [4, 1, 2, 4, 0]
+    finally:
+        fastdeploy.close()
+        fastdeploy.configure(fastdeploy.Options())
+
+
+def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
+    """Under the policy `block` a save returns when there is room, and raises when the time for that is over."""
+    fastdeploy.configure(
+        fastdeploy.Options(settings=settings_in(folder, worker__retention_items=2, worker__block_timeout_ms=50))
+    )
+    try:
+        receiver = PROCESS.receiver()
+        for number in range(2):
+            save("save_output", Steps(number).plain(3))
+        with pytest.raises(RetentionFullError, match="waited 50 ms"):
+            save("save_output", Steps(3).plain(3))
+        assert receiver.peek(MOST_SECONDS) is not None
+        receiver.pop()
+        save("save_output", Steps(4).plain(3))
+        assert PROCESS.sender().queue.counts.blocked == 1
+        assert PROCESS.sender().queue.waiting[0] == 2
+    finally:
+        fastdeploy.close()
+        fastdeploy.configure(fastdeploy.Options())
+
+
+def plenty(op: str, steps: Steps) -> dict[str, Any]:
+    """Return arguments with a token for each of four slots, which are at their end and not preempted."""
+    given = steps.drawn(op, 4, 3)
+    scored = steps.scored(4, 3)
+    changes: dict[str, Any] = {
+        "preempted_idx": np.zeros((4, 1), np.int32),
+        "seq_lens_decoder": np.full((4, 1), 9, np.int32),
+        "prompt_lens": np.full((4, 1), 4),
+        "not_need_stop": np.array([True]),
+        "token_num_per_batch": np.ones(4, np.int32),
+        "accept_num": np.ones(4, np.int32),
+        "step_idx": np.ones((4, 1), np.int64),
+        "cu_batch_token_offset": np.arange(4, dtype=np.int32),
+        "logprob_token_ids": scored["ids"],
+        "logprob_scores": scored["logprobs"],
+        "logprob_ranks": scored["ranks"],
+    }
+    if op != "mtp_save_first_token_with_topk":
+        changes["sampled_token_ids"] = scored["ids"][:, :1].copy()
+    return given | {name: value for name, value in changes.items() if name in given}

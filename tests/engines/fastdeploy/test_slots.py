@@ -1,0 +1,262 @@
+"""SlotBook: one life of a slot is told from the next, and none is left open."""
+
+import numpy as np
+import pytest
+
+from tests.services.manual_clock import ManualClock
+from tokenbus_contracts import ContractError, RowStatus
+from tokenbus_engines.fastdeploy.carried import SlotStep
+from tokenbus_engines.fastdeploy.slots import REPLACED, Rows, SlotBook
+
+ACTIVE, IDLE, PREFILLING = RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING
+PREEMPTED, FINISHED = RowStatus.PREEMPTED, RowStatus.FINISHED_STOP
+HOUR = 3600.0
+
+
+class Told:
+    """What a book of slots says of one message after the other, all of which are published."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self.clock = ManualClock()
+        self.book = SlotBook(self.clock.now)
+        self.open: dict[int, int] = {}
+        """By key, the place that a request's next token has, as a processor counts."""
+
+    def step(self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Rows:
+        """Tell of a step, and follow its rows as a processor does."""
+        message = self.message(*counts, computed=computed, prompt=prompt, is_running=is_running)
+        rows = self.book.plan(message)
+        self.book.keep(rows)
+        self._follow(rows, [max(count, 0) for count in counts])
+        return rows
+
+    @staticmethod
+    def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> SlotStep:
+        """Return a step of slots with so many tokens each, whose ids go up by one."""
+        lengths = np.array(computed, np.int64) if computed else None
+        return SlotStep(
+            is_running=is_running,
+            counts=np.array(counts, np.int64),
+            token_ids=np.arange(sum(max(count, 0) for count in counts)),
+            decoder_lengths=lengths,
+            prompt_lengths=None if lengths is None else np.full(len(counts), prompt),
+            prefilling=None if lengths is None else lengths < prompt,
+        )
+
+    def _follow(self, rows: Rows, counts: list[int]) -> None:
+        """Assert that no token's place is missing or there twice, and that nobody is told of who has ended."""
+        assert len(set(rows.keys.tolist())) == rows.keys.size
+        for row, key in enumerate(rows.keys.tolist()):
+            expected = self.open.setdefault(key, 0)
+            assert rows.positions[row] == expected
+            self.open[key] += counts[row] if row < rows.slots else 0
+            if RowStatus(rows.statuses[row]) in (FINISHED, REPLACED, RowStatus.UNRECOVERABLE):
+                del self.open[key]
+
+
+def statuses(rows: Rows) -> list[RowStatus]:
+    """Return what is said of each row."""
+    return [RowStatus(status) for status in rows.statuses.tolist()]
+
+
+def test_request_goes_on_while_its_slot_has_tokens() -> None:
+    """As long as a slot's length grows, its rows are one request's, each at the place behind the former tokens."""
+    told = Told()
+    rows = [told.step(*counts, computed=computed) for counts, computed in (((1,), (4,)), ((3,), (7,)), ((2,), (9,)))]
+    assert len({int(row.keys[0]) for row in rows}) == 1
+    assert [int(row.positions[0]) for row in rows] == [0, 1, 4]
+    assert list(told.open.values()) == [6]
+
+
+def test_prompt_that_is_computed_in_chunks_has_no_tokens() -> None:
+    """A slot below its prompt's length is prefilling, and its first token belongs to the same request (case 9)."""
+    told = Told()
+    rows = [told.step(0, computed=(2,)), told.step(0, computed=(3,)), told.step(1, computed=(4,))]
+    assert [statuses(row) for row in rows] == [[PREFILLING], [PREFILLING], [ACTIVE]]
+    assert len(told.open) == 1
+
+
+def test_request_ends_when_its_slot_begins_another_prompt() -> None:
+    """A slot that prefills after it had tokens has another request: the former one's last row says that it ended."""
+    told = Told()
+    first = told.step(2, 2, computed=(6, 6))
+    second = told.step(0, 1, computed=(2, 7))
+    third = told.step(1, 1, computed=(4, 8))
+    assert statuses(second) == [FINISHED, ACTIVE]
+    assert second.keys.tolist() == first.keys.tolist()
+    assert third.keys[0] != first.keys[0]
+    assert third.keys[1] == first.keys[1]
+    assert sorted(told.open.values()) == [1, 4]
+
+
+@pytest.mark.parametrize(("computed", "prompt"), [((4,), 4), ((9,), 5), ((6,), 4)])
+def test_request_that_takes_a_slot_without_a_step_between(computed: tuple[int, ...], prompt: int) -> None:
+    """Another prompt, or a length that does not grow, is another request's; the former one is ended beside it."""
+    told = Told()
+    before = told.step(2, computed=(6,))
+    rows = told.step(1, computed=computed, prompt=prompt)
+    assert statuses(rows) == [ACTIVE, REPLACED]
+    assert rows.keys[1] == before.keys[0]
+    assert (rows.slots, list(told.open.values())) == (1, [1])
+
+
+def test_slot_without_lengths_ends_its_request_where_it_has_no_token() -> None:
+    """An op that tells no lengths has a token for each request in each step, so a step without one is an end."""
+    told = Told()
+    told.step(1, 1)
+    assert statuses(told.step(0, 1)) == [FINISHED, ACTIVE]
+    assert statuses(told.step(0, 1)) == [IDLE, ACTIVE]
+    assert statuses(told.step(1, 1)) == [ACTIVE, ACTIVE]
+    assert sorted(told.open.values()) == [1, 4]
+
+
+def test_step_without_a_token_in_the_middle_is_no_end() -> None:
+    """A slot whose prompt is computed may have no token in a step, and goes on."""
+    told = Told()
+    told.step(2, computed=(6,))
+    assert statuses(told.step(0, computed=(6,))) == [IDLE]
+    told.step(1, computed=(7,))
+    assert list(told.open.values()) == [3]
+
+
+def test_request_that_was_preempted_is_resumed_as_another() -> None:
+    """That engine resumes a request in any slot, with its tokens as a prompt: the rest is another life (case 22)."""
+    told = Told()
+    told.step(2, 1, computed=(6, 6))
+    assert statuses(told.step(-9, 1, computed=(6, 7))) == [PREEMPTED, ACTIVE]
+    assert statuses(told.step(0, 1, computed=(0, 8))) == [FINISHED, ACTIVE]
+    told.step(1, 1, computed=(6, 9))
+    assert sorted(told.open.values()) == [1, 4]
+
+
+def test_slot_that_has_tokens_right_after_its_request_was_preempted() -> None:
+    """The former request ends beside the row of the new one, whatever its length."""
+    told = Told()
+    told.step(2)
+    told.step(-9)
+    assert statuses(told.step(1)) == [ACTIVE, REPLACED]
+    assert list(told.open.values()) == [1]
+
+
+def test_request_that_cannot_be_recovered_is_over() -> None:
+    """What follows in its slot is another's."""
+    told = Told()
+    told.step(1)
+    assert statuses(told.step(-3)) == [RowStatus.UNRECOVERABLE]
+    assert statuses(told.step(1)) == [ACTIVE]
+    assert list(told.open.values()) == [1]
+
+
+def test_nothing_left_to_do_ends_every_request() -> None:
+    """All requests have ended then."""
+    told = Told()
+    told.step(1, 1, 0)
+    assert statuses(told.step(1, 0, -9, is_running=False)) == [FINISHED, FINISHED, PREEMPTED]
+    assert statuses(told.step(1, 0, 0)) == [ACTIVE, IDLE, IDLE]
+    assert statuses(told.step(is_running=False)) == []
+
+
+def test_life_does_not_last_longer_than_a_request_may() -> None:
+    """A slot without any sign is given another life in good time, as a processor lets no request last for ever."""
+    told = Told()
+    told.step(1, 0)
+    told.clock.advance(11 * HOUR)
+    assert statuses(told.step(1, 0)) == [ACTIVE, IDLE]
+    told.clock.advance(2 * HOUR)
+    assert statuses(told.step(1, 0)) == [ACTIVE, IDLE, REPLACED, REPLACED]
+    assert sorted(told.open.values()) == [0, 1]
+
+
+def test_processor_ends_what_was_silent_for_a_day() -> None:
+    """A life that its processor has ended itself needs no row that says so."""
+    told = Told()
+    told.step(1, 0)
+    told.clock.advance(30 * HOUR)
+    told.open.clear()
+    assert statuses(told.step(1, 0)) == [ACTIVE, IDLE]
+    assert sorted(told.open.values()) == [0, 1]
+
+
+def test_what_was_planned_and_not_kept_never_was() -> None:
+    """A step that could not be published changes nothing."""
+    told = Told()
+    told.step(2)
+    planned = told.book.plan(told.message(3))
+    assert planned.positions.tolist() == [2]
+    told.step(1)
+    assert list(told.open.values()) == [3]
+
+
+def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
+    """They have their last row in the next step, under their own keys, and their slots go on as others."""
+    told = Told()
+    before = told.step(1, 1, 0).keys.tolist()
+    told.book.lose()
+    rows = told.step(2, 0, 1)
+    assert statuses(rows)[3:] == [RowStatus.UNRECOVERABLE] * 3
+    assert rows.keys[3:].tolist() == before
+    assert not set(rows.keys[:3].tolist()) & set(before)
+    assert statuses(told.step(1, 1, 1)) == [ACTIVE] * 3
+    assert sorted(told.open.values()) == [1, 2, 3]
+
+
+def test_lives_that_the_bus_has_ended_need_no_row() -> None:
+    """What a gap in the stream named has ended by that."""
+    told = Told()
+    before = told.step(1, 1).keys.tolist()
+    told.book.lose()
+    told.book.forget(before[:1])
+    told.open.pop(before[0])
+    assert told.step(1, 1).keys[2:].tolist() == before[1:]
+
+
+def test_engine_that_says_which_request_a_slot_has() -> None:
+    """With keys of the engine's own nothing is guessed: a request lasts until its slot is another's."""
+    told = Told()
+    told.book.assign(1, 77)
+    told.step(1, 1)
+    assert statuses(told.step(0, 0)) == [FINISHED, IDLE]
+    rows = told.step(0, 2)
+    assert rows.keys[1] == 77
+    told.book.assign(1, 78)
+    rows = told.step(0, 1)
+    assert statuses(rows) == [IDLE, ACTIVE, REPLACED]
+    assert rows.keys[1:].tolist() == [78, 77]
+    assert told.open[78] == 1
+
+
+def test_assigned_request_is_resumed_in_another_slot() -> None:
+    """A request that was preempted goes on at the place where it was, in whichever slot it is put (case 22)."""
+    told = Told()
+    told.book.assign(0, 77)
+    told.step(3, 1)
+    assert statuses(told.step(-9, 1)) == [PREEMPTED, ACTIVE]
+    told.book.assign(0, 78)
+    told.step(1, 1)
+    told.book.assign(1, 77)
+    rows = told.step(1, 2)
+    assert rows.keys[1] == 77
+    assert rows.positions[1] == 3
+    assert told.open[77] == 5
+
+
+def test_assigned_request_that_moves_without_being_preempted() -> None:
+    """Its tokens go on in the other slot, and the one that it left has a life of its own."""
+    told = Told()
+    told.book.assign(0, 77)
+    told.step(2, 0)
+    told.book.assign(1, 77)
+    rows = told.step(1, 1)
+    assert rows.keys[1] == 77
+    assert told.open[77] == 3
+
+
+def test_key_of_a_request_that_ended_is_not_taken_again() -> None:
+    """A processor would take its tokens for late ones."""
+    told = Told()
+    told.book.assign(0, 77)
+    told.step(-3)
+    with pytest.raises(ContractError) as refused:
+        told.book.assign(0, 77)
+    assert str(refused.value) == "request_key: one whose request has not ended, got 77"

@@ -1,0 +1,302 @@
+"""NgramEngine: what requests get, from their first token to what ends them."""
+
+import numpy as np
+import pytest
+
+from tests.engines.ngram import reference
+from tests.engines.ngram.fit import misfit
+from tests.engines.ngram.reference import Choice
+from tests.engines.ngram.runs import PROMPT, Got, Run, asked
+from tokenbus_contracts import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
+from tokenbus_engines.ngram import NgramOptions, taught
+
+TOLERANCE = 2e-6
+STOPPED, LENGTH = RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
+
+
+def outcome(options: NgramOptions | None = None, **wanted: object) -> Got:
+    """Return what a request gets that is alone."""
+    return Run(options, [asked(1, **wanted)]).to_the_end().got[1]  # type: ignore[arg-type]
+
+
+def check_scores(prompt: list[int], got: Got, top_k: int) -> None:
+    """Compare what a request was told of its tokens with a plain computation of every distribution."""
+    text = list(prompt)
+    assert len(got.tokens) == len(got.logprobs) == len(got.ranks) == len(got.alternatives)
+    for place, token in enumerate(got.tokens):
+        truth = reference.logprobs_after(text)
+        assert abs(got.logprobs[place] - truth[token]) <= TOLERANCE
+        assert got.ranks[place] == reference.rank(truth, token)
+        ids = [token_id for token_id, _ in got.alternatives[place]]
+        assert ids == reference.ordered(truth)[:top_k]
+        assert np.allclose([value for _, value in got.alternatives[place]], truth[ids], rtol=0, atol=TOLERANCE)
+        text.append(token)
+
+
+@pytest.mark.parametrize("speculate", [0, 1, 3, 7, 15])
+def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
+    """Logprobs, ranks and alternatives of every token are the model's own, however many came in a step (case 11)."""
+    for top_k in (0, 1, 20):
+        got = outcome(NgramOptions(speculate=speculate), top_logprobs=top_k, seed=top_k, max_tokens=60, temperature=1.3)
+        assert got.tokens
+        check_scores(taught().encode(PROMPT), got, top_k)
+
+
+def test_unlikely_tokens_are_scored_too() -> None:
+    """A token that no context makes likely has its logprob and its rank, behind all that are likely."""
+    got = outcome(top_logprobs=2, seed=1, max_tokens=80, temperature=5.0)
+    assert sum(rank > 32 for rank in got.ranks) > 20
+    check_scores(taught().encode(PROMPT), got, 2)
+
+
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_tokens_have_the_targets_distribution(speculate: int) -> None:
+    """Over many seeds, the first three tokens come as often as the target says, with and without drafts."""
+    choice = Choice(temperature=0.9, top_p=0.9)
+    wanted = [asked(key, seed=key, max_tokens=3, temperature=0.9, top_p=0.9) for key in range(1, 6_001)]
+    run = Run(NgramOptions(speculate=speculate, max_running=1024), wanted).to_the_end()
+    text, outputs = taught().encode(PROMPT), [got.tokens for got in run.got.values()]
+    for place in range(3):
+        chances = reference.chosen_from(reference.logprobs_after(text), choice)
+        tokens = [output[place] for output in outputs if len(output) > place]
+        assert len(tokens) > 500
+        assert misfit(tokens, chances) < 4
+        commonest = max(set(tokens), key=tokens.count)
+        outputs = [output for output in outputs if len(output) > place and output[place] == commonest]
+        text.append(commonest)
+
+
+def test_no_seed_is_another_each_time() -> None:
+    """A request without a seed is drawn at random; with one it is the same each time, and zero is one too."""
+    texts = [outcome(max_tokens=40, ignore_end_token=True).tokens for _ in range(2)]
+    assert texts[0] != texts[1]
+    assert outcome(seed=0, max_tokens=40).tokens == outcome(seed=0, max_tokens=40).tokens
+    assert outcome(seed=0, max_tokens=40).tokens != outcome(seed=2**64 - 1, max_tokens=40).tokens
+
+
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_greedy_follows_the_most_probable(speculate: int) -> None:
+    """At temperature 0 each token has rank 1, whatever else is asked for, with drafts and without (case 31)."""
+    got = outcome(NgramOptions(speculate=speculate), top_logprobs=1, temperature=0, top_p=0.2, max_tokens=40)
+    assert got.ranks == [1] * len(got.tokens)
+    assert [line[0][0] for line in got.alternatives] == got.tokens
+
+
+def test_the_length_ends_a_request_within_a_block() -> None:
+    """A request gets as many tokens as it asked for, whatever the draft had right beyond them, and says so."""
+    whole = outcome(seed=3, max_tokens=50, ignore_end_token=True)
+    for length in range(1, 12):
+        got = outcome(seed=3, max_tokens=length, ignore_end_token=True, top_logprobs=1)
+        assert got.tokens == whole.tokens[:length]
+        assert got.statuses[-1] is LENGTH
+        assert len(got.logprobs) == len(got.ranks) == len(got.alternatives) == length
+
+
+def test_the_context_ends_a_request_that_named_no_length() -> None:
+    """Without a length, or with one that does not fit, a request goes on until the context is full."""
+    prompt = len(taught().encode(PROMPT))
+    for length in ({}, {"max_tokens": 1_000_000}):
+        got = outcome(NgramOptions(max_context=64), seed=5, ignore_end_token=True, **length)
+        assert len(got.tokens) == 64 - prompt
+        assert got.statuses[-1] is LENGTH
+
+
+def test_the_end_token_ends_a_request() -> None:
+    """The model's own end ends a request, as its last token, unless it is told to be ignored."""
+    end = taught().end_token
+    stopped = [got for seed in range(30) if (got := outcome(seed=seed)).statuses[-1] is STOPPED]
+    assert len(stopped) > 20
+    assert all(got.tokens.index(end) == len(got.tokens) - 1 for got in stopped)
+    gone_on = outcome(seed=0, ignore_end_token=True, max_tokens=300)
+    assert len(gone_on.tokens) == 300
+    assert end in gone_on.tokens
+
+
+def test_a_stop_token_ends_a_request() -> None:
+    """A request's own stop token ends it, and token id 0 may be one (case 10)."""
+    whole = outcome(seed=1, max_tokens=200, ignore_end_token=True)
+    got = outcome(seed=1, max_tokens=200, ignore_end_token=True, stop_token_ids=[0, 7])
+    place = min(whole.tokens.index(0), whole.tokens.index(7))
+    assert got.tokens == whole.tokens[: place + 1]
+    assert got.statuses[-1] is STOPPED
+
+
+def test_token_zero_is_a_token() -> None:
+    """Token id 0 is given, counted and scored like any other, wherever in a row it is (case 10)."""
+    run = Run(requests=[asked(key, seed=key, max_tokens=60, top_logprobs=3) for key in range(1, 21)]).to_the_end()
+    rows = [batch.row(place) for (batch,) in run.batches for place in range(batch.row_count)]
+    assert any(row.token_ids.size > 1 and row.token_ids[-1] == 0 for row in rows)
+    assert any(row.token_ids.size > 1 and row.token_ids[0] == 0 for row in rows)
+    for got in run.got.values():
+        check_scores(taught().encode(PROMPT), got, 3)
+
+
+def test_stop_string_within_a_block_trims_everything() -> None:
+    """What an accepted block has behind a stop string goes with its ids, logprobs, ranks, alternatives (case 13)."""
+    trimmed = straddling = 0
+    for seed in range(40):
+        whole = outcome(seed=seed, max_tokens=60, ignore_end_token=True)
+        text = whole.text
+        stop = text[len(text) // 2 : len(text) // 2 + 5]
+        run = Run(requests=[asked(1, seed=seed, max_tokens=60, ignore_end_token=True, stop=[stop], top_logprobs=2)])
+        got = run.to_the_end().got[1]
+        first = next(at for at in range(61) if stop in taught().decode(whole.tokens[:at]))
+        assert got.tokens == whole.tokens[:first]
+        assert got.statuses[-1] is STOPPED
+        assert stop in got.text
+        check_scores(taught().encode(PROMPT), got, 2)
+        ((arrays,),) = run.arrays[-1:]
+        trimmed += arrays.kept_counts is not None
+        straddling += stop not in taught().token_bytes(got.tokens[-1]).decode()
+    assert trimmed > 5
+    assert straddling > 20
+
+
+def test_the_first_of_two_stops_counts() -> None:
+    """Of several stops the one that is complete first ends the request, be it text, token or the length."""
+    whole = outcome(seed=9, max_tokens=60, ignore_end_token=True)
+    early, late = taught().token_bytes(whole.tokens[5]).decode(), taught().token_bytes(whole.tokens[30]).decode()
+    got = outcome(seed=9, max_tokens=60, ignore_end_token=True, stop=[late, early])
+    assert len(got.tokens) <= 6
+    assert got.statuses[-1] is STOPPED
+    got = outcome(seed=9, max_tokens=3, ignore_end_token=True, stop=["no such text"])
+    assert (len(got.tokens), got.statuses[-1]) == (3, LENGTH)
+
+
+def test_rows_ask_for_what_they_want() -> None:
+    """In one batch one row has no scores, one its own alone, and one twenty alternatives; each as if alone."""
+    wanted = {1: None, 2: 0, 3: 20, 4: 3}
+    run = Run(requests=[asked(key, top_logprobs=top, seed=8, max_tokens=20) for key, top in wanted.items()])
+    first = run.step()[0]
+    assert [first.row(place).scoring for place in range(4)] == [Scoring.NONE, *[Scoring.FULL] * 3]
+    assert first.top_ks.tolist() == [0, 0, 20, 3]
+    assert first.header.value_kind is ValueKind.RAW_LOGPROBS
+    run.to_the_end()
+    for key, top in wanted.items():
+        assert run.got[key].tokens == run.got[1].tokens
+        if top is not None:
+            check_scores(taught().encode(PROMPT), run.got[key], top)
+    assert run.got[1].logprobs == []
+
+
+@pytest.mark.parametrize(("speculate", "method"), [(0, SpeculativeMethod.NONE), (3, SpeculativeMethod.NGRAM)])
+def test_steps_say_what_they_are(speculate: int, method: SpeculativeMethod) -> None:
+    """The first step is a prefill, what follows decodes; the method and how many drafts were verified are told."""
+    run = Run(NgramOptions(speculate=speculate), [asked(1, seed=1, max_tokens=12, ignore_end_token=True)])
+    run.step()
+    run.step()
+    run.admit(asked(2, seed=1, max_tokens=4))
+    run.to_the_end()
+    headers = [batch.header for (batch,) in run.batches]
+    assert [header.phase for header in headers[:4]] == [
+        StepPhase.PREFILL,
+        StepPhase.DECODE,
+        StepPhase.MIXED,
+        StepPhase.DECODE,
+    ]
+    assert {header.method for header in headers} == {method}
+    assert run.got[1].verified[0] == 0
+    assert set(run.got[1].verified[1:]) == {speculate}
+    assert (max(run.got[1].counts) > 1) == bool(speculate)
+    assert not run.engine.has_work
+    assert run.engine.step() == []
+
+
+def test_rows_are_sorted_by_what_was_computed_and_can_be_put_back() -> None:
+    """New prompts come after rows that go on; batch indices say the order of admission (case 1)."""
+    options = NgramOptions(prefill_chunk=4)
+    run = Run(options, [asked(1, PROMPT * 5, seed=1, ignore_end_token=True)])
+    run.step()
+    for key in (2, 3):
+        run.admit(asked(key, seed=key, ignore_end_token=True))
+    keys = []
+    for _ in range(4):
+        (batch,) = run.step()
+        keys.append(batch.request_keys.tolist())
+        assert batch.in_batch_order().request_keys.tolist() == [1, 2, 3]
+    assert keys[0] == [2, 3, 1]
+
+
+def test_an_abort_ends_a_request_at_the_next_step() -> None:
+    """An aborted request, running or still waiting, has one last row that says so; another abort does nothing."""
+    run = Run(NgramOptions(max_running=2), [asked(key, seed=key, ignore_end_token=True) for key in (1, 2, 3)])
+    run.step()
+    for key in (3, 1, 1, 99):
+        run.engine.abort(key)
+    (batch,) = run.step()
+    by_key = dict(zip(batch.request_keys.tolist(), batch.statuses.tolist(), strict=True))
+    assert by_key == {1: RowStatus.ABORTED, 2: RowStatus.ACTIVE, 3: RowStatus.ABORTED}
+    assert batch.in_batch_order().request_keys.tolist() == [1, 2, 3]
+    assert run.step()[0].request_keys.tolist() == [2]
+    run.admit(asked(1, seed=1, max_tokens=2))
+    run.engine.abort(2)
+    run.to_the_end()
+    assert run.got[1].statuses[-1] is LENGTH
+
+
+def test_an_aborted_engine_has_nothing_left() -> None:
+    """An abort before the first step ends a request that never ran, and then there is no work."""
+    run = Run(requests=[asked(1)])
+    run.engine.abort(1)
+    run.step()
+    assert run.got[1].statuses == [RowStatus.ABORTED]
+    assert not run.engine.has_work
+    run.engine.close()
+
+
+def test_drafts_are_emitted_for_those_who_want_them() -> None:
+    """A draft batch has the target's rows; only those who asked have drafts, with the draft model's own scores."""
+    wants = asked(1, seed=1, max_tokens=30, ignore_end_token=True, top_logprobs=4)
+    wants.include_draft_logprobs = True
+    ids_only = asked(3, seed=2, max_tokens=30, ignore_end_token=True)
+    ids_only.include_draft_logprobs = True
+    run = Run(requests=[wants, asked(2, seed=3, max_tokens=40, ignore_end_token=True, top_logprobs=1), ids_only])
+    run.to_the_end()
+    assert [len(batches) for batches in run.batches[:3]] == [1, 2, 2]
+    accepted = 0
+    text = taught().encode(PROMPT) + run.got[1].tokens[:1]
+    for target, *drafts in run.batches:
+        assert target.header.draft_follows == bool(drafts)
+        for draft in drafts:
+            assert draft.header.kind is BatchKind.DRAFT
+            for column in ("request_keys", "positions", "batch_indices"):
+                assert getattr(draft, column).tolist() == getattr(target, column).tolist()
+            by_key = {draft.row(place).key: draft.row(place) for place in range(draft.row_count)}
+            assert by_key[2].status is RowStatus.IDLE
+            assert by_key[2].token_ids.size == 0
+            if 3 in by_key:
+                assert (by_key[3].token_ids.size, by_key[3].scoring) == (3, Scoring.NONE)
+            if 1 in by_key:
+                here = list(text)
+                row, mine = by_key[1], target.row(target.request_keys.tolist().index(1))
+                for place, token in enumerate(row.token_ids.tolist()):
+                    truth = reference.draft_logprobs_after(here)
+                    assert abs(row.logprobs[place] - truth[token]) <= TOLERANCE
+                    assert row.ranks[place] == reference.rank(truth, token)
+                    assert row.alternative_token_ids[place].tolist() == reference.ordered(truth)[:4]
+                    here.append(token)
+                given = mine.token_ids.tolist()
+                accepted += sum(a == b for a, b in zip(given[:-1], row.token_ids.tolist(), strict=False))
+                text += given
+    assert accepted > 5
+
+
+def test_nobody_who_wants_drafts_no_drafts() -> None:
+    """Without drafts, asking for their logprobs changes nothing: there is no draft batch to wait for (case 31)."""
+    generate = asked(1, seed=1, max_tokens=10, top_logprobs=2)
+    generate.include_draft_logprobs = True
+    run = Run(NgramOptions(speculate=0), [generate]).to_the_end()
+    assert all(len(batches) == 1 and not batches[0].header.draft_follows for batches in run.batches)
+
+
+def test_output_is_readable() -> None:
+    """What comes out is words of the taught text with spaces between them, not bytes or broken characters."""
+    known = {word for text in map(str.lower, _texts()) for word in text.split()}
+    words = [word for seed in range(10) for word in outcome(seed=seed, max_tokens=80).text.lower().split()]
+    assert sum(word in known for word in words) > 0.85 * len(words)
+
+
+def _texts() -> list[str]:
+    from tokenbus_engines.ngram.text import documents  # noqa: PLC0415 - only here
+
+    return documents()

@@ -1,0 +1,190 @@
+"""Handoff: a prefill engine begins, a decode engine goes on, and nothing is lost, repeated or taken on trust."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.engines.ngram.runs import PROMPT, Run, asked
+from tokenbus_contracts import RowStatus, StepPhase
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.ngram import NgramEngine, NgramOptions, taught
+from tokenbus_services.worker.engine import Engine
+
+PREFILL, DECODE = NgramOptions(role="prefill"), NgramOptions(role="decode")
+
+
+def wanted(count: int) -> list[Generate]:
+    """Return requests that differ in everything."""
+    return [
+        asked(
+            key,
+            PROMPT * (key % 3 + 1),
+            (None, 0, 3, 20)[key % 4],
+            seed=key,
+            max_tokens=1 + key % 30,
+            temperature=0.4 + key / 8,
+            top_p=0.95,
+            stop=["."] if key % 5 == 0 else [],
+        )
+        for key in range(1, count + 1)
+    ]
+
+
+def handed_off(requests: list[Generate]) -> tuple[Run, dict[int, bytes]]:
+    """Let a prefill engine begin, and return what it hands off."""
+    run = Run(PREFILL, requests).to_the_end()
+    return run, {key: state for arrays in run.arrays for one in arrays for key, state in one.states.items()}
+
+
+def test_tokens_are_those_of_a_mixed_engine() -> None:
+    """All requests of a prefill step go on elsewhere, and get what one engine alone would have given them (case 27)."""
+    requests = wanted(24)
+    prefill, states = handed_off(requests)
+    mixed = Run(requests=requests).to_the_end()
+    decode = Run(DECODE)
+    for request in requests:
+        got = prefill.got[request.request_key]
+        if got.statuses[-1] is RowStatus.HANDED_OFF:
+            decode.admit(request, states[request.request_key], got)
+    assert len(states) > 15
+    decode.to_the_end()
+    for key, whole in mixed.got.items():
+        got = prefill.got[key]  # the decode engine went on with it
+        assert (got.tokens, got.logprobs, got.ranks) == (whole.tokens, whole.logprobs, whole.ranks)
+        assert got.alternatives == whole.alternatives
+        assert got.statuses[-1] is whole.statuses[-1]
+    assert {batch.header.phase for (batch,) in decode.batches} == {StepPhase.DECODE}
+
+
+def test_the_first_token_comes_with_proposals() -> None:
+    """A row that is handed off has one token with its logprobs, and what the draft proposes to follow it (case 27)."""
+    prefill, states = handed_off([asked(1, top_logprobs=2, seed=1, max_tokens=9), asked(2, seed=2, max_tokens=9)])
+    for key, got in prefill.got.items():
+        assert got.statuses == [RowStatus.HANDED_OFF]
+        assert len(got.tokens) == 1
+        assert len(got.proposals) == 3
+        state = json.loads(states[key])
+        assert (state["tokens"], state["proposals"]) == (got.tokens, got.proposals)
+    assert len(prefill.got[1].alternatives[0]) == 2
+    assert prefill.batches[0][0].header.phase is StepPhase.PREFILL
+    assert not prefill.engine.has_work
+
+
+def test_handed_proposals_are_verified_first() -> None:
+    """A decode engine verifies the tokens that it was handed, not those that it would have drafted."""
+    generate = asked(1, top_logprobs=0, temperature=0, max_tokens=9)
+    generate.include_draft_logprobs = True
+    _, states = handed_off([generate])
+    state = json.loads(states[1])
+    _, other = handed_off([asked(1, seed=5, temperature=1.5, max_tokens=9)])
+    state["proposals"] = state["proposals"][:1]
+    assert json.loads(other[1])["proposals"] != state["proposals"]
+    decode = Run(DECODE)
+    decode.got[1] = decode.got.get(1) or _with_first(state["tokens"])
+    decode.engine.admit(generate, json.dumps(state).encode())
+    decode.step()
+    assert decode.drafts[1].tokens[:1] == state["proposals"]
+    assert decode.got[1].verified == [3]
+
+
+def _with_first(tokens: list[int]) -> Any:  # noqa: ANN401 - the runs' own
+    from tests.engines.ngram.runs import Got  # noqa: PLC0415 - only here
+
+    return Got(tokens=list(tokens))
+
+
+@pytest.mark.parametrize("speculate", [0, 1, 7])
+def test_engines_may_draft_differently(speculate: int) -> None:
+    """A decode engine that drafts more, less or nothing goes on all the same, from the next token."""
+    generate = asked(1, seed=1, max_tokens=20, ignore_end_token=True)
+    prefill, states = handed_off([generate])
+    decode = Run(NgramOptions(role="decode", speculate=speculate))
+    decode.admit(generate, states[1], prefill.got[1])
+    got = decode.to_the_end().got[1]
+    assert len(got.tokens) == 20
+    assert got.statuses[-1] is RowStatus.FINISHED_LENGTH
+
+
+def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
+    """Where the first token is the last, the prefill engine ends the request itself and hands nothing over."""
+    run, states = handed_off([asked(1, max_tokens=1), asked(2, stop_token_ids=list(range(taught().vocabulary_size)))])
+    assert run.got[1].statuses == [RowStatus.FINISHED_LENGTH]
+    assert run.got[2].statuses == [RowStatus.FINISHED_STOP]
+    assert states == {}
+
+
+def test_a_prefill_engine_computes_long_prompts_in_chunks() -> None:
+    """A prompt beyond a chunk is handed off after its last one."""
+    options = NgramOptions(role="prefill", prefill_chunk=3)
+    run = Run(options, [asked(1, seed=1)]).to_the_end()
+    assert run.got[1].statuses == [RowStatus.PREFILLING, RowStatus.HANDED_OFF]
+
+
+def test_a_handed_off_request_may_be_preempted() -> None:
+    """A request that went on elsewhere and is taken out there still gets a mixed engine's tokens (case 22)."""
+    generate = asked(1, seed=6, max_tokens=30, ignore_end_token=True)
+    prefill, states = handed_off([generate])
+    decode = Run(NgramOptions(role="decode", preempt_every=2))
+    decode.admit(generate, states[1], prefill.got[1])
+    got = decode.to_the_end().got[1]
+    assert RowStatus.PREEMPTED in got.statuses
+    assert got.tokens == Run(requests=[generate]).to_the_end().got[1].tokens
+
+
+def state_with(**changes: Any) -> bytes:  # noqa: ANN401 - whatever JSON has
+    """Return a state that is right but for these changes; None takes a field out."""
+    _, states = handed_off([asked(1, seed=1, max_tokens=9)])
+    fields = json.loads(states[1]) | changes
+    return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+
+
+DAMAGED = {
+    "state: JSON, got b'not json'": b"not json",
+    r"state: JSON, got b'\[\[\[": b"[" * 60_000,
+    r"state: JSON, got b'\\xff": b"\xff\xfe",
+    "state: an object, got list": b"[]",
+    "state: at most 65536 bytes, got 70000": b" " * 70_000,
+    r"got a difference in \['seed'\]": {"seed": None},
+    r"got a difference in \['more'\]": {"more": 1},
+    "state.version: 1, got 2": {"version": 2},
+    "state.model: a string, got int": {"model": 5},
+    "state.model: .*, got 'other'": {"model": "other"},
+    "state.prompt_tokens: 4, as the request has, got 5": {"prompt_tokens": 5},
+    "state.prompt_tokens: a whole number from 0 .*, got -1": {"prompt_tokens": -1},
+    "state.tokens: a list of 1 to 16 numbers, got 0 of them": {"tokens": []},
+    "state.tokens: a list of 1 to 16 numbers, got 17 of them": {"tokens": [1] * 17},
+    "state.tokens: a list of 1 to 16 numbers, got str": {"tokens": "1"},
+    r"state.tokens\[0\]: a whole number from 0 .*, got True": {"tokens": [True]},
+    r"state.tokens\[1\]: a whole number from 0 .*, got 1.5": {"tokens": [1, 1.5]},
+    r"state.tokens\[0\]: below \d+, got 100000": {"tokens": [100_000]},
+    "state.tokens: less than the 9 that the request may have, got 9": {"tokens": [1] * 9},
+    "state.tokens: none that ends the request, got the end token": {"tokens": [taught().end_token]},
+    "state.tokens: none that ends the request, got one that does": {"tokens": [77]},
+    "state.seed: a whole number from 0 to below 18446744073709551616, got 18446744073709551616": {"seed": 2**64},
+    "state.seed: a whole number from 0 .*, got nan": {"seed": float("nan")},
+    r"state.proposals\[0\]: below \d+, got 100000": {"proposals": [100_000]},
+    r"state.proposals\[0\]: a token that the draft proposes there, got 1700": {"proposals": [1_700]},
+}
+
+
+@pytest.mark.parametrize(("message", "made"), DAMAGED.items(), ids=range(len(DAMAGED)))
+def test_a_damaged_state_is_refused(message: str, made: Any) -> None:  # noqa: ANN401 - bytes, or changes
+    """What came over the network is checked field by field; one line says what is wrong, and nothing is admitted."""
+    state = made if isinstance(made, bytes) else state_with(**made)
+    engine = NgramEngine(DECODE)
+    with pytest.raises(ValueError, match=message) as error:
+        engine.admit(asked(1, seed=1, max_tokens=9, stop_token_ids=[77]), state)
+    assert "\n" not in str(error.value)
+    assert not engine.has_work
+
+
+def test_roles_want_their_own_requests() -> None:
+    """A decode engine needs a state, a prefill engine must have none, and a mixed one goes on from one."""
+    state = state_with()
+    with pytest.raises(ValueError, match=r"^state: a decode engine goes on from a prefill engine's, got none$"):
+        NgramEngine(DECODE).admit(asked(1))
+    with pytest.raises(ValueError, match=r"^state: none for a prefill engine, got one$"):
+        NgramEngine(PREFILL).admit(asked(1), state)
+    mixed: Engine = NgramEngine()
+    assert mixed.admit(asked(1, max_tokens=9), state) == 4

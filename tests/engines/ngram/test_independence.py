@@ -1,0 +1,71 @@
+"""A request's outcome follows from what it asks for alone."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engines.ngram.runs import Run, asked
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.ngram import NgramOptions, taught
+
+PROMPTS = ["The old man said", "What is", "xyz 12", "In the evening the", ".", "\N{GRINNING FACE}"]
+SAMPLINGS = st.fixed_dictionaries(
+    {"seed": st.integers(0, 2**64 - 1), "max_tokens": st.integers(1, 24)},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.5, 3.0]),
+        "top_p": st.sampled_from([0.1, 0.5, 0.9, 0.99, 1.0]),
+        "top_k": st.sampled_from([0, 1, 5, 40, 100_000]),
+        "stop": st.lists(st.sampled_from(["the", ". ", "e w", '"']), max_size=2),
+        "stop_token_ids": st.lists(st.integers(0, taught().vocabulary_size - 1), max_size=3),
+        "ignore_end_token": st.booleans(),
+    },
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Generate:
+    """Draw a request; its key is given later."""
+    sampling: dict[str, Any] = draw(SAMPLINGS)
+    top_logprobs = draw(st.none() | st.integers(0, 20))
+    generate = asked(1, draw(st.sampled_from(PROMPTS)), top_logprobs, **sampling)
+    generate.include_draft_logprobs = draw(st.booleans())
+    return generate
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    mine=requests(),
+    others=st.lists(requests(), min_size=1, max_size=12),
+    place=st.integers(0, 11),
+    late=st.integers(0, 3),
+    options=st.sampled_from(
+        [NgramOptions(), NgramOptions(max_running=3), NgramOptions(preempt_every=3), NgramOptions(prefill_chunk=2)]
+    ),
+)
+def test_an_outcome_does_not_depend_on_neighbours(
+    mine: Generate, others: list[Generate], place: int, late: int, options: NgramOptions
+) -> None:
+    """Tokens, scores and drafts of a request are the same alone and among others, whatever they ask for (case 15)."""
+    alone = Run(NgramOptions(), [mine]).to_the_end()
+    wanted = list(others)
+    wanted.insert(min(place, len(wanted)), mine)
+    for key, generate in enumerate(wanted, start=1):
+        generate.request_key = key
+    mine_key = mine.request_key
+    run = Run(options, wanted[: len(wanted) - late])
+    for generate in wanted[len(wanted) - late :]:
+        run.step()
+        run.admit(generate)
+    run.to_the_end()
+    got, other = run.got[mine_key], alone.got[1]
+    assert (got.tokens, got.logprobs, got.ranks, got.alternatives) == (
+        other.tokens,
+        other.logprobs,
+        other.ranks,
+        other.alternatives,
+    )
+    assert got.statuses[-1] is other.statuses[-1]
+    if 1 in alone.drafts:
+        drafted = run.drafts[mine_key]
+        assert (drafted.tokens, drafted.logprobs) == (alone.drafts[1].tokens, alone.drafts[1].logprobs)

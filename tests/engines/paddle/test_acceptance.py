@@ -1,0 +1,57 @@
+"""Acceptance: how good the committed draft heads are, on stories that they were not trained on."""
+
+from itertools import islice
+
+import numpy as np
+
+from tests.engines.paddle.driver import Run, text_request
+from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.paddle.reference import Reference
+from tokenbus_engines.paddle import PaddleEngine
+from tokenbus_engines.paddle.prose import stories, tokens_of
+
+pytestmark = NEEDS_PADDLE
+
+SEED = 20
+PROMPTS = [text[: text.index(".") + 2 + 20] for text in islice(stories(SEED, held_out=True), 12)]
+
+
+def accepted_share(temperature: float) -> float:
+    """Return how many of the drafts are accepted where held-out stories go on, the end of each left out."""
+    run = Run(PaddleEngine())
+    for key, prompt in enumerate(PROMPTS, 1):
+        run.engine.admit(text_request(key, prompt, 120, temperature=temperature, seed=key))
+    run.to_the_end()
+    drafted = accepted = 0
+    for got in run.got.values():
+        for row in got.rows[1:-1]:
+            drafted += row.draft_token_count
+            accepted += row.token_ids.size - 1
+    assert drafted > 500
+    return accepted / drafted
+
+
+def test_greedy_drafts_are_mostly_accepted() -> None:
+    """At temperature 0 more than half of the drafts are accepted."""
+    assert accepted_share(0.0) > 0.5
+
+
+def test_sampled_drafts_are_mostly_accepted() -> None:
+    """At temperature 1 more than half of the drafts are accepted."""
+    assert accepted_share(1.0) > 0.5
+
+
+def test_draft_heads_foresee_held_out_text() -> None:
+    """Given the true text, the heads' first choices are the text's next tokens more often than not, up to a miss."""
+    reference = Reference()
+    foreseen = offered = 0
+    for text in islice(stories(SEED, held_out=True), 2):
+        tokens = tokens_of(text)[:200]
+        states = reference.states(tokens)
+        for place in range(40, len(tokens) - 4, 3):
+            truth = tokens[place + 2 : place + 5]
+            best = reference.draft_logprobs(states[place], tokens[place + 1], truth).argmax(axis=-1)
+            misses = np.flatnonzero(best != truth)
+            foreseen += int(misses[0]) if misses.size else 3
+            offered += 3
+    assert foreseen / offered > 0.5

@@ -1,0 +1,61 @@
+"""The whole way: a paddle engine's steps through publisher, processor and client, over real sockets."""
+
+import asyncio
+import tempfile
+import threading
+from pathlib import Path
+
+from tests.engines.paddle.driver import text_request, token_request, tokens_alone
+from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.integration.deployment import Deployment
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
+from tokenbus_services.client import Client
+from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.processor import Processor
+from tokenbus_services.worker import Publisher
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.service import EngineLoop
+
+pytestmark = NEEDS_PADDLE
+
+REQUESTS = [
+    text_request(1, "It was cold. That morning Ida was at the bridge again. ", 60, seed=1, top_logprobs=3),
+    text_request(2, "One night Oscar went to ", 50, temperature=0.0, top_logprobs=0, include_draft_logprobs=True),
+    token_request(3, [0, 0, 72], 40, seed=3),
+    text_request(4, "Nora ", 40, seed=4, stop=["."], top_logprobs=20),
+]
+
+
+async def all_of(tokens: RequestTokens) -> list[Token]:
+    """Return a request's tokens, when all have come."""
+    return [token async for token in tokens]
+
+
+async def test_client_gets_what_the_engine_emitted() -> None:
+    """Requests that take turns in two slots reach their client whole, and one that is wrong is told so by name."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:  # a socket's path is short
+        settings = Deployment(Path(folder)).settings(processor__drain_timeout_ms=0, client__drain_timeout_ms=0)
+        engine = PaddleEngine(PaddleOptions(context=256, max_running=2, slice_steps=3, prefill_chunk=20))
+        stop = threading.Event()
+        async with Processor(settings), Client(settings) as client:
+            with Publisher(settings, vocabulary_size=engine.vocabulary_size) as publisher:
+                engine_loop = EngineLoop(engine, Emitter(publisher, engine.vocabulary_size))
+                loop = asyncio.create_task(asyncio.to_thread(engine_loop.serve, stop))
+                asked = [client.generate(generate) for generate in REQUESTS]
+                wrong = client.generate(token_request(9, [257, 300]))
+                got = await asyncio.wait_for(asyncio.gather(*map(all_of, asked)), 60)
+                failed = await asyncio.wait_for(asyncio.gather(all_of(wrong), return_exceptions=True), 60)
+                stop.set()
+                await loop
+    for generate, tokens, request in zip(REQUESTS, got, asked, strict=True):
+        assert [token.id for token in tokens] == tokens_alone(PaddleEngine(), generate)
+        assert all((token.logprob is None) == (not generate.HasField("top_logprobs")) for token in tokens)
+        assert {len(token.alternatives) for token in tokens} == {generate.top_logprobs}
+        assert request.status in {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
+    assert ByteTokenizer().decode(token.id for token in got[3]).endswith(".")
+    (error,) = failed
+    assert isinstance(error, RequestFailedError)
+    assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
+    assert "tokens.token_ids[1]: below 258, the vocabulary's size, got 300" in str(error)

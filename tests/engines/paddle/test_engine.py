@@ -1,0 +1,282 @@
+"""PaddleEngine: what each request gets, whatever else the engine does."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engines.paddle.driver import ENDS, Run, text_request, token_request, tokens_alone
+from tests.engines.paddle.needs import NEEDS_PADDLE
+from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus_services.worker.engine import Engine
+
+pytestmark = NEEDS_PADDLE
+
+STORY = "It was raining. That morning Clara was at the bakery again. "
+MIXED: list[Generate] = [
+    text_request(1, STORY, 40, temperature=0.0),
+    text_request(2, "One day in winter Ben went to ", 30, seed=5, top_logprobs=4),
+    text_request(3, STORY * 3, 20, seed=6, temperature=1.5, top_k=9),
+    token_request(4, [0, 0, 7], 25, seed=7, top_p=0.8, top_logprobs=0, include_draft_logprobs=True),
+    text_request(5, "x", 50, seed=8, stop=["the"]),
+]
+
+
+def engine(**options: Any) -> PaddleEngine:  # noqa: ANN401 - each option's own
+    """Return an engine with the committed weights."""
+    return PaddleEngine(PaddleOptions(**{"context": 512, "max_running": 8} | options))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, list[int]]:
+    """Return what each of the mixed requests gets from an engine of its own."""
+    return {generate.request_key: tokens_alone(engine(), generate) for generate in MIXED}
+
+
+def test_neighbours_change_nothing(alone: dict[int, list[int]]) -> None:
+    """A request gets the same tokens alone and among others that ask for anything else (case 15)."""
+    run = Run(engine())
+    for generate in MIXED:
+        assert run.engine.admit(generate) > 0
+    run.to_the_end()
+    assert {key: got.tokens for key, got in run.got.items()} == alone
+
+
+@settings(max_examples=12)
+@given(
+    st.permutations(MIXED),
+    st.lists(st.integers(0, 3), min_size=len(MIXED), max_size=len(MIXED)),
+    st.fixed_dictionaries(
+        {
+            "max_running": st.integers(1, 4),
+            "slice_steps": st.integers(0, 6),
+            "prefill_chunk": st.sampled_from([16, 50, 256]),
+        }
+    ),
+)
+def test_nothing_of_the_others_changes_a_request(
+    alone: dict[int, list[int]], order: list[Generate], waits: list[int], shared: dict[str, int]
+) -> None:
+    """Whoever comes when, and however slots and steps are shared, a request's tokens are its own (case 15)."""
+    run = Run(engine(**shared))
+    for generate, steps in zip(order, waits, strict=True):
+        run.engine.admit(generate)
+        for _ in range(steps):
+            run.step()
+    run.to_the_end()
+    assert {key: got.tokens for key, got in run.got.items()} == alone
+
+
+def test_preemption_changes_nothing(alone: dict[int, list[int]]) -> None:
+    """Requests that take turns in fewer slots get the same tokens: none is lost or repeated on resuming (case 22)."""
+    run = Run(engine(max_running=2, slice_steps=3, prefill_chunk=64))
+    for generate in MIXED:
+        run.engine.admit(generate)
+    run.to_the_end()
+    assert {key: got.tokens for key, got in run.got.items()} == alone
+    preempted = [row for got in run.got.values() for row in got.rows if row.status is RowStatus.PREEMPTED]
+    assert len(preempted) > 4
+    assert not any(row.token_ids.size for row in preempted)
+    for batch in run.batches:
+        assert batch.row_count <= 4  # two that run, and two that just made way
+
+
+def test_prompts_in_chunks_change_nothing(alone: dict[int, list[int]]) -> None:
+    """A prompt that takes several steps has rows without tokens until its first, and no drafts before (case 9)."""
+    run = Run(engine(prefill_chunk=50))
+    run.engine.admit(MIXED[2])
+    run.to_the_end()
+    got = run.got[3]
+    assert got.tokens == alone[3]
+    assert got.statuses[:4] == [RowStatus.PREFILLING] * 3 + [RowStatus.ACTIVE]
+    assert not any(row.token_ids.size or row.proposal_token_ids.size for row in got.rows[:3])
+    phases = [batch.header.phase for batch in run.batches]
+    assert phases[:4] == [StepPhase.PREFILL] * 4
+    assert set(phases[4:]) == {StepPhase.DECODE}
+
+
+def test_rows_are_sorted_by_what_was_computed() -> None:
+    """Rows lie sorted by what was computed for them, and their places tell the order of admission (case 1, 3)."""
+    run = Run(engine(max_running=2, slice_steps=2))
+    admitted = {30: 0, 10: 1, 20: 2}
+    for key, top_logprobs in admitted.items():
+        run.engine.admit(text_request(key, STORY, 30, seed=key, top_logprobs=top_logprobs))
+    moved = 0
+    for _ in range(12):
+        for batch in run.step():
+            places = batch.batch_indices.tolist()
+            moved += places != sorted(places)
+            in_order = batch.in_batch_order()
+            known = [key for key in admitted if key in in_order.request_keys]
+            assert in_order.request_keys.tolist() == known
+            assert in_order.top_ks.tolist() == [admitted[key] for key in known]
+    assert moved > 3
+    assert {batch.header.phase for batch in run.batches} == {StepPhase.PREFILL, StepPhase.DECODE, StepPhase.MIXED}
+
+
+def test_steps_give_what_was_accepted_and_one_more() -> None:
+    """A row has at most as many tokens as were verified and one more, and its first token comes with proposals."""
+    run = Run(engine())
+    run.engine.admit(MIXED[0])
+    run.to_the_end()
+    first, *others = run.got[1].rows
+    assert (first.token_ids.size, first.draft_token_count, first.proposal_token_ids.size) == (1, 0, 3)
+    for row in others:
+        assert 1 <= row.token_ids.size <= row.draft_token_count + 1
+        assert row.proposal_token_ids.size == 0
+    assert {row.draft_token_count for row in others[:-1]} == {3}
+    assert {batch.header.method for batch in run.batches} == {SpeculativeMethod.MTP}
+    assert len(run.got[1].rows) < 25
+
+
+def test_engine_without_proposer_works() -> None:
+    """Without speculation every step gives one token, and the greedy ones are the same as with it (case 31)."""
+    run = Run(engine(speculate=0))
+    run.engine.admit(MIXED[0])
+    run.to_the_end()
+    assert [row.token_ids.size for row in run.got[1].rows] == [1] * 40
+    assert {batch.header.method for batch in run.batches} == {SpeculativeMethod.NONE}
+    assert run.got[1].tokens == tokens_alone(engine(), MIXED[0])
+
+
+def test_stop_inside_a_block_leaves_nothing_behind() -> None:
+    """A stop text that is met inside accepted tokens trims ids, logprobs and alternatives together (case 13)."""
+    run = Run(engine())
+    whole = tokens_alone(engine(), text_request(1, STORY, 60, temperature=0.0))
+    text = bytes(whole).decode()
+    stops = [text[begin : begin + 4] for begin in range(4, 30)]
+    for key, stop in enumerate(stops, 1):
+        run.engine.admit(text_request(key, STORY, 60, temperature=0.0, stop=[stop], top_logprobs=2))
+    run.to_the_end()
+    cut_short = 0
+    for key, stop in enumerate(stops, 1):
+        got = run.got[key]
+        assert got.text == text[: text.index(stop) + 4]
+        assert got.statuses[-1] is RowStatus.FINISHED_STOP
+        last = got.rows[-1]
+        assert last.logprobs.size == last.ranks.size == last.token_ids.size
+        assert last.alternative_token_ids.shape == last.alternative_logprobs.shape == (last.token_ids.size, 2)
+        cut_short += last.token_ids.size < last.draft_token_count + 1
+    assert cut_short > 5
+
+
+def test_stop_tokens_and_the_end_token_end_requests() -> None:
+    """A stop token ends a request with itself; the end of a story does so too, unless it is told to be ignored."""
+    run = Run(engine())
+    run.engine.admit(text_request(1, STORY, 400, temperature=0.0, stop_token_ids=[ord(".")]))
+    ending = STORY + "And that was the end"
+    run.engine.admit(text_request(2, ending, 60, temperature=0.0))
+    run.engine.admit(text_request(3, ending, 60, temperature=0.0, ignore_end_token=True))
+    run.to_the_end()
+    assert run.got[1].tokens[-1] == ord(".")
+    assert run.got[1].text.count(".") == 1
+    assert (run.got[2].text, run.got[2].tokens[-1]) == (" of it.", 257)
+    assert [run.got[key].statuses[-1] for key in (1, 2, 3)] == [
+        RowStatus.FINISHED_STOP,
+        RowStatus.FINISHED_STOP,
+        RowStatus.FINISHED_LENGTH,
+    ]
+    assert run.got[3].tokens[:8] == run.got[2].tokens
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 9])
+def test_length_is_kept_exactly(most: int) -> None:
+    """A request has as many tokens as it asks for, however many drafts would be accepted."""
+    run = Run(engine())
+    run.engine.admit(text_request(1, STORY, most, temperature=0.0))
+    run.to_the_end()
+    assert len(run.got[1].tokens) == most
+    assert run.got[1].statuses[-1] is RowStatus.FINISHED_LENGTH
+
+
+def test_slot_is_filled_to_its_last_token() -> None:
+    """A request that would go on for ever ends where its slot is full: prompt and output are the context."""
+    run = Run(engine(context=40))
+    generate = token_request(1, list(b"One day "), seed=1, ignore_end_token=True)
+    generate.sampling.ClearField("max_tokens")
+    run.engine.admit(generate)
+    run.to_the_end()
+    assert len(run.got[1].tokens) == 32
+    assert run.got[1].statuses[-1] is RowStatus.FINISHED_LENGTH
+
+
+def test_aborted_request_ends_and_others_go_on(alone: dict[int, list[int]]) -> None:
+    """An aborted request has one row more that says so, running or waiting, and the others notice nothing."""
+    run = Run(engine(max_running=2, slice_steps=0))
+    for generate in (MIXED[0], MIXED[1], MIXED[2]):
+        run.engine.admit(generate)
+    run.step()
+    run.step()
+    for key in (2, 3, 77):
+        run.engine.abort(key)
+    run.to_the_end()
+    assert run.got[1].tokens == alone[1]
+    for key in (2, 3):
+        assert run.got[key].statuses[-1] is RowStatus.ABORTED
+        assert [status in ENDS for status in run.got[key].statuses].count(True) == 1
+    assert alone[2][: len(run.got[2].tokens)] == run.got[2].tokens
+
+
+def test_key_in_use_is_refused() -> None:
+    """A second request with the key of one that runs is refused, and the first goes on."""
+    run = Run(engine())
+    run.engine.admit(MIXED[0])
+    with pytest.raises(ValueError, match="one that is not in use, got 0000000000000001"):
+        run.engine.admit(MIXED[0])
+    assert len(run.to_the_end().got[1].tokens) == 40
+    assert run.engine.admit(MIXED[0]) == len(STORY) + 1
+
+
+def test_drafts_come_only_where_they_are_asked_for() -> None:
+    """A step has a draft batch where a row wants it; the other rows have nothing in it, and are at the same places."""
+    run = Run(engine())
+    run.engine.admit(text_request(1, STORY, 30, temperature=0.0, top_logprobs=1))
+    run.engine.admit(text_request(2, STORY, 12, temperature=0.0, top_logprobs=3, include_draft_logprobs=True))
+    run.to_the_end()
+    targets = [batch for batch in run.batches if batch.header.kind is BatchKind.TARGET]
+    drafts = {batch.header.step: batch for batch in run.batches if batch.header.kind is BatchKind.DRAFT}
+    assert {batch.header.step for batch in targets if batch.header.draft_follows} == set(drafts)
+    assert len(targets) > len(drafts) > 2
+    for target in targets:
+        draft = drafts.get(target.header.step)
+        if draft is None:
+            continue
+        for column in ("request_keys", "batch_indices", "positions"):
+            np.testing.assert_array_equal(getattr(target, column), getattr(draft, column))
+        first, second = draft.in_batch_order().rows()
+        assert (first.status, first.token_ids.size) == (RowStatus.IDLE, 0)
+        mine = target.row(target.request_keys.tolist().index(2))
+        assert second.token_ids.size == mine.draft_token_count
+        assert second.alternative_token_ids.shape == (second.token_ids.size, 3)
+        kept = mine.token_ids.size - 1
+        assert mine.token_ids[:kept].tolist() == second.token_ids[:kept].tolist()
+
+
+def test_what_is_no_number_ends_its_own_request(alone: dict[int, list[int]]) -> None:
+    """A request whose numbers went wrong ends alone, and who gets its slot next is not affected (case 24)."""
+    run = Run(engine(max_running=2))
+    run.engine.admit(MIXED[0])
+    run.engine.admit(MIXED[1])
+    run.step()
+    spoilt = run.engine._scheduler._requests[2].slot
+    assert spoilt is not None
+    shape = run.engine._runner.shape
+    held = (2, shape.layers, shape.attention_heads, 5, shape.head_width)
+    run.engine._runner.cache.write(spoilt, *np.full(held, np.nan, np.float32))
+    run.step()
+    assert run.got[2].statuses == [RowStatus.ACTIVE, RowStatus.UNRECOVERABLE]
+    run.engine.admit(MIXED[3])
+    run.to_the_end()
+    assert run.got[1].tokens == alone[1]
+    assert run.got[4].tokens == alone[4]
+
+
+def test_closed_engine_lets_go() -> None:
+    """An engine that is closed holds neither network nor cache."""
+    closed: Engine = engine()
+    closed.close()
+    assert not hasattr(closed, "_runner")

@@ -1,0 +1,85 @@
+"""Paddle: brought in late, and on terms that suit a service."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.engines.paddle.needs import NEEDS_PADDLE
+from tokenbus_engines.paddle import DeviceError, PaddleEngine, PaddleOptions
+
+_IMPORT = "import sys, tokenbus_engines.paddle as p; print(sorted({'paddle', 'safetensors'} & sys.modules.keys()))"
+_MISSING = """
+import sys
+sys.modules["paddle"] = None
+from tokenbus_engines.paddle import DeviceError, PaddleEngine
+try:
+    PaddleEngine()
+except DeviceError as error:
+    print(error)
+"""
+
+
+def _printed(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_package_imports_no_framework() -> None:
+    """The package's names are there for a command line without paddle or safetensors being imported."""
+    assert _printed(_IMPORT) == "[]\n"
+
+
+def test_missing_paddle_is_one_line() -> None:
+    """Where paddle is not installed, making an engine says so, and what to install."""
+    said = _printed(_MISSING)
+    assert said.startswith("the engine needs paddle, of the extra paddle or gpu: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speculate": -1}, "speculate: 0 to 16, got -1"),
+        ({"max_running": 0}, "max_running: 1 to 1024, got 0"),
+        ({"context": 1}, "context: 2 to 65536, got 1"),
+        ({"prefill_chunk": 0}, "prefill_chunk: 1 to 65536, got 0"),
+        ({"slice_steps": -1}, "slice_steps: 0 to 2147483647, got -1"),
+        ({"max_top_logprobs": 128}, "max_top_logprobs: 0 to 127, got 128"),
+        ({"role": "both"}, "role: mixed, prefill or decode, got both"),
+    ],
+)
+def test_option_out_of_range_is_named(options: dict[str, object], said: str) -> None:
+    """An option that cannot be is told in one line: its name, its range and its value."""
+    with pytest.raises(ValueError, match=": ") as error:
+        PaddleOptions(**options)  # type: ignore[arg-type]
+    assert str(error.value) == said
+
+
+class TestWithPaddle:
+    """What needs paddle itself."""
+
+    pytestmark = NEEDS_PADDLE
+
+    def test_signals_stay_with_the_service(self) -> None:
+        """Importing paddle leaves a service its own handlers, so that it can be told to stop."""
+        code = (
+            "import signal, os; signal.signal(signal.SIGTERM, lambda *_: print('told to stop'))\n"
+            "from tokenbus_engines.paddle import PaddleEngine\n"
+            "PaddleEngine(); os.kill(os.getpid(), signal.SIGTERM)"
+        )
+        assert _printed(code) == "told to stop\n"
+
+    def test_unknown_device_is_named(self) -> None:
+        """A device that is not there is told in one line."""
+        before = signal.getsignal(signal.SIGTERM)
+        for device in ("gpu:77", "abacus"):
+            with pytest.raises(DeviceError, match=f"^device {device}: .+") as error:
+                PaddleEngine(PaddleOptions(device=device))
+            assert "\n" not in str(error.value)
+        assert signal.getsignal(signal.SIGTERM) is before
+
+    def test_more_drafts_than_heads_are_refused(self) -> None:
+        """An engine drafts no more tokens than its weights have heads."""
+        with pytest.raises(ValueError, match="speculate: at most 3, as many as the weights have heads, got 4"):
+            PaddleEngine(PaddleOptions(speculate=4))

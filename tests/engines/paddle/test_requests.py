@@ -1,0 +1,111 @@
+"""Requests: what of a message is refused, and what ends a request."""
+
+from typing import Any
+
+import pytest
+
+from tests.engines.paddle.driver import text_request, token_request
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_engines.paddle.options import PaddleOptions
+from tokenbus_engines.paddle.requests import Request, request_of
+from tokenbus_engines.paddle.shape import BEGIN, END
+
+OPTIONS = PaddleOptions(context=16, max_top_logprobs=5)
+
+
+def refusal(generate: Generate) -> str:
+    """Return what is said of a request that is wrong."""
+    with pytest.raises(ValueError, match=": ") as error:
+        request_of(generate, OPTIONS)
+    return str(error.value)
+
+
+def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as the message has them
+    """Return the request for a text."""
+    return request_of(text_request(7, text, **fields), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"temperature": -0.5}, "sampling.temperature: a finite number of at least 0, got -0.5"),
+        ({"temperature": float("nan")}, "sampling.temperature: a finite number of at least 0, got nan"),
+        ({"temperature": float("inf")}, "sampling.temperature: a finite number of at least 0, got inf"),
+        ({"top_p": 0.0}, "sampling.top_p: above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "sampling.top_p: above 0 and at most 1, got 1.5"),
+        ({"top_p": float("nan")}, "sampling.top_p: above 0 and at most 1, got nan"),
+        ({"max_tokens": 0}, "sampling.max_tokens: at least 1, got 0"),
+        ({"stop": ["x", ""]}, "sampling.stop[1]: 1 to 256 bytes, got 0"),
+        ({"stop": ["x" * 257]}, "sampling.stop[0]: 1 to 256 bytes, got 257"),
+        ({"stop": ["x"] * 17}, "sampling.stop: at most 16 texts, got 17"),
+        ({"stop_token_ids": [1, 258]}, "sampling.stop_token_ids[1]: below 258, the vocabulary's size, got 258"),
+        ({"stop_token_ids": [1] * 65}, "sampling.stop_token_ids: at most 64 ids, got 65"),
+        ({"top_logprobs": 6}, "top_logprobs: at most 5, got 6"),
+    ],
+)
+def test_option_out_of_range_is_named(fields: dict[str, Any], said: str) -> None:
+    """What is out of range is told in one line: the field, the limit and the value."""
+    assert refusal(text_request(7, "ab", **fields)) == said
+
+
+def test_prompt_that_cannot_be_is_named() -> None:
+    """A prompt that is empty, too long, or not of the vocabulary is told in one line."""
+    assert refusal(token_request(7, [])) == "prompt: at least one token, got none"
+    assert refusal(text_request(7, "")) == "prompt: at least one token, got none"
+    assert refusal(Generate(request_key=7, sampling=SamplingParameters())) == "prompt: at least one token, got none"
+    assert refusal(text_request(7, "é" * 8)) == "text: at most 15 tokens, so that one more fits, got 17"
+    assert refusal(token_request(7, [1] * 16)) == "tokens.token_ids: at most 15 tokens, so that one more fits, got 16"
+    assert refusal(token_request(7, [1, 258])) == "tokens.token_ids[1]: below 258, the vocabulary's size, got 258"
+
+
+def test_prompts_become_tokens() -> None:
+    """A text begins with a token of its own and goes on as UTF-8; token ids are taken as they are, 0 too (case 10)."""
+    assert of_text("aé").prompt == [BEGIN, 97, 0xC3, 0xA9]
+    assert request_of(token_request(7, [0, 257, 0]), OPTIONS).prompt == [0, 257, 0]
+
+
+def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
+    """A request ends after as many tokens as it asks for, and at the latest where its slot is full."""
+    assert of_text("ab", max_tokens=5).most == 5
+    assert of_text("ab", max_tokens=500).most == 13
+    without = text_request(7, "ab")
+    without.sampling.ClearField("max_tokens")
+    assert request_of(without, OPTIONS).most == 13
+
+
+def test_absent_options_have_defaults() -> None:
+    """What is absent is temperature 1, every token, no logprobs, and a seed drawn for each request alone."""
+    first, second = of_text(), of_text()
+    assert (first.temperature, first.top_p, first.top_k, first.is_scored, first.is_seeded) == (1, 1, 0, False, False)
+    assert first.seed != second.seed
+    assert of_text(seed=0).seed == 0
+    assert of_text(seed=0).is_seeded
+
+
+def test_stop_text_ends_a_request_with_its_last_byte() -> None:
+    """A stop text ends the request wherever its bytes were cut into tokens, and not before it is complete."""
+    request = of_text(stop=["né!", "zz"])
+    assert [request.append(token) for token in "nné!".encode()] == [False, False, False, False, True]
+
+
+def test_token_that_is_no_byte_does_not_part_a_stop_text() -> None:
+    """A token that stands for no byte is nothing within a text."""
+    request = of_text(stop=["ab"], ignore_end_token=True)
+    assert [request.append(token) for token in (97, END, 98)] == [False, False, True]
+
+
+def test_only_the_end_of_the_text_is_kept() -> None:
+    """A long output is not kept twice: no more bytes of it than a stop text can have."""
+    request = of_text(stop=["x" * 256])
+    assert not any(request.append(97) for _ in range(1000))
+    assert len(request.text) == 256
+    assert [request.append(ord("x")) for _ in range(256)] == [False] * 255 + [True]
+
+
+def test_end_token_ends_a_request_unless_told_otherwise() -> None:
+    """The model's end token ends a request, other stop tokens do where asked for, and neither does by mistake."""
+    assert of_text().append(END)
+    assert not of_text(ignore_end_token=True).append(END)
+    assert of_text(ignore_end_token=True, stop_token_ids=[END]).append(END)
+    assert of_text(stop_token_ids=[0]).append(0)
+    assert not of_text().append(0)

@@ -1,0 +1,92 @@
+"""Sampling: chance that seeds fix, and distributions cut as asked."""
+
+import numpy as np
+import pytest
+
+from tokenbus_engines.paddle.sampling import Purpose, Wishes, drawn, probabilities, uniforms
+
+
+def wishes(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, rows: int = 1) -> Wishes:
+    """Return the same wishes for some rows, whose seeds are counted."""
+    return Wishes(
+        np.full(rows, temperature), np.full(rows, top_k), np.full(rows, top_p), np.arange(rows, dtype=np.uint64)
+    )
+
+
+def plain(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+    """Return the distribution as one would write it down: token by token."""
+    weights = {token: np.exp((value - max(logits)) / temperature) for token, value in enumerate(logits)}
+    ranked = sorted(weights, key=lambda token: (-weights[token], token))[: top_k or len(logits)]
+    mass = sum(weights[token] for token in ranked)
+    kept: list[int] = []
+    for token in ranked:
+        if sum(weights[other] for other in kept) < top_p * mass:
+            kept.append(token)
+    total = sum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("top_k", [0, 1, 3, 99])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
+def test_distribution_is_cut_as_asked(temperature: float, top_k: int, top_p: float) -> None:
+    """Temperature, then top-k, then top-p of what is left give what a plain loop gives, ties by the lower id."""
+    logits = [0.5, 2.0, 2.0, -1.0, 2.0, 0.0, 1.25]
+    found = probabilities(np.array([logits], np.float32), wishes(temperature, top_k, top_p))
+    np.testing.assert_allclose(found[0], plain(logits, temperature, top_k, top_p), atol=1e-12)
+
+
+def test_temperature_zero_is_the_most_probable_token() -> None:
+    """Without temperature the most probable token is certain, of equal ones that with the lower id."""
+    found = probabilities(np.array([[1.0, 3.0, 3.0, 2.0]], np.float32), wishes(0.0, 2, 0.5))
+    assert found.tolist() == [[0, 1, 0, 0]]
+
+
+def test_smallest_temperature_is_no_error() -> None:
+    """The smallest temperature that a message can hold gives a distribution, not NaN."""
+    smallest = float(np.finfo(np.float32).smallest_subnormal)
+    found = probabilities(np.array([[1.0, 3.0, 2.0]], np.float32), wishes(smallest))
+    assert found.tolist() == [[0, 1, 0]]
+
+
+def test_rows_have_their_own_wishes() -> None:
+    """A row's distribution is the same whatever its neighbours ask for (case 15)."""
+    logits = np.random.default_rng(1).normal(size=(4, 3, 50)).astype(np.float32)
+    mixed = Wishes(
+        np.array([0.0, 1.0, 0.5, 2.0]),
+        np.array([0, 5, 0, 1]),
+        np.array([1.0, 1.0, 0.5, 0.9]),
+        np.arange(4, dtype=np.uint64),
+    )
+    together = probabilities(logits, mixed)
+    for row in range(4):
+        alone = probabilities(logits[[row]], mixed.of(np.array([row])))
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+def test_what_is_impossible_is_never_drawn() -> None:
+    """A token of no probability does not come, not even at the ends of chance."""
+    distribution = np.array([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    almost_one = np.nextafter(1.0, 0.0)
+    drawn_tokens = [int(drawn(distribution, np.array([chance]))[0]) for chance in (0.0, 0.2499, 0.25, almost_one)]
+    assert drawn_tokens == [1, 1, 3, 3]
+
+
+def test_chance_is_even_and_its_own() -> None:
+    """Random numbers cover 0 to 1 evenly, and those of two purposes, positions or seeds have nothing in common."""
+    seeds = np.arange(4000, dtype=np.uint64)
+    position = np.full(4000, 7)
+    columns = [
+        uniforms(seeds, position, Purpose.DRAFT),
+        uniforms(seeds, position, Purpose.ACCEPT),
+        uniforms(seeds, position + 1, Purpose.DRAFT),
+        uniforms(seeds + np.uint64(2**63), position, Purpose.DRAFT),
+    ]
+    for column in columns:
+        assert column.min() >= 0
+        assert column.max() < 1
+        counts = np.histogram(column, bins=20, range=(0, 1))[0]
+        assert ((counts - 200) ** 2 / 200).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
+    correlations = np.corrcoef(columns) - np.eye(4)
+    assert np.abs(correlations).max() < 0.06
+    np.testing.assert_array_equal(columns[0], uniforms(seeds, position, Purpose.DRAFT))

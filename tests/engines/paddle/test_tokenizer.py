@@ -1,0 +1,25 @@
+"""ByteTokenizer: text to tokens and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenbus_engines.paddle.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+
+
+@given(st.text())
+def test_text_comes_back(text: str) -> None:
+    """Whatever text becomes tokens comes back from them, and its end token adds nothing."""
+    tokens = TOKENIZER.encode(text)
+    assert TOKENIZER.decode([*tokens, TOKENIZER.end_token]) == text
+    assert all(token < TOKENIZER.vocabulary_size for token in tokens)
+
+
+def test_token_has_its_byte() -> None:
+    """A token below 256 is a byte, 0 too (case 10); a half character is told as such, and what is no token by name."""
+    assert [TOKENIZER.token_bytes(token) for token in (0, 255, 256, 257)] == [b"\0", b"\xff", b"", b""]
+    assert TOKENIZER.decode([0x61, 0xC3]) == "a\N{REPLACEMENT CHARACTER}"
+    with pytest.raises(ValueError, match="token id: below 258, got 258"):
+        TOKENIZER.token_bytes(258)

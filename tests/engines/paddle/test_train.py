@@ -1,0 +1,27 @@
+"""Training: the script that wrote the committed weights."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.engines.paddle.driver import text_request, tokens_alone
+from tests.engines.paddle.needs import NEEDS_PADDLE
+from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus_engines.paddle.train import main
+
+pytestmark = NEEDS_PADDLE
+
+
+def test_training_learns_and_writes_weights_that_an_engine_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every head is less surprised after some steps, and the file is one that an engine can be made of."""
+    path = tmp_path / "weights.safetensors"
+    assert main(["--output", str(path), "--steps", "40", "--lines", "1"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    losses = [[float(loss) for loss in re.findall(r"\d+\.\d{3}", line)] for line in shown]
+    assert len(losses) == 2
+    assert len(losses[0]) == 4
+    assert all(after < before for before, after in zip(*losses, strict=True))
+    assert len(tokens_alone(PaddleEngine(PaddleOptions(weights=path)), text_request(1, "a", 5, seed=1))) == 5

@@ -1,0 +1,84 @@
+"""Logprobs: every one that the engine tells equals that of a plain full forward pass, within TOLERANCE."""
+
+import numpy as np
+import pytest
+
+from tests.engines.paddle.driver import Got, Run, text_request, token_request
+from tests.engines.paddle.needs import NEEDS_PADDLE
+from tests.engines.paddle.reference import Array, Reference, tokens_of
+from tokenbus_contracts import Row
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+
+pytestmark = NEEDS_PADDLE
+
+TOLERANCE = 2e-4
+"""In nats: what single precision, caching and batching may differ by from double precision without either."""
+
+STORY = "The sun was shining. That night Paul was at the old mill again. "
+REQUESTS = [
+    text_request(1, STORY, 60, temperature=0.0, top_logprobs=20, include_draft_logprobs=True),
+    text_request(2, "One ", 70, seed=1, top_logprobs=0, include_draft_logprobs=True),
+    text_request(3, STORY * 4, 40, seed=2, temperature=1.8, top_logprobs=5, include_draft_logprobs=True),
+    token_request(4, [0], 50, seed=3, temperature=3.0, top_logprobs=3, include_draft_logprobs=True),
+    text_request(5, "Ida ", 30, seed=4, top_p=0.7, top_logprobs=1),
+    text_request(6, "q", 30, seed=5, top_k=3),
+    text_request(7, STORY, 1, seed=6, top_logprobs=20),
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    """Return the plain network."""
+    return Reference()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prefill_chunk": 37, "max_running": 2, "slice_steps": 4}, {"speculate": 1}, {"speculate": 0}],
+    ids=["together", "preempted and in chunks", "one draft", "no drafts"],
+)
+def test_logprobs_are_those_of_a_full_forward_pass(options: dict[str, int], reference: Reference) -> None:
+    """Target, draft and prefill logprobs, ranks and alternatives of every request equal the plain network's."""
+    run = Run(PaddleEngine(PaddleOptions(**{"context": 512} | options)))  # type: ignore[arg-type]
+    for generate in REQUESTS:
+        run.engine.admit(generate)
+    run.to_the_end()
+    for generate in REQUESTS:
+        check(generate, run.got[generate.request_key], reference)
+
+
+def check(generate: Generate, got: Got, reference: Reference) -> None:
+    """Compare all that a request got with what follows from its whole text."""
+    prompt, output = tokens_of(generate), got.tokens
+    states = reference.states([*prompt, *output])[len(prompt) - 1 :]
+    expected = reference.logprobs(states)
+    checked = 0
+    for row in got.rows:
+        if row.token_ids.size and generate.HasField("top_logprobs"):
+            compare(row, expected[row.position : row.position + row.token_ids.size], generate.top_logprobs)
+            checked += row.token_ids.size
+    assert checked == (len(output) if generate.HasField("top_logprobs") else 0)
+    if not generate.include_draft_logprobs:
+        assert not any(row.token_ids.size for row in got.drafts)
+        return
+    for row in got.drafts:
+        if row.token_ids.size:
+            # Drafted after the token before this row's first, from what describes the position before that token.
+            last, state = output[row.position - 1], states[row.position - 1]
+            compare(row, reference.draft_logprobs(state, last, row.token_ids.tolist()), generate.top_logprobs)
+
+
+def compare(row: Row, expected: Array, top_k: int) -> None:
+    """Compare a row's numbers with the logprobs of all tokens at its places; what is nearly equal may change places."""
+    own = expected[np.arange(row.token_ids.size), row.token_ids]
+    np.testing.assert_allclose(row.logprobs, own, atol=TOLERANCE, rtol=0)
+    above = (expected > own[:, None] + TOLERANCE).sum(axis=-1)
+    not_below = (expected >= own[:, None] - TOLERANCE).sum(axis=-1)
+    assert (above < row.ranks).all()
+    assert (row.ranks <= not_below).all()
+    assert row.alternative_token_ids.shape == (row.token_ids.size, top_k)
+    told = np.take_along_axis(expected, row.alternative_token_ids.astype(np.int64), axis=-1)
+    np.testing.assert_allclose(row.alternative_logprobs, told, atol=TOLERANCE, rtol=0)
+    best = -np.sort(-expected, axis=-1)[:, :top_k]
+    np.testing.assert_allclose(row.alternative_logprobs, best, atol=TOLERANCE, rtol=0)
