@@ -19,11 +19,11 @@ from tests.services.cli.helpers import MOST, until
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_services.bus import MemoryTransport
-from tokenbus_services.cli.worker import work
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.tokens import Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.run import serve_engine
 
 BLOCK = blocks("python", of="docs/extending.md")[0]
 EXAMPLE: Any = module_of(BLOCK, "words")
@@ -58,7 +58,7 @@ async def running() -> AsyncIterator[Processor]:
     settings = Settings.load(environment={}, overrides={**ADDRESSES, "dead_letters.max_bytes": 1})
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
-        working = asyncio.create_task(work(settings, EXAMPLE.WordEngine(), stop, transport=transport))
+        working = asyncio.create_task(serve_engine(EXAMPLE.WordEngine(), settings, stop, transport=transport))
         await until(lambda: processor.workers.by_id)
         try:
             yield processor

@@ -10,10 +10,10 @@ from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.files import Files
 from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.cli.watching import watching
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
+from tokenbus_services.signals import stop_on_signals
 
 _DESCRIPTION = """\
 Write a worker's stream to a file, as it passes through a processor: the same bytes that the worker published, with its

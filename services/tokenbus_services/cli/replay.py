@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.printable import printable
 from tokenbus_services.recording import Entry, RecordingError, entries
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 
 _DESCRIPTION = """\

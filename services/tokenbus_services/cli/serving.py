@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from tokenbus_services.cli.configuration import faults_told, load_settings
-from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.descriptors import open_files_for
 from tokenbus_services.settings import Settings
+from tokenbus_services.signals import stop_on_signals
 
 Serving = Callable[[Settings], AbstractAsyncContextManager[object]]
 

@@ -10,9 +10,9 @@ from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.seen import Values, item_values, left_out_values, lines_of
-from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.cli.watching import watching
 from tokenbus_services.settings import Settings
+from tokenbus_services.signals import stop_on_signals
 
 _DESCRIPTION = """\
 Show the items of workers' streams as they pass through a processor, a line for each: its stream and sequence, then what

@@ -1,6 +1,7 @@
 """tokenbus processor and tokenbus worker: what signals do to them, and how a worker drains."""
 
 import asyncio
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
@@ -12,13 +13,11 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli import main
-from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.pace import Pace
-from tokenbus_services.cli.worker import work
 from tokenbus_services.client import Client, RequestFailedError
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker import StepArrays
+from tokenbus_services.worker import EngineBrokenError, StepArrays
+from tokenbus_services.worker.run import Pace, run_engine, serve_engine
 
 QUIET = ["--metrics-address", ""]
 
@@ -64,7 +63,7 @@ async def test_stopping_worker_finishes_its_requests() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
         engine = SyntheticEngine(drafts=True, parts=2)
-        working = asyncio.create_task(work(settings, engine, stop, steps_per_second=50, transport=transport))
+        working = asyncio.create_task(serve_engine(engine, settings, stop, steps_per_second=50, transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(300))
         first = await anext(tokens)
@@ -80,7 +79,9 @@ async def test_worker_leaves_when_its_drain_is_over() -> None:
     settings = memory_settings(worker__drain_timeout_ms=1)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
-        working = asyncio.create_task(work(settings, SyntheticEngine(), stop, transport=transport, steps_per_second=99))
+        working = asyncio.create_task(
+            serve_engine(SyntheticEngine(), settings, stop, transport=transport, steps_per_second=99)
+        )
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(2**31 - 1))
         await anext(tokens)
@@ -93,7 +94,9 @@ async def test_worker_leaves_when_its_drain_is_over() -> None:
 async def test_worker_without_a_processor_stops() -> None:
     """A worker that nobody answers leaves when it is told to."""
     settings, stop = memory_settings(), asyncio.Event()
-    working = asyncio.create_task(work(settings, SyntheticEngine(), stop, transport=MemoryTransport(settings.bus)))
+    working = asyncio.create_task(
+        serve_engine(SyntheticEngine(), settings, stop, transport=MemoryTransport(settings.bus))
+    )
     stop.set()
     await asyncio.wait_for(working, MOST)
 
@@ -107,17 +110,66 @@ class Failing(SyntheticEngine):
 
 
 async def test_engine_that_fails_ends_the_worker() -> None:
-    """An engine that raises ends the worker with one line that says what it raised, and its requests with an error."""
+    """An engine that raises ends the worker with an error that says what it raised, and its requests with one too."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     async with Processor(settings, transport=transport) as processor:
-        working = asyncio.create_task(work(settings, Failing(), asyncio.Event(), transport=transport))
+        working = asyncio.create_task(serve_engine(Failing(), settings, asyncio.Event(), transport=transport))
         await until(lambda: processor.workers.by_id)
         tokens = processor.generate(generate(5))
-        with pytest.raises(CommandError, match=r"EngineBrokenError: 3 steps failed .*the last with: out of"):
+        with pytest.raises(EngineBrokenError, match=r"EngineBrokenError: 3 steps failed .*the last with: out of"):
             await asyncio.wait_for(working, MOST)
         with pytest.raises(RequestFailedError):
             await anext(tokens)
+
+
+def test_engine_that_breaks_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine that breaks ends `tokenbus worker` with status 1 and one line that says why."""
+
+    def fail(_: SyntheticEngine) -> list[StepArrays]:
+        raise EngineBrokenError("no device")
+
+    monkeypatch.setattr(SyntheticEngine, "has_work", True)
+    monkeypatch.setattr(SyntheticEngine, "step", fail)
+    own = ["--engine", "synthetic", "--metrics-address", "", "--set", "worker.drain_timeout_ms=1"]
+    assert main(["worker", "--log-level", "error", *own]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "tokenbus: the engine's loop failed: EngineBrokenError: no device"
+
+
+def test_run_engine_in_a_thread_until_an_event() -> None:
+    """run_engine blocks until the caller's event is set, in a thread that can have no signal handlers, and drains."""
+    settings = Settings.load(
+        environment={}, overrides={"bus.workers_address": "tcp://127.0.0.1:1", "worker.metrics_address": ""}
+    )
+    stop, engine = threading.Event(), Closing()
+    thread = threading.Thread(target=run_engine, args=(engine, settings), kwargs={"stop": stop})
+    thread.start()
+    assert engine.asked.wait(MOST)
+    stop.set()
+    thread.join(MOST)
+    assert not thread.is_alive()
+    assert engine.is_closed
+
+
+class Closing(SyntheticEngine):
+    """An engine without requests that notes that its loop runs, and that it was closed."""
+
+    def __init__(self) -> None:
+        """Begin open."""
+        super().__init__()
+        self.asked = threading.Event()
+        self.is_closed = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: never."""
+        self.asked.set()
+        return False
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
 
 
 @pytest.mark.parametrize(

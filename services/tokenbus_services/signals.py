@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT mean to a service: the first asks it to leave, the second takes it away."""
+"""SIGTERM and SIGINT: the first asks a service to stop, the second ends its process at once."""
 
 import asyncio
 import signal
@@ -14,24 +14,27 @@ _log = logger("service")
 
 @contextmanager
 def stop_on_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal sets; the second ends the process at once, whatever it waits for."""
+    """Yield an event that the first signal sets; the second ends the process at once, whatever it waits for.
+
+    For the main thread only, as Python allows signal handlers in no other one.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
-    def asked(number: int, _frame: FrameType | None) -> None:
-        # The event loop's own handlers would only run when it turns, which it may not do: a terminal can be stopped.
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        # Not the event loop's own handlers: they run when the loop does, and a stopped terminal can block the loop.
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)
-        loop.call_soon_threadsafe(leave, number)
+        loop.call_soon_threadsafe(stop_service, number)
 
-    def leave(number: int) -> None:
+    def stop_service(number: int) -> None:
         _log.info("stopping; a second signal ends it at once", signal=signal.Signals(number).name)
         stop.set()
 
-    before = {each: signal.signal(each, asked) for each in _SIGNALS}
+    before = {each: signal.signal(each, on_signal) for each in _SIGNALS}
     try:
         yield stop
     finally:
         for each, handler in before.items():
-            if signal.getsignal(each) is asked:
+            if signal.getsignal(each) is on_signal:
                 signal.signal(each, handler)

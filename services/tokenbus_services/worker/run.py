@@ -1,0 +1,222 @@
+"""run_engine: an engine as a worker, with everything that `tokenbus worker` has around it."""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
+
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.clock import SystemClock
+from tokenbus_services.descriptors import open_files_for
+from tokenbus_services.logs import configure, logger
+from tokenbus_services.metrics import serve_publisher
+from tokenbus_services.settings import Settings
+from tokenbus_services.signals import stop_on_signals
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.engine import Engine, EngineBrokenError
+from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
+from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
+from tokenbus_services.worker.handshake import HandoffPoint
+from tokenbus_services.worker.outbox import Outbox
+from tokenbus_services.worker.publisher import Publisher
+from tokenbus_services.worker.service import EngineLoop
+
+_POLL_SECONDS = 0.05
+_log = logger("worker")
+
+
+def run_engine(
+    engine: Engine,
+    settings: Settings | None = None,
+    *,
+    name: str = "engine",
+    steps_per_second: float = 0,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run an engine as a worker: take requests, publish every step, serve metrics. Blocks until it has stopped.
+
+    The processor need not be there yet: the worker finds it, and finds it again. SIGTERM or SIGINT stops the worker: it
+    takes no new request, finishes those that it has, waits until all is acknowledged (each of the two for at most
+    `worker.drain_timeout_ms`), and this returns. A second signal ends the process. The engine is closed at the end; its
+    methods are called on one thread, which is not the caller's.
+
+    Args:
+        engine: Any object with the members of `Engine`.
+        settings: Where the processor is, the worker's id and role, and every bound. Without them they are loaded from
+            the environment and the file that TOKENBUS_SETTINGS names. Logging is configured as they say.
+        name: What the log calls the engine.
+        steps_per_second: The most steps that begin in a second; 0: as many as the engine can.
+        stop: An event of the caller's that stops the worker when it is set. With it signals are left alone, so this
+            may run in any thread; without it, only in the main thread.
+
+    Raises:
+        EngineBrokenError: The engine's loop failed, because the engine raised this or too many steps failed in a row;
+            its requests ended with an error. `__cause__` is what was raised.
+        SettingsError: A setting cannot be used.
+        AddressError: The metrics or the hand-off address cannot be used.
+
+    Example:
+        import tokenbus
+
+        tokenbus.run_engine(MyEngine())
+    """
+    settings = settings or Settings.load()
+    configure(settings.log)
+    log_open_files = open_files_for(settings)
+
+    async def serve() -> None:
+        async with _stopping(stop) as stopping:
+            await serve_engine(
+                engine, settings, stopping, name=name, steps_per_second=steps_per_second, started=log_open_files
+            )
+
+    asyncio.run(serve())
+
+
+async def serve_engine(  # noqa: PLR0913 - each but the first three is given by name
+    engine: Engine,
+    settings: Settings | None = None,
+    stop: asyncio.Event | None = None,
+    *,
+    name: str = "engine",
+    steps_per_second: float = 0,
+    transport: Transport | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run an engine as `run_engine` does, on the current event loop; logging and signals are left to the caller.
+
+    The engine's loop runs in a thread, and a second one assembles and publishes. Setting `stop` stops the worker and
+    lets it drain; cancelling this stops it without waiting for anything.
+
+    Args:
+        engine: As in `run_engine`, and so are `settings`, `name` and `steps_per_second`.
+        settings: As above.
+        stop: Stops the worker when it is set; without it, only the engine's failure or cancelling does.
+        name: As above.
+        steps_per_second: As above.
+        transport: What carries messages, in the place of what the settings choose.
+        started: Called once the worker has all that it needs: its sockets and its address for metrics.
+
+    Raises:
+        EngineBrokenError: As in `run_engine`, and so are SettingsError and AddressError.
+    """
+    settings = settings or Settings.load()
+    stop = stop or asyncio.Event()
+    stop_loop = threading.Event()
+    pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
+    drain_seconds = settings.worker.drain_timeout_ms / 1000
+    deadline = math.inf
+
+    def run_loop() -> None:
+        # Once the publisher has stopped, there is no peer that an event could reach.
+        with contextlib.suppress(NotRunningError):
+            try:
+                engine_loop.serve(stop_loop, pace)
+                engine_loop.finish(deadline - time.monotonic(), time.monotonic)
+            finally:
+                outbox.flush(drain_seconds)
+
+    transport = transport or transport_for(settings.bus)
+    async with AsyncExitStack() as stack:
+        receiver = None
+        if settings.worker.role == "decode":
+            receiver = await stack.enter_async_context(HandoffReceiver(settings, transport))
+        publisher = Publisher(
+            settings,
+            vocabulary_size=engine.vocabulary_size,
+            transport=transport,
+            handoff=HandoffPoint() if receiver is None else receiver.point,
+        )
+        sender = HandoffSender(
+            settings, transport, SystemClock(), publisher.counts, partial(_end_failed_handoff, publisher)
+        )
+        emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
+        stack.enter_context(closing(engine))
+        looping: list[asyncio.Task[None]] = []
+        # The loop and the outbox are waited for after the publisher's end, which wakes a thread that waits for room.
+        stack.push_async_callback(_wait_for, looping)
+        outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
+        engine_loop = EngineLoop(engine, emitter, outbox)
+        stack.enter_context(serve_publisher(publisher))
+        await stack.enter_async_context(publisher)
+        # It ends before the publisher, which still has to say which hand-offs failed.
+        await stack.enter_async_context(sender)
+        if receiver is not None:
+            receiver.serve(publisher)
+        address = settings.bus.workers_address
+        _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
+        started()
+        looping.append(asyncio.create_task(asyncio.to_thread(run_loop)))
+        await _first_of(looping[0], stop)
+        deadline = time.monotonic() + drain_seconds
+        publisher.take_no_more()
+        stop_loop.set()
+        await asyncio.wait(looping, timeout=drain_seconds)
+    error = looping[0].exception()
+    if error is not None:
+        _log.error("the engine's loop failed", exc_info=error)
+        raise EngineBrokenError(f"the engine's loop failed: {type(error).__name__}: {error}") from error
+    _log.info("worker stopped", worker=settings.worker.id)
+
+
+class Pace:
+    """Called before each step, it waits so that at most so many begin in a second."""
+
+    def __init__(self, per_second: float, now: Callable[[], float], wait: Callable[[float], object]) -> None:
+        """Take the rate, the time in seconds, and a function that waits for some seconds and may return early."""
+        self._period = 1 / per_second
+        self._now = now
+        self._wait = wait
+        self._due = now()
+
+    def __call__(self) -> None:
+        """Wait until the next step is due."""
+        now = self._now()
+        if now < self._due:
+            self._wait(self._due - now)
+        # One late step is made up for, a pause is not: after that, steps would come in a burst.
+        self._due = max(self._due, now - self._period) + self._period
+
+
+@asynccontextmanager
+async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event]:
+    """Yield an event that is set by a signal, or with the caller's own event."""
+    if stop is None:
+        with stop_on_signals() as stopping:
+            yield stopping
+        return
+    stopping = asyncio.Event()
+
+    async def forward() -> None:
+        while not stop.is_set():  # noqa: ASYNC110 - a thread's event wakes no event loop
+            await asyncio.sleep(_POLL_SECONDS)
+        stopping.set()
+
+    forwarding = asyncio.create_task(forward())
+    try:
+        yield stopping
+    finally:
+        forwarding.cancel()
+
+
+async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event) -> None:
+    """Wait until a task ends or an event is set."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _wait_for(tasks: "list[asyncio.Task[None]]") -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _end_failed_handoff(publisher: Publisher, key: int, reason: str) -> None:
+    with contextlib.suppress(NotRunningError, RetentionFullError):  # then the request is named in a gap
+        publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, reason)
