@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.logs import logger
+from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.metrics.errors import MetricsAddressError
 from tokenbus_services.metrics.health import Health
 from tokenbus_services.metrics.http import MOST_HEADER_BYTES, Answer, Pages
@@ -53,15 +54,7 @@ class MetricsServer:
         """Listen, or raise a MetricsAddressError."""
         if not self._given:
             return
-        started: Future[str] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="tokenbus-metrics", daemon=True)
-        self._thread.start()
-        try:
-            self.address = started.result()
-        except BaseException:
-            self._thread.join()
-            self._thread = None
-            raise
+        self._thread, self.address = start_loop_thread("tokenbus-metrics", self._serve, daemon=True)
         _log.info("serving metrics", address=self.url)
 
     def stop(self) -> None:
@@ -71,15 +64,6 @@ class MetricsServer:
             self._thread.join()
             self._thread = None
             self.address = ""
-
-    def _run(self, started: "Future[str]") -> None:
-        try:
-            asyncio.run(self._serve(started))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who started the thread
-            if not started.done():
-                started.set_exception(error)
-            else:
-                _log.exception("metrics are not served any more")
 
     async def _serve(self, started: "Future[str]") -> None:
         binding = await self._bind()

@@ -21,7 +21,7 @@ from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.final_statuses import LEAVES
 from tokenbus_services.link import Link
-from tokenbus_services.logs import logger
+from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
@@ -29,8 +29,6 @@ from tokenbus_services.worker.handshake import HandoffPoint, hello_of
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import WorkerSession
 from tokenbus_services.worker.taken import TakenOver
-
-_log = logger("worker")
 
 
 class Publisher:
@@ -99,14 +97,7 @@ class Publisher:
 
     def __enter__(self) -> Self:
         """Start, in a thread of its own."""
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run_thread, args=(started,), name=f"tokenbus-{self.worker_id}")
-        self._thread.start()
-        try:
-            started.result()
-        except BaseException:
-            self._thread.join()
-            raise
+        self._thread, _ = start_loop_thread(f"tokenbus-{self.worker_id}", self._run)
         return self
 
     def __exit__(
@@ -137,15 +128,6 @@ class Publisher:
     def _close(self, error: BaseException | None) -> None:
         self._stop_taking()
         self._link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
-
-    def _run_thread(self, started: Future[None]) -> None:
-        try:
-            asyncio.run(self._run(started))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who started the thread
-            if not started.done():
-                started.set_exception(error)
-            else:
-                _log.exception("the publisher's thread ended")
 
     async def _run(self, started: Future[None]) -> None:
         def _connected() -> None:
