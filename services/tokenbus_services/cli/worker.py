@@ -12,8 +12,9 @@ from functools import partial
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES, made
+from tokenbus_services.cli.engines import declare_engine, made
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
 from tokenbus_services.cli.signals import stop_on_signals
@@ -52,16 +53,10 @@ worker.metrics_address (empty: no metrics are served).
 _log = logger("worker")
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options, those of every engine too."""
+def declare(parser: Parser) -> None:
+    """Declare the options; the chosen engine's are declared once it is known which that is."""
     parser.description = _DESCRIPTION
-    engines = "; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items())
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default=DEFAULT_ENGINE,
-        help=f"what computes the tokens; {DEFAULT_ENGINE} unless told otherwise. {engines}",
-    )
+    declare_engine(parser)
     parser.add_argument(
         "--steps-per-second",
         type=_rate,
@@ -69,8 +64,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="the most steps that begin in a second; 0, the default: as many as the engine can",
     )
-    for kind in ENGINES.values():
-        kind.declare(parser)
     declare_settings(
         parser,
         {
