@@ -83,7 +83,7 @@ def measure(case: Case, steps: int) -> Figures:
 def _started(case: Case) -> NgramEngine:
     """Return an engine whose rows all go on after their first tokens, and do so long enough."""
     context = (_WARM_UP + LONGEST) * (case.speculate + 1) + 64
-    engine = NgramEngine(NgramOptions(speculate=case.speculate, max_running=case.rows, max_context=context))
+    engine = NgramEngine(NgramOptions(speculate=case.speculate, max_running=case.rows, context=context))
     for key in range(1, case.rows + 1):
         sampling = SamplingParameters(
             seed=key, temperature=case.temperature, top_p=case.top_p, ignore_end_token=True, max_tokens=context

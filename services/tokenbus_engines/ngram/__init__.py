@@ -2,6 +2,6 @@
 
 from tokenbus_engines.ngram.engine import NgramEngine
 from tokenbus_engines.ngram.options import NgramOptions
-from tokenbus_engines.ngram.tokenizer import Tokenizer, taught
+from tokenbus_engines.ngram.tokenizer import Tokenizer, default_tokenizer
 
-__all__ = ["NgramEngine", "NgramOptions", "Tokenizer", "taught"]
+__all__ = ["NgramEngine", "NgramOptions", "Tokenizer", "default_tokenizer"]

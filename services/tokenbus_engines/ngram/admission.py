@@ -57,7 +57,7 @@ def checked(
         raise ValueError(f"top_logprobs: at most {options.max_top_logprobs}, got {top_logprobs}")
     stopping = _stopping(sampling, model.vocabulary_size, tokenizer)
     prompt = _prompt(generate, tokenizer, options)
-    end = min(max_tokens or options.max_context, options.max_context - len(prompt))
+    end = min(max_tokens or options.context, options.context - len(prompt))
     handoff = _handed_over(state, options)
     context = model.contexts.of(prompt)
     if handoff is not None:
@@ -108,7 +108,7 @@ def _stopping(sampling: SamplingParameters, vocabulary_size: int, tokenizer: Tok
 
 def _prompt(generate: Generate, tokenizer: Tokenizer, options: NgramOptions) -> list[int]:
     """Return the prompt's tokens, which leave room for one more at least."""
-    most = options.max_context - 1
+    most = options.context - 1
     if generate.WhichOneof("prompt") == "tokens":
         name, ids = "tokens.token_ids", generate.tokens.token_ids
         if ids and max(ids) >= tokenizer.vocabulary_size:

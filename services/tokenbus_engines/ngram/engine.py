@@ -10,12 +10,12 @@ from tokenbus_engines.ngram.admission import checked
 from tokenbus_engines.ngram.block import Block, Outcome, computed, outcome
 from tokenbus_engines.ngram.emission import Proposed, draft_arrays, target_arrays
 from tokenbus_engines.ngram.handoff import RequestState
-from tokenbus_engines.ngram.model import taught_model
+from tokenbus_engines.ngram.model import default_model
 from tokenbus_engines.ngram.options import NgramOptions
 from tokenbus_engines.ngram.rows import Rows
 from tokenbus_engines.ngram.schedule import Schedule
 from tokenbus_engines.ngram.speculation import propose
-from tokenbus_engines.ngram.tokenizer import taught
+from tokenbus_engines.ngram.tokenizer import default_tokenizer
 from tokenbus_services.worker.step import StepArrays
 
 
@@ -25,8 +25,8 @@ class NgramEngine:
     def __init__(self, options: NgramOptions | None = None) -> None:
         """Learn the text that comes with the package, which takes less than a second; once in a process."""
         self._options = options or NgramOptions()
-        self._model = taught_model()
-        self._tokenizer = taught()
+        self._model = default_model()
+        self._tokenizer = default_tokenizer()
         self._rows = Rows(self._options.speculate)
         self._schedule = Schedule(self._rows, self._options)
 

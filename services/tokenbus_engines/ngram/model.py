@@ -10,7 +10,7 @@ from tokenbus_engines.ngram.contexts import Contexts
 from tokenbus_engines.ngram.counting import Ids, counted
 from tokenbus_engines.ngram.mixing import Logprobs, mixed, tail_logprob
 from tokenbus_engines.ngram.text import documents
-from tokenbus_engines.ngram.tokenizer import Tokenizer, taught
+from tokenbus_engines.ngram.tokenizer import Tokenizer, default_tokenizer
 
 WIDTH = 32
 """How many tokens of a context have a probability of their own."""
@@ -123,6 +123,6 @@ def _fingerprint(tokenizer: Tokenizer, model: Model) -> str:
 
 
 @cache
-def taught_model() -> Model:
+def default_model() -> Model:
     """Return the model of the text that comes with this package."""
-    return Model(taught(), documents())
+    return Model(default_tokenizer(), documents())

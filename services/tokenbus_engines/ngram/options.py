@@ -19,7 +19,7 @@ class NgramOptions:
     """What it does: all of a request, its prompt and first token, or what follows them."""
     speculate: int = 3
     """How many tokens the draft proposes in a step; 0: none, and each request gets one token a step."""
-    max_context: int = 2048
+    context: int = 2048
     """The most tokens that a request's prompt and output have together."""
     max_running: int = 256
     """The most requests in a step; others wait."""
@@ -40,7 +40,7 @@ class NgramOptions:
         if self.role not in get_args(Role):
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
         _hold("speculate", self.speculate, 0, _MOST_DRAFTS)
-        _hold("max_context", self.max_context, 2, _LONGEST_CONTEXT)
+        _hold("context", self.context, 2, _LONGEST_CONTEXT)
         _hold("max_running", self.max_running, 1, 1024)
         _hold("prefill_chunk", self.prefill_chunk, 1, _LONGEST_CONTEXT)
         if self.preempt_every == 1:  # the newest would never run
@@ -49,7 +49,7 @@ class NgramOptions:
         _hold("max_top_logprobs", self.max_top_logprobs, 0, WIDTH)
         if self.kv_tokens is not None:
             # One request must always fit, or nothing would ever run.
-            _hold("kv_tokens", self.kv_tokens, self.max_context + self.speculate, 1 << 40)
+            _hold("kv_tokens", self.kv_tokens, self.context + self.speculate, 1 << 40)
 
 
 def _hold(name: str, value: int, least: int, most: int) -> None:

@@ -99,6 +99,6 @@ def learned(texts: Iterable[str]) -> Tokenizer:
 
 
 @cache
-def taught() -> Tokenizer:
+def default_tokenizer() -> Tokenizer:
     """Return the tokenizer of the text that comes with this package."""
     return learned(documents())

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tokenbus_services.printable import printable
@@ -11,8 +11,13 @@ from tokenbus_services.printable import printable
 class Parser(argparse.ArgumentParser):
     """An argparse parser for a command whose positional arguments, if it has any, are `files`."""
 
+    declare_later: Callable[[Sequence[str]], None] | None = None
+    """Called with the command line before it is read, to declare options that depend on another option's value."""
+
     def options(self, given: Sequence[str]) -> argparse.Namespace:
         """Return the options; they may stand between the files, and all that follows `--` is a file."""
+        if self.declare_later is not None:
+            self.declare_later(given)
         cut = given.index("--") if "--" in given else len(given)
         names = given[cut + 1 :]
         # Python 3.11 forgets the `--` before it looks for files, and would take -name for an option again.

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES
+from tokenbus_services.cli.engines import DEFAULT_ENGINE, engine_names
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.gateway import gateway_address
@@ -51,7 +51,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument(
-        "--engine", choices=ENGINES, default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
+        "--engine", choices=engine_names(), default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
     )
     for option, default, what in (
         ("--workers", 1, "mixed workers"),

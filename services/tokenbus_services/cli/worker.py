@@ -3,8 +3,9 @@
 import argparse
 import math
 
+from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES, made
+from tokenbus_services.cli.engines import declare_engine, made
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.worker import EngineBrokenError
 from tokenbus_services.worker.run import run_engine
@@ -31,16 +32,10 @@ worker.metrics_address (empty: no metrics are served).
 """
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options, those of every engine too."""
+def declare(parser: Parser) -> None:
+    """Declare the options; the chosen engine's are declared once it is known which that is."""
     parser.description = _DESCRIPTION
-    engines = "; ".join(f"{name}: {kind.summary}" for name, kind in ENGINES.items())
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default=DEFAULT_ENGINE,
-        help=f"what computes the tokens; {DEFAULT_ENGINE} by default. {engines}",
-    )
+    declare_engine(parser)
     parser.add_argument(
         "--steps-per-second",
         type=_rate,
@@ -48,8 +43,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="the most steps that begin in a second; 0, the default: as many as the engine can",
     )
-    for kind in ENGINES.values():
-        kind.declare(parser)
     declare_settings(
         parser,
         {

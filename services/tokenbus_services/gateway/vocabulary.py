@@ -1,27 +1,16 @@
 """Vocabulary: what each token id is in text, and in the JSON that stands for it."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import orjson
+
+from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
+from tokenbus_services.settings import SettingsError
 
 T = TypeVar("T")
 _CONTINUES = 0x80
 """What the two highest bits of a byte are that goes on with a character of UTF-8."""
-
-
-class Tokenizer(Protocol):
-    """Between text and token ids, as an engine has it."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many token ids there are."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may be part of a character."""
 
 
 class Numbers:
@@ -38,14 +27,18 @@ class Numbers:
         """Return the id, as for any token that has no text."""
         return _number(token_id)
 
+    def least_tokens(self, size: int) -> int:
+        """Return the fewest tokens of a text of `size` bytes: each byte is one."""
+        return size
+
 
 class Vocabulary:
     """Tables by token id, made once: what is written of a token is looked up. Unknown ids are shown as numbers."""
 
-    def __init__(self, tokenizer: Tokenizer, least_tokens: Callable[[int], int]) -> None:
-        """Take the tokenizer, and how many tokens so many characters are at least."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Make the tables of a tokenizer's whole vocabulary."""
         self._tokenizer = tokenizer
-        self.least_tokens = least_tokens
+        self.least_tokens = tokenizer.least_tokens
         self.pieces = _Table(_number)
         """Bytes."""
         self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
@@ -84,17 +77,16 @@ class _Table(dict[int, T]):
 
 
 def vocabulary_of(tokenizer: str) -> Vocabulary:
-    """Return the vocabulary of a tokenizer, by its name in the settings."""
-    # Who serves one engine's tokens does not wait for another's modules.
-    if tokenizer == "ngram":
-        from tokenbus_engines.ngram.tokenizer import taught  # noqa: PLC0415
-
-        return Vocabulary(taught(), taught().least_tokens)
-    if tokenizer == "bytes":
-        from tokenbus_engines.paddle.tokenizer import ByteTokenizer  # noqa: PLC0415
-
-        return Vocabulary(ByteTokenizer(), lambda size: size + 1)
-    return Vocabulary(Numbers(), lambda size: size)
+    """Return the vocabulary of a tokenizer by its name in the settings; a SettingsError says why there is none."""
+    if tokenizer == "numbers":
+        return Vocabulary(Numbers())
+    installed = names(TOKENIZERS)
+    if tokenizer not in installed:
+        raise SettingsError("gateway.tokenizer", f"one of {', '.join((*installed, 'numbers'))}", tokenizer)
+    try:
+        return Vocabulary(load_tokenizer(tokenizer))
+    except PluginError as error:
+        raise SettingsError("gateway.tokenizer", f"a tokenizer that can be loaded ({error})", tokenizer) from None
 
 
 def _name(token_id: int, piece: bytes) -> bytes:

@@ -92,11 +92,13 @@ class GatewaySettings:
             "there are, as the one model `tokenbus`",
         ),
     )
-    tokenizer: Literal["ngram", "bytes", "numbers"] = setting(
+    tokenizer: str = setting(
         "ngram",
-        Choice(
-            ("ngram", "bytes", "numbers"),
-            "between text and token ids, as the workers' engine has it: ngram's, paddle's bytes, or an id's digits",
+        Text(
+            1,
+            64,
+            "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, or "
+            "`numbers`: each token's text is its id",
         ),
     )
     chat_template: Literal["text", "roles"] = setting(

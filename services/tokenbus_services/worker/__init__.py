@@ -1,7 +1,14 @@
 """The worker: what an engine embeds to publish what it emits."""
 
 from tokenbus_services.worker.assembler import StepAssembler
-from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
+from tokenbus_services.worker.engine import (
+    Engine,
+    EngineBrokenError,
+    EngineKind,
+    EngineStepError,
+    default_engine,
+    engine_kind,
+)
 from tokenbus_services.worker.errors import NotRunningError, PublishError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.step import StepArrays
@@ -9,6 +16,7 @@ from tokenbus_services.worker.step import StepArrays
 __all__ = [
     "Engine",
     "EngineBrokenError",
+    "EngineKind",
     "EngineStepError",
     "NotRunningError",
     "PublishError",
@@ -17,4 +25,6 @@ __all__ = [
     "StepArrays",
     "StepAssembler",
     "WouldWaitError",
+    "default_engine",
+    "engine_kind",
 ]

@@ -1,9 +1,13 @@
 """Engine: what a worker runs."""
 
-from collections.abc import Iterable, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_services import plugins
+from tokenbus_services.settings import Settings
 from tokenbus_services.worker.step import StepArrays
 
 
@@ -58,3 +62,33 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of what it holds; no other method is called afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """An engine that `tokenbus worker --engine NAME` can run, as an entry point of `tokenbus.engines` names it.
+
+    The module that holds it is imported whenever the engines are listed, so heavy imports belong in `make`.
+    """
+
+    summary: str
+    """What it is, in one line."""
+    declare: Callable[[argparse.ArgumentParser], None]
+    """Adds the engine's own options to the command's parser; no name may be one of the command's."""
+    make: Callable[[argparse.Namespace, Settings], Engine]
+    """Makes the engine. A ValueError says which option is wrong, a RuntimeError or ImportError what is missing."""
+    tokenizer: str = "numbers"
+    """The gateway's tokenizer for it: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
+
+
+def engine_kind(name: str) -> EngineKind:
+    """Return the installed engine of that name; a PluginError of one line says why there is none."""
+    return plugins.load(plugins.ENGINES, name, EngineKind)
+
+
+def default_engine(name: str, settings: Settings) -> Engine:
+    """Make the installed engine of that name, with the defaults of all its own options."""
+    kind = engine_kind(name)
+    parser = argparse.ArgumentParser(add_help=False)
+    kind.declare(parser)
+    return kind.make(parser.parse_args([]), settings)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenbus_engines.ngram.mixing import DISCOUNT, FLOOR
 from tokenbus_engines.ngram.model import CONTINUATIONS, DRAFT_LENGTH, WIDTH
 from tokenbus_engines.ngram.text import documents
-from tokenbus_engines.ngram.tokenizer import taught
+from tokenbus_engines.ngram.tokenizer import default_tokenizer
 
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]
@@ -29,10 +29,10 @@ class Choice(NamedTuple):
 @cache
 def followers() -> dict[tuple[int, ...], Counter[int]]:
     """Return for each context how often each token came after it; the empty one has all tokens."""
-    end = taught().end_token
+    end = default_tokenizer().end_token
     tokens = [end]
     for text in documents():
-        tokens += [*taught().encode(text), end]
+        tokens += [*default_tokenizer().encode(text), end]
     found: dict[tuple[int, ...], Counter[int]] = {}
     for place in range(1, len(tokens)):
         for length in range(min(LONGEST, place) + 1):
@@ -71,7 +71,7 @@ def line(context: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
 
 def logprobs_after(tokens: Sequence[int], longest: int = LONGEST) -> Logprobs:
     """Return the logprob of every token of the vocabulary after a text."""
-    size = taught().vocabulary_size
+    size = default_tokenizer().vocabulary_size
     probabilities = np.full(size, FLOOR / size)
     for token, share in line(context_of(tokens, longest)):
         probabilities[token] += (1 - FLOOR) * share

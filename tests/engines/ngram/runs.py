@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, decode, encode
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
-from tokenbus_engines.ngram import NgramEngine, NgramOptions, taught
+from tokenbus_engines.ngram import NgramEngine, NgramOptions, default_tokenizer
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.step import StepArrays
 
@@ -30,7 +30,7 @@ class Got:
     @property
     def text(self) -> str:
         """The text of its tokens."""
-        return taught().decode(self.tokens)
+        return default_tokenizer().decode(self.tokens)
 
     @property
     def has_ended(self) -> bool:

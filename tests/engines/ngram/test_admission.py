@@ -6,9 +6,9 @@ import pytest
 
 from tests.engines.ngram.runs import PROMPT, Run, asked
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.ngram import NgramEngine, NgramOptions, taught
+from tokenbus_engines.ngram import NgramEngine, NgramOptions, default_tokenizer
 
-SIZE = taught().vocabulary_size
+SIZE = default_tokenizer().vocabulary_size
 REFUSED = {
     "text.text: at least 1 token, got none": asked(5, ""),
     "tokens.token_ids: at least 1 token, got none": asked(5, []),
@@ -46,7 +46,7 @@ def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
 
 def test_a_prompt_may_fill_the_context_but_one() -> None:
     """A prompt that leaves room for one token is taken, and gets that token."""
-    run = Run(NgramOptions(max_context=8))
+    run = Run(NgramOptions(context=8))
     assert run.admit(asked(1, [0] * 7)) == 7
     assert len(run.to_the_end().got[1].tokens) == 1
 
@@ -86,7 +86,7 @@ WRONG_OPTIONS = {
     "role: one of mixed, prefill, decode, got 'both'": {"role": "both"},
     "speculate: 0 to 15, got 16": {"speculate": 16},
     "speculate: 0 to 15, got -1": {"speculate": -1},
-    "max_context: 2 to 1048576, got 1": {"max_context": 1},
+    "context: 2 to 1048576, got 1": {"context": 1},
     "max_running: 1 to 1024, got 0": {"max_running": 0},
     "prefill_chunk: 1 to 1048576, got 0": {"prefill_chunk": 0},
     "kv_tokens: 2051 to 1099511627776, got 100": {"kv_tokens": 100},

@@ -8,7 +8,7 @@ from tests.engines.ngram.fit import misfit
 from tests.engines.ngram.reference import Choice
 from tests.engines.ngram.runs import PROMPT, Got, Run, asked
 from tokenbus_contracts import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
-from tokenbus_engines.ngram import NgramOptions, taught
+from tokenbus_engines.ngram import NgramOptions, default_tokenizer
 
 TOLERANCE = 2e-6
 STOPPED, LENGTH = RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
@@ -39,14 +39,14 @@ def test_logprobs_are_those_of_the_whole_distribution(speculate: int) -> None:
     for top_k in (0, 1, 20):
         got = outcome(NgramOptions(speculate=speculate), top_logprobs=top_k, seed=top_k, max_tokens=60, temperature=1.3)
         assert got.tokens
-        check_scores(taught().encode(PROMPT), got, top_k)
+        check_scores(default_tokenizer().encode(PROMPT), got, top_k)
 
 
 def test_unlikely_tokens_are_scored_too() -> None:
     """A token that no context makes likely has its logprob and its rank, behind all that are likely."""
     got = outcome(top_logprobs=2, seed=1, max_tokens=80, temperature=5.0)
     assert sum(rank > 32 for rank in got.ranks) > 20
-    check_scores(taught().encode(PROMPT), got, 2)
+    check_scores(default_tokenizer().encode(PROMPT), got, 2)
 
 
 @pytest.mark.parametrize("speculate", [0, 3])
@@ -55,7 +55,7 @@ def test_tokens_have_the_targets_distribution(speculate: int) -> None:
     choice = Choice(temperature=0.9, top_p=0.9)
     wanted = [asked(key, seed=key, max_tokens=3, temperature=0.9, top_p=0.9) for key in range(1, 6_001)]
     run = Run(NgramOptions(speculate=speculate, max_running=1024), wanted).to_the_end()
-    text, outputs = taught().encode(PROMPT), [got.tokens for got in run.got.values()]
+    text, outputs = default_tokenizer().encode(PROMPT), [got.tokens for got in run.got.values()]
     for place in range(3):
         chances = reference.chosen_from(reference.logprobs_after(text), choice)
         tokens = [output[place] for output in outputs if len(output) > place]
@@ -94,16 +94,16 @@ def test_the_length_ends_a_request_within_a_block() -> None:
 
 def test_the_context_ends_a_request_that_named_no_length() -> None:
     """Without a length, or with one that does not fit, a request goes on until the context is full."""
-    prompt = len(taught().encode(PROMPT))
+    prompt = len(default_tokenizer().encode(PROMPT))
     for length in ({}, {"max_tokens": 1_000_000}):
-        got = outcome(NgramOptions(max_context=64), seed=5, ignore_end_token=True, **length)
+        got = outcome(NgramOptions(context=64), seed=5, ignore_end_token=True, **length)
         assert len(got.tokens) == 64 - prompt
         assert got.statuses[-1] is LENGTH
 
 
 def test_the_end_token_ends_a_request() -> None:
     """The model's own end ends a request, as its last token, unless it is told to be ignored."""
-    end = taught().end_token
+    end = default_tokenizer().end_token
     stopped = [got for seed in range(30) if (got := outcome(seed=seed)).statuses[-1] is STOPPED]
     assert len(stopped) > 20
     assert all(got.tokens.index(end) == len(got.tokens) - 1 for got in stopped)
@@ -128,7 +128,7 @@ def test_token_zero_is_a_token() -> None:
     assert any(row.token_ids.size > 1 and row.token_ids[-1] == 0 for row in rows)
     assert any(row.token_ids.size > 1 and row.token_ids[0] == 0 for row in rows)
     for got in run.got.values():
-        check_scores(taught().encode(PROMPT), got, 3)
+        check_scores(default_tokenizer().encode(PROMPT), got, 3)
 
 
 def test_stop_string_within_a_block_trims_everything() -> None:
@@ -140,14 +140,14 @@ def test_stop_string_within_a_block_trims_everything() -> None:
         stop = text[len(text) // 2 : len(text) // 2 + 5]
         run = Run(requests=[asked(1, seed=seed, max_tokens=60, ignore_end_token=True, stop=[stop], top_logprobs=2)])
         got = run.to_the_end().got[1]
-        first = next(at for at in range(61) if stop in taught().decode(whole.tokens[:at]))
+        first = next(at for at in range(61) if stop in default_tokenizer().decode(whole.tokens[:at]))
         assert got.tokens == whole.tokens[:first]
         assert got.statuses[-1] is STOPPED
         assert stop in got.text
-        check_scores(taught().encode(PROMPT), got, 2)
+        check_scores(default_tokenizer().encode(PROMPT), got, 2)
         ((arrays,),) = run.arrays[-1:]
         trimmed += arrays.kept_counts is not None
-        straddling += stop not in taught().token_bytes(got.tokens[-1]).decode()
+        straddling += stop not in default_tokenizer().token_bytes(got.tokens[-1]).decode()
     assert trimmed > 5
     assert straddling > 20
 
@@ -155,7 +155,10 @@ def test_stop_string_within_a_block_trims_everything() -> None:
 def test_the_first_of_two_stops_counts() -> None:
     """Of several stops the one that is complete first ends the request, be it text, token or the length."""
     whole = outcome(seed=9, max_tokens=60, ignore_end_token=True)
-    early, late = taught().token_bytes(whole.tokens[5]).decode(), taught().token_bytes(whole.tokens[30]).decode()
+    early, late = (
+        default_tokenizer().token_bytes(whole.tokens[5]).decode(),
+        default_tokenizer().token_bytes(whole.tokens[30]).decode(),
+    )
     got = outcome(seed=9, max_tokens=60, ignore_end_token=True, stop=[late, early])
     assert len(got.tokens) <= 6
     assert got.statuses[-1] is STOPPED
@@ -175,7 +178,7 @@ def test_rows_ask_for_what_they_want() -> None:
     for key, top in wanted.items():
         assert run.got[key].tokens == run.got[1].tokens
         if top is not None:
-            check_scores(taught().encode(PROMPT), run.got[key], top)
+            check_scores(default_tokenizer().encode(PROMPT), run.got[key], top)
     assert run.got[1].logprobs == []
 
 
@@ -254,7 +257,7 @@ def test_drafts_are_emitted_for_those_who_want_them() -> None:
     run.to_the_end()
     assert [len(batches) for batches in run.batches[:3]] == [1, 2, 2]
     accepted = 0
-    text = taught().encode(PROMPT) + run.got[1].tokens[:1]
+    text = default_tokenizer().encode(PROMPT) + run.got[1].tokens[:1]
     for target, *drafts in run.batches:
         assert target.header.draft_follows == bool(drafts)
         for draft in drafts:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.engines.ngram.runs import Run, asked
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.ngram import NgramOptions, taught
+from tokenbus_engines.ngram import NgramOptions, default_tokenizer
 
 PROMPTS = ["The old man said", "What is", "xyz 12", "In the evening the", ".", "\N{GRINNING FACE}"]
 SAMPLINGS = st.fixed_dictionaries(
@@ -17,7 +17,7 @@ SAMPLINGS = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.1, 0.5, 0.9, 0.99, 1.0]),
         "top_k": st.sampled_from([0, 1, 5, 40, 100_000]),
         "stop": st.lists(st.sampled_from(["the", ". ", "e w", '"']), max_size=2),
-        "stop_token_ids": st.lists(st.integers(0, taught().vocabulary_size - 1), max_size=3),
+        "stop_token_ids": st.lists(st.integers(0, default_tokenizer().vocabulary_size - 1), max_size=3),
         "ignore_end_token": st.booleans(),
     },
 )

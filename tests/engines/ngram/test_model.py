@@ -8,9 +8,9 @@ import pytest
 
 from tests.engines.ngram import reference
 from tokenbus_engines.ngram.mixing import FLOOR
-from tokenbus_engines.ngram.model import WIDTH, Model, taught_model
+from tokenbus_engines.ngram.model import WIDTH, Model, default_model
 from tokenbus_engines.ngram.text import documents
-from tokenbus_engines.ngram.tokenizer import taught
+from tokenbus_engines.ngram.tokenizer import default_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 2e-6
@@ -20,13 +20,13 @@ TOLERANCE = 2e-6
 def histories() -> list[list[int]]:
     """Return ends of texts: from the taught ones, and of tokens thrown together."""
     chance = random.Random(4)  # noqa: S311 - a test's
-    texts = [[taught().end_token, *taught().encode(text)] for text in documents()]
+    texts = [[default_tokenizer().end_token, *default_tokenizer().encode(text)] for text in documents()]
     found = []
     for _ in range(150):
         text = chance.choice(texts)
         place = chance.randrange(1, len(text))
         found.append(text[max(0, place - chance.randrange(1, 6)) : place])
-    found += [[chance.randrange(taught().vocabulary_size) for _ in range(4)] for _ in range(30)]
+    found += [[chance.randrange(default_tokenizer().vocabulary_size) for _ in range(4)] for _ in range(30)]
     found += [[chance.randrange(300) for _ in range(4)] for _ in range(70)]
     return found
 
@@ -37,7 +37,7 @@ HISTORIES = histories()
 @pytest.mark.parametrize("lower", [False, True], ids=["target", "draft"])
 def test_lines_are_the_top_of_the_whole_distribution(lower: bool) -> None:  # noqa: FBT001 - which model
     """A context's line has the most probable tokens in order, ties by the lower id, with their logprobs (case 33)."""
-    model = taught_model()
+    model = default_model()
     ties = 0
     for history in HISTORIES:
         context = model.contexts.of(history)
@@ -56,9 +56,9 @@ def test_lines_are_the_top_of_the_whole_distribution(lower: bool) -> None:  # no
 
 def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
     """Going on token by token leads where a look at the last tokens leads, along lines and through tails."""
-    model = taught_model()
+    model = default_model()
     chance = np.random.default_rng(7)
-    text = taught().encode("In the evening the")
+    text = default_tokenizer().encode("In the evening the")
     context = model.contexts.of(text)
     in_tail = 0
     for _ in range(600):
@@ -79,7 +79,7 @@ def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
 
 def test_places_and_tokens_are_each_others_inverse() -> None:
     """Every token has one place in a context, and every place one token; tail places go by id."""
-    model = taught_model()
+    model = default_model()
     tokens = np.arange(model.vocabulary_size)
     for context in (0, 5, 2_000, model.contexts.count - 1):
         here = np.full(tokens.size, context)
@@ -92,7 +92,7 @@ def test_places_and_tokens_are_each_others_inverse() -> None:
 
 def test_crossed_places_lead_to_the_same_tokens() -> None:
     """Where a draft's token stands in the target's context, and the other way around, is looked up and right."""
-    model = taught_model()
+    model = default_model()
     contexts = np.arange(0, model.contexts.count, 37)
     for place in range(WIDTH):
         wanted = model.ids[model.drafts[contexts], place]
@@ -104,15 +104,15 @@ def test_crossed_places_lead_to_the_same_tokens() -> None:
 
 def test_another_text_is_another_model() -> None:
     """A model's fingerprint follows from what it was taught, so that two that differ are told apart."""
-    model = Model(taught(), documents()[:30])
-    assert model.fingerprint != taught_model().fingerprint
-    assert Model(taught(), documents()[:30]).fingerprint == model.fingerprint
+    model = Model(default_tokenizer(), documents()[:30])
+    assert model.fingerprint != default_model().fingerprint
+    assert Model(default_tokenizer(), documents()[:30]).fingerprint == model.fingerprint
 
 
 def test_the_page_tells_the_models_size() -> None:
     """The page about the engine gives the vocabulary, the contexts and the width that the model has."""
     page = (ROOT / "docs" / "engine-ngram.md").read_text()
-    model = taught_model()
+    model = default_model()
     assert f" {model.vocabulary_size:,} with the one that ends a text" in page
     assert f"Each of the {model.contexts.count:,} contexts keeps its {WIDTH} likeliest tokens" in page
     assert f"share {1 - FLOOR:.2%}".replace("%", " %") in page

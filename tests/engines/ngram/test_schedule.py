@@ -4,12 +4,12 @@ import pytest
 
 from tests.engines.ngram.runs import PROMPT, Run, asked
 from tokenbus_contracts import RowStatus, StepPhase
-from tokenbus_engines.ngram import NgramOptions, taught
+from tokenbus_engines.ngram import NgramOptions, default_tokenizer
 
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
     """A prompt beyond a chunk takes several steps, whose rows have no tokens and no drafts, then gives one (case 9)."""
-    prompt = taught().encode(PROMPT * 8)
+    prompt = default_tokenizer().encode(PROMPT * 8)
     assert len(prompt) == 32
     generate = asked(1, prompt, seed=4, max_tokens=9, top_logprobs=2, ignore_end_token=True)
     generate.include_draft_logprobs = True
@@ -61,7 +61,7 @@ def test_preempted_requests_go_on_with_the_same_tokens(every: int) -> None:
 
 def test_a_full_memory_preempts_the_newest() -> None:
     """When all together have too many tokens the newest waits until there is room, and loses nothing (case 22)."""
-    options = NgramOptions(max_context=64, kv_tokens=100)
+    options = NgramOptions(context=64, kv_tokens=100)
     assert check_preemption(options, 8) > 3
     run = Run(options, [asked(key, seed=key, ignore_end_token=True) for key in range(1, 9)])
     while run.engine.has_work:

@@ -6,10 +6,10 @@ import pytest
 from tests.engines.ngram import reference
 from tests.engines.ngram.fit import misfit
 from tests.engines.ngram.reference import Choice
-from tokenbus_engines.ngram.model import WIDTH, taught_model
+from tokenbus_engines.ngram.model import WIDTH, default_model
 from tokenbus_engines.ngram.sampling import Knobs, chances_of, masses_of
 from tokenbus_engines.ngram.speculation import Going, _from_residual, propose, single, verify
-from tokenbus_engines.ngram.tokenizer import taught
+from tokenbus_engines.ngram.tokenizer import default_tokenizer
 from tokenbus_engines.rng import ACCEPT, DRAFT, FINAL, mixed, uniforms
 
 ROWS = 30_000
@@ -34,11 +34,11 @@ CHOICES = {
 
 def going(text: str, choice: Choice, rows: int = ROWS) -> Going:
     """Return requests that are all in the same place and differ in their seeds alone."""
-    model = taught_model()
+    model = default_model()
     coldness = 1 / choice.temperature if choice.temperature else 1.0
     top_k = (choice.top_k or model.vocabulary_size) if choice.temperature else 1
     knobs = Knobs(np.full(rows, coldness), np.full(rows, top_k), np.full(rows, choice.top_p))
-    context = model.contexts.of(taught().encode(text))
+    context = model.contexts.of(default_tokenizer().encode(text))
     seeds = mixed(np.arange(rows, dtype=np.uint64))
     return Going(np.full(rows, context), np.full(rows, 3), seeds, knobs)
 
@@ -47,9 +47,9 @@ def going(text: str, choice: Choice, rows: int = ROWS) -> Going:
 @pytest.mark.parametrize("text", TEXTS)
 def test_first_token_after_drafts_has_the_targets_distribution(text: str, choice: Choice) -> None:
     """The next token is distributed as the target says, be it accepted from the draft or drawn after a rejection."""
-    model, at = taught_model(), going(text, choice)
+    model, at = default_model(), going(text, choice)
     emitted = verify(model, at, propose(model, at, 2))
-    chances = reference.chosen_from(reference.logprobs_after(taught().encode(text)), choice)
+    chances = reference.chosen_from(reference.logprobs_after(default_tokenizer().encode(text)), choice)
     assert misfit(emitted.tokens[:, 0], chances) < MOST
     assert misfit(single(model, at).tokens[:, 0], chances) < MOST
 
@@ -62,7 +62,7 @@ def test_what_is_left_is_drawn_wherever_it_is(text: str, name: str, draft: Choic
 
     The draft's choice is another than the target's here, so that all three parts have their share.
     """
-    model, tokens = taught_model(), taught().encode(text)
+    model, tokens = default_model(), default_tokenizer().encode(text)
     at, target = going(text, draft), going(text, CHOICES[name])
     assert (model.draft_places[at.contexts[0]] >= WIDTH).sum() >= 4, "the draft's line reaches into the target's tail"
     numbers = uniforms(at.seeds, at.positions, FINAL)
@@ -78,8 +78,8 @@ def test_what_is_left_is_drawn_wherever_it_is(text: str, name: str, draft: Choic
 @pytest.mark.parametrize("name", ["plain", "both", "top-p within the tail"])
 def test_second_token_after_an_accepted_draft_has_the_targets_distribution(name: str) -> None:
     """What follows an accepted draft is distributed as the target says after that draft."""
-    model, choice = taught_model(), CHOICES[name]
-    text = taught().encode("The old man said")
+    model, choice = default_model(), CHOICES[name]
+    text = default_tokenizer().encode("The old man said")
     at = going("The old man said", choice)
     emitted = verify(model, at, propose(model, at, 3))
     longer = emitted.counts > 1
@@ -95,18 +95,18 @@ def test_second_token_after_an_accepted_draft_has_the_targets_distribution(name:
 
 def test_the_test_of_fit_tells_draft_and_target_apart() -> None:
     """What the draft proposes does not have the target's distribution, and the test of fit says so."""
-    model, text = taught_model(), "The old man said"
+    model, text = default_model(), "The old man said"
     at = going(text, Choice())
     proposed = propose(model, at, 1).tokens[:, 0]
-    target = reference.chosen_from(reference.logprobs_after(taught().encode(text)), Choice())
-    draft = reference.chosen_from(reference.draft_logprobs_after(taught().encode(text)), Choice(top_k=WIDTH))
+    target = reference.chosen_from(reference.logprobs_after(default_tokenizer().encode(text)), Choice())
+    draft = reference.chosen_from(reference.draft_logprobs_after(default_tokenizer().encode(text)), Choice(top_k=WIDTH))
     assert misfit(proposed, target) > 20 * MOST
     assert misfit(proposed, draft) < MOST
 
 
 def test_drafts_are_accepted_as_often_as_they_can_be() -> None:
     """The share of accepted drafts is that which both models have in common, which no other way can exceed."""
-    model, text = taught_model(), taught().encode("the end of the")
+    model, text = default_model(), default_tokenizer().encode("the end of the")
     at = going("the end of the", Choice())
     accepted = (verify(model, at, propose(model, at, 1)).counts - 1).mean()
     target = reference.chosen_from(reference.logprobs_after(text), Choice())
@@ -116,10 +116,10 @@ def test_drafts_are_accepted_as_often_as_they_can_be() -> None:
 
 def test_greedy_is_the_most_probable_token() -> None:
     """At temperature 0 every token is the target's most probable one, with and without drafts."""
-    model = taught_model()
+    model = default_model()
     for text in TEXTS:
         at = going(text, CHOICES["greedy"], rows=4)
-        tokens = taught().encode(text)
+        tokens = default_tokenizer().encode(text)
         emitted = verify(model, at, propose(model, at, 3))
         for token in emitted.tokens[0, : emitted.counts[0]].tolist():
             assert token == reference.ordered(reference.logprobs_after(tokens))[0]
@@ -129,12 +129,12 @@ def test_greedy_is_the_most_probable_token() -> None:
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
 def test_chances_are_those_of_the_whole_distribution(choice: Choice) -> None:
     """The probability of any token, in a context's line or tail, is that of a plain computation."""
-    model = taught_model()
+    model = default_model()
     tokens = np.arange(model.vocabulary_size)
     for text in TEXTS:
         at = going(text, choice, rows=tokens.size)
         places = model.places(at.contexts, tokens)
-        chances = reference.chosen_from(reference.logprobs_after(taught().encode(text)), choice)
+        chances = reference.chosen_from(reference.logprobs_after(default_tokenizer().encode(text)), choice)
         assert np.abs(chances_of(model, at.contexts, places, at.knobs) - chances).max() < 1e-5
         assert np.abs(masses_of(model, at.contexts, at.knobs).of_places(places) - chances).max() < 1e-5
 
@@ -142,7 +142,7 @@ def test_chances_are_those_of_the_whole_distribution(choice: Choice) -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
 def test_extreme_temperatures_are_sound(temperature: float) -> None:
     """The coldest choice is the first token, and the hottest is any token alike, without a NaN or a warning."""
-    model = taught_model()
+    model = default_model()
     at = going("The old man said", Choice(temperature=temperature), rows=400)
     emitted = verify(model, at, propose(model, at, 2))
     first = set(emitted.tokens[:, 0].tolist())

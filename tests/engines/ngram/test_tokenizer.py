@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_engines.ngram import Tokenizer, taught
+from tokenbus_engines.ngram import Tokenizer, default_tokenizer
 from tokenbus_engines.ngram.text import documents
 
 
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
     """Whatever a text holds, the tokens of it have its bytes."""
-    tokenizer = taught()
+    tokenizer = default_tokenizer()
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
@@ -20,7 +20,7 @@ def test_any_text_comes_back(text: str) -> None:
 
 def test_the_taught_text_is_words() -> None:
     """The text that the model was taught is encoded in words and signs, none of them spelled."""
-    tokenizer = taught()
+    tokenizer = default_tokenizer()
     for text in documents():
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode("The old woman looks at the sea.")) == 8
@@ -35,13 +35,13 @@ def test_words_that_are_no_tokens_are_spelled_by_the_longest_that_fit() -> None:
 
 def test_token_zero_is_a_frequent_token() -> None:
     """The lowest ids belong to what is most frequent, so that id 0 comes up in every text (case 10)."""
-    assert taught().token_bytes(0) == b"."
-    assert 0 in taught().encode("It is here. It was there.")
+    assert default_tokenizer().token_bytes(0) == b"."
+    assert 0 in default_tokenizer().encode("It is here. It was there.")
 
 
 def test_end_token_has_no_bytes() -> None:
     """The token that ends a text adds nothing to it, and no text has it."""
-    tokenizer = taught()
+    tokenizer = default_tokenizer()
     assert tokenizer.end_token == tokenizer.vocabulary_size - 1
     assert tokenizer.token_bytes(tokenizer.end_token) == b""
     assert tokenizer.decode([tokenizer.end_token]) == ""
@@ -51,12 +51,12 @@ def test_end_token_has_no_bytes() -> None:
 def test_unknown_tokens_are_refused(token_id: int) -> None:
     """An id that is none is refused with the limit and the value."""
     with pytest.raises(ValueError, match=rf"^token id: below \d+, got {token_id}$"):
-        taught().token_bytes(token_id)
+        default_tokenizer().token_bytes(token_id)
 
 
 def test_part_of_a_character_becomes_a_replacement() -> None:
     """A token may hold part of a character; alone it cannot be shown, and does no harm."""
-    tokenizer = taught()
+    tokenizer = default_tokenizer()
     ids = tokenizer.encode("ö")
     assert len(ids) == 2
     assert tokenizer.decode(ids[:1]) == "\N{REPLACEMENT CHARACTER}"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from tokenbus_contracts import Limits
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_engines.ngram.tokenizer import taught
 from tokenbus_services.cli.demonstration.asking import PROMPTS
 from tokenbus_services.cli.demonstration.truth import computed
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.terminal import styled
+from tokenbus_services.plugins import load_tokenizer
 from tokenbus_services.printable import printable
 
 _SECONDS = 20.0
@@ -69,4 +69,4 @@ def _truth(limits: Limits) -> tuple[str, int]:
     sampling = SamplingParameters(max_tokens=_TOKENS, seed=_SEED, temperature=1.0)
     generate = Generate(request_key=1, text=TextPrompt(text=PROMPTS[0]), sampling=sampling)
     ids = [int(token_id) for row in computed([generate], limits)[1] for token_id in row.token_ids]
-    return b"".join(map(taught().token_bytes, ids)).decode(errors="replace"), len(ids)
+    return b"".join(map(load_tokenizer("ngram").token_bytes, ids)).decode(errors="replace"), len(ids)

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from tokenbus_engines.ngram.tokenizer import taught
 from tokenbus_services.cli.demonstration.asking import Answer
 from tokenbus_services.cli.terminal import columns, styled, wants_colour
+from tokenbus_services.plugins import load_tokenizer
 from tokenbus_services.printable import printable
 
 _SCALE = ((0.05, 209), (0.2, 216), (0.5, 230), (0.8, 153), (1.0, 111))
@@ -21,7 +21,7 @@ _END = "(end)"
 
 def sample(answer: Answer) -> Iterator[str]:
     """Yield its lines."""
-    tokenizer = taught()
+    tokenizer = load_tokenizer("ngram")
     tokens = [
         (_visible(tokenizer.token_bytes(int(token_id))), math.exp(logprob))
         for row in answer.rows
@@ -37,7 +37,7 @@ def sample(answer: Answer) -> Iterator[str]:
 
 
 def _table(answer: Answer) -> Iterator[str]:
-    tokenizer = taught()
+    tokenizer = load_tokenizer("ngram")
     shown = 0
     for row in answer.rows:
         for place, token_id in enumerate(row.token_ids.tolist()):

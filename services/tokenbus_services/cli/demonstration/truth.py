@@ -7,9 +7,9 @@ import numpy as np
 
 from tokenbus_contracts import BatchKind, Limits, Row
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines.ngram import NgramEngine
 from tokenbus_services.cli.demonstration.asking import Answer
-from tokenbus_services.worker import StepAssembler
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import StepAssembler, default_engine
 
 Truth = dict[int, list[Row]]
 _COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs")
@@ -17,7 +17,7 @@ _COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternat
 
 def computed(wanted: Iterable[Generate], limits: Limits) -> Truth:
     """Return each request's rows, by its key: with one seed the engine gives the same numbers wherever it runs."""
-    engine = NgramEngine()
+    engine = default_engine("ngram", Settings(limits=limits))
     assembler = StepAssembler(limits, engine.vocabulary_size)
     for generate in wanted:
         engine.admit(generate)

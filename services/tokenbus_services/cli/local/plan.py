@@ -8,11 +8,11 @@ from pathlib import Path
 from tokenbus_services.cli.local.gateway import usable
 from tokenbus_services.settings import Settings
 from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
 _ANY_PORT = "127.0.0.1:0"
 _GRACE_SECONDS = 1.0
-_TOKENIZERS = {"ngram": "ngram", "paddle": "bytes", "synthetic": "numbers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _worker(settings: Settings, folder: Path, name: str, role: str, engine: str)
 def _gateway(settings: Settings, engine: str, address: str) -> Service:
     given: dict[str, object] = {"gateway.address": address}
     if settings.gateway.tokenizer == ENTRIES["gateway.tokenizer"].default:
-        given["gateway.tokenizer"] = _TOKENIZERS[engine]
+        given["gateway.tokenizer"] = engine_kind(engine).tokenizer
     drains = settings.gateway.drain_timeout_ms + settings.client.drain_timeout_ms + settings.bus.linger_ms
     return Service(
         "gateway",

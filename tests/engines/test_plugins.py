@@ -1,0 +1,207 @@
+"""Engines and tokenizers by entry points: another distribution's run by name, and broken ones harm nobody else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services.cli.helpers import COMMAND, MOST, Service, addresses, generate
+from tokenbus_services.cli import main
+from tokenbus_services.client import Client
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus_services.plugins import ENGINES, TOKENIZERS, PluginError, load, load_tokenizer, names
+from tokenbus_services.settings import Settings, SettingsError
+from tokenbus_services.worker import EngineKind, default_engine
+
+PLUGIN = '''
+"""An engine of another distribution: each request gets the number of its row in every step, up to a limit."""
+
+from tokenbus_contracts import RowStatus
+from tokenbus_services.worker import EngineKind, StepArrays
+
+
+class Counting:
+    vocabulary_size = 1000
+
+    def __init__(self, begin):
+        self.begin, self.requests = begin, {}
+
+    @property
+    def has_work(self):
+        return bool(self.requests)
+
+    def admit(self, generate, state=None):
+        self.requests[generate.request_key] = [0, generate.sampling.max_tokens]
+        return len(generate.tokens.token_ids)
+
+    def abort(self, key):
+        if key in self.requests:
+            self.requests[key][1] = self.requests[key][0] + 1
+
+    def step(self):
+        keys, places = list(self.requests), [place for place, _ in self.requests.values()]
+        ended = [place + 1 == end for place, end in self.requests.values()]
+        for key, end in zip(keys, ended):
+            self.requests[key][0] += 1
+            if end:
+                del self.requests[key]
+        statuses = [RowStatus.FINISHED_LENGTH if end else RowStatus.ACTIVE for end in ended]
+        return [StepArrays(request_keys=keys, positions=places, token_counts=[1] * len(keys),
+                           token_ids=[self.begin + place for place in places], statuses=statuses)]
+
+    def close(self):
+        self.requests.clear()
+
+
+class Letters:
+    vocabulary_size = 26
+
+    def encode(self, text):
+        return [ord(letter) - 97 for letter in text]
+
+    def token_bytes(self, token_id):
+        return bytes([97 + token_id])
+
+    def least_tokens(self, size):
+        return size
+
+
+def declare(parser):
+    parser.add_argument("--begin", type=int, default=0, help="the first token")
+
+
+KIND = EngineKind("counts", declare, lambda options, settings: Counting(options.begin), tokenizer="letters")
+CLASHING = EngineKind("has the command's own option", lambda parser: parser.add_argument("--id"), KIND.make)
+NEEDY = EngineKind("needs what is not there", declare, lambda options, settings: __import__("no_such_module"))
+SOMETHING = object()
+'''
+POINTS = """
+[tokenbus.engines]
+counting = counting_engine:KIND
+clashing = counting_engine:CLASHING
+needy = counting_engine:NEEDY
+absent = no_such_module:KIND
+something = counting_engine:SOMETHING
+[tokenbus.tokenizers]
+letters = counting_engine:Letters
+something = counting_engine:SOMETHING
+absent = no_such_module:Letters
+"""
+
+
+def distribution(folder: Path, name: str, points: str) -> None:
+    """Install a distribution that has these entry points into a folder."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(points)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install another distribution for this process and those that it starts, and return its folder."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "counting_engine.py").write_text(PLUGIN)
+    distribution(folder, "counting-engine", POINTS)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("installed")
+async def test_engine_of_another_distribution_runs_by_its_name(tmp_path: Path) -> None:
+    """`tokenbus worker --engine NAME` runs an engine that another distribution brings, with that engine's options."""
+    own = ["--engine", "counting", "--begin", "40"]
+    with (
+        Service("processor", *addresses(tmp_path), "--metrics-address", "") as processor,
+        Service("worker", *addresses(tmp_path)[:2], *own) as worker,
+    ):
+        processor.logged("listening")
+        assert worker.logged("worker started")["engine"] == "counting"
+        worker.logged("connected")
+        async with Client(
+            Settings.load(environment={}, overrides={"bus.clients_address": f"ipc://{tmp_path}/c"})
+        ) as client:
+            assert [token.id async for token in client.generate(generate(3))] == [40, 41, 42]
+
+
+@pytest.mark.usefixtures("installed")
+def test_help_lists_engines_and_says_which_are_broken() -> None:
+    """`--help` has each installed engine's summary, or the reason why it cannot be used, and imports no framework."""
+    code = (
+        "import sys; from tokenbus_services.cli import main; main(['worker', '--help']);"
+        "sys.exit('paddle' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=MOST, check=True)
+    lines = [line.strip() for line in run.stdout.splitlines()]
+    assert "counting: counts" in lines
+    assert any(line.startswith("ngram: a language model of n-grams") for line in lines)
+    assert any(line.startswith("paddle: a small transformer") for line in lines)
+    assert any(
+        line.startswith("absent: (tokenbus.engines: 'absent' cannot be imported: ModuleNotFound") for line in lines
+    )
+    assert "something: (tokenbus.engines: 'something' must be an EngineKind, got object)" in lines
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("arguments", "status", "line"),
+    [
+        (["--engine", "absent"], 1, "tokenbus: tokenbus.engines: 'absent' cannot be imported: ModuleNotFoundError: "),
+        (["--engine", "something"], 1, "tokenbus: tokenbus.engines: 'something' must be an EngineKind, got object"),
+        (["--engine", "clashing"], 1, "tokenbus: engine clashing: its options cannot be declared: argument --id: "),
+        (["--engine", "needy"], 1, "tokenbus: No module named 'no_such_module'"),
+        (["--engine", "counting", "--begin", "x"], 2, "error: argument --begin: invalid int value: 'x'"),
+        (["--begin", "4"], 2, "error: unrecognized arguments: --begin 4"),
+        (["--engine"], 2, "error: argument --engine: expected one argument"),
+    ],
+)
+def test_engine_that_cannot_be_used_is_one_line(
+    arguments: list[str], status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that is broken, or an option that the chosen one does not have, is an error of one clear line."""
+    assert main(["worker", "--log-level", "error", *arguments]) == status
+    error = capsys.readouterr().err
+    assert line in error.splitlines()[-1]
+    assert "Traceback" not in error
+
+
+def test_name_that_two_distributions_bring_is_refused(installed: Path) -> None:
+    """Which of two engines of one name is meant cannot be known, so neither runs; the others do."""
+    distribution(installed, "other-engine", "[tokenbus.engines]\ncounting = elsewhere:KIND\n")
+    with pytest.raises(PluginError, match="'counting' is brought by more than one distribution: counting_eng"):
+        load(ENGINES, "counting", EngineKind)
+    assert default_engine("synthetic", Settings()).vocabulary_size == 50_000
+
+
+@pytest.mark.usefixtures("installed")
+def test_tokenizers_come_by_their_names() -> None:
+    """The gateway's vocabulary is that of a tokenizer that any distribution brings; what is wrong with one is said."""
+    assert {"bytes", "letters", "ngram"} <= set(names(TOKENIZERS))
+    assert vocabulary_of("letters").pieces[2] == b"c"
+    assert load_tokenizer("bytes").least_tokens(4) == len(load_tokenizer("bytes").encode("text"))
+    with pytest.raises(PluginError, match="'something' must give a Tokenizer, got object"):
+        load_tokenizer("something")
+    with pytest.raises(SettingsError, match=r"gateway\.tokenizer: a tokenizer that can be .*'absent' cannot be imp"):
+        vocabulary_of("absent")
+    with pytest.raises(SettingsError, match=r"gateway\.tokenizer: one of .*letters.*numbers, got 'none'"):
+        vocabulary_of("none")
+
+
+@pytest.mark.parametrize("name", ["ngram", "paddle", "synthetic"])
+def test_engines_of_this_distribution_are_installed(name: str) -> None:
+    """Each engine's entry point names an EngineKind whose tokenizer is there, too."""
+    kind = load(ENGINES, name, EngineKind)
+    assert kind.summary
+    assert vocabulary_of(kind.tokenizer).least_tokens(0) >= 0
+
+
+def test_command_is_installed_with_its_engines() -> None:
+    """The installed command refuses an engine that is not there, and names those that are."""
+    run = subprocess.run(
+        [COMMAND, "worker", "--engine", "steam"], capture_output=True, text=True, timeout=MOST, check=False
+    )
+    assert run.returncode == 2
+    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic')" in run.stderr
