@@ -160,7 +160,7 @@ class Taker:
         for tokens in self._tokens:
             tokens.waiting.clear()
         for step in self._waiting:
-            step.hold.release(len(self._tokens))
+            step.pending_ack.release(len(self._tokens))
         self._waiting.clear()
 
     def _finish(self, step: Step) -> None:
@@ -176,7 +176,7 @@ class Taker:
         """Take a step that begins or ends requests that have no other."""
         for key in step.rows.request_keys.tolist():
             self._idle[key].waiting.clear()
-        step.hold.release(step.rows.row_count)
+        step.pending_ack.release(step.rows.row_count)
         if self._opening:
             self._opening -= 1
             return

@@ -18,7 +18,7 @@ ADDRESSES = ("bus__workers_address", "bus__clients_address")
 QUICK: Overrides = {"bus__heartbeat_timeout_ms": 2000}
 
 
-def _letters(deployment: Deployment) -> list[Path]:
+def _dead_letters(deployment: Deployment) -> list[Path]:
     return list((deployment.folder / "dead").glob("*.binpb"))
 
 
@@ -49,7 +49,7 @@ async def test_half_a_transport_handshake_is_cut_off(deployment: Deployment, add
 
 
 @pytest.mark.parametrize(
-    ("messages", "letters"),
+    ("messages", "dead_letters"),
     [
         ([[b"garbage"], [b""], [b"\xff" * 64], [b"a", b"b", b"c"]] * 5, 20),
         ([[b"\0" * 3_000_000]], 1),
@@ -62,22 +62,22 @@ async def test_frames_that_are_none_are_refused(
     deployment: Deployment,
     address: str,
     messages: list[list[bytes]],
-    letters: int,
+    dead_letters: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Frames that cannot be read are refused with a reason, kept as dead letters, and logged once for their peer."""
     caplog.set_level(logging.WARNING)
     async with trio(deployment) as three:
         witness = Witness(three.client)
-        desk = three.processor.workers if address == ADDRESSES[0] else three.processor.clients
+        connections = three.processor.workers if address == ADDRESSES[0] else three.processor.clients
         async with Stranger(str(three.addresses[address])) as stranger:
             stranger.say(messages)
-            await until(lambda: three.processor.letters.kept == letters)
+            await until(lambda: three.processor.dead_letters.kept == dead_letters)
             answer = (ProcessorFrame if address == ADDRESSES[0] else ServerFrame).FromString(await stranger.heard())
         assert answer.refusal.reason == RefusalReason.REFUSAL_REASON_PROTOCOL
-        assert desk.refused >= letters
+        assert connections.refused >= dead_letters
         await witness.noticed_nothing()
-    assert len(_letters(deployment)) == letters
+    assert len(_dead_letters(deployment)) == dead_letters
     assert sum(record.message.startswith("frame refused reason") for record in caplog.records) == 1
 
 
@@ -102,8 +102,8 @@ async def test_hello_of_another_major_is_refused_by_name(deployment: Deployment,
             stranger.say([say(major=2)])
             refusal = frame.FromString(await stranger.heard()).refusal
             assert refusal.reason == RefusalReason.REFUSAL_REASON_SCHEMA_VERSION
-        desk = three.processor.workers if address == ADDRESSES[0] else three.processor.clients
-        assert desk.refused == 1
+        connections = three.processor.workers if address == ADDRESSES[0] else three.processor.clients
+        assert connections.refused == 1
         await witness.noticed_nothing()
 
 
@@ -186,7 +186,7 @@ async def test_payload_above_its_bound_is_refused_and_kept(deployment: Deploymen
             stranger.say([worker_hello()])
             assert ProcessorFrame.FromString(await stranger.heard()).HasField("welcome")
             stranger.say([item(1, b"\0" * 3_000_000)] * 2)
-            await until(lambda: three.processor.letters.kept >= 1)
+            await until(lambda: three.processor.dead_letters.kept >= 1)
         assert three.processor.workers.refused >= 1
         await witness.noticed_nothing()
-    assert {path.stat().st_size for path in _letters(deployment)} == {3_000_000}
+    assert {path.stat().st_size for path in _dead_letters(deployment)} == {3_000_000}

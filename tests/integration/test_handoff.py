@@ -55,7 +55,7 @@ async def test_handed_off_requests_get_all_rows_and_all_tokens(deployment: Deplo
             publish_decoded(decode)
         else:
             publish_decoded(decode)
-            await until(lambda: processor.book.router.counts.early >= len(KEYS))
+            await until(lambda: processor.registry.router.counts.early >= len(KEYS))
             prefill.publish(step(1, prefilled()))
         await all_exact(asked, 61)
 
@@ -181,7 +181,7 @@ async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
         worker.publish(step(2, [MadeRow(1, 3, 3), MadeRow(2, 3, 3, RowStatus.FINISHED_STOP)]))
         await all_exact(asked[:1], 3)
         await all_exact(asked[1:], 6)
-        assert processor.book.router.counts.late == 1
+        assert processor.registry.router.counts.late == 1
 
 
 async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) -> None:
@@ -197,7 +197,7 @@ async def test_draft_that_comes_too_late_harms_nobody(deployment: Deployment) ->
         worker.publish(step(1, [MadeRow(1, 0, 3)], BatchKind.DRAFT))
         worker.publish(step(4, [MadeRow(1, 9, 3, RowStatus.FINISHED_STOP)]))
         await all_exact([asked], 12)
-        assert processor.letters.kept == 1
+        assert processor.dead_letters.kept == 1
 
 
 async def test_request_may_be_asked_for_before_its_worker_is_there(deployment: Deployment) -> None:

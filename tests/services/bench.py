@@ -220,6 +220,6 @@ class BenchClient:
         """Return the outputs that it was sent since the last time."""
         return [heard for heard in self.heard() if heard.body == "outputs"]
 
-    def confirm(self, through: int | None = None) -> None:
-        """Confirm what came."""
+    def ack(self, through: int | None = None) -> None:
+        """Acknowledge the frames that came."""
         self.say(ClientFrame(confirm=Confirm(through_number=self.number if through is None else through)))

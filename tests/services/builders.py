@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_engines import synthetic_tokens
 from tokenbus_engines.rng import Words
-from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import StepArrays
 
@@ -165,7 +165,7 @@ def arrays_of(made: LogprobBatch) -> StepArrays:
 def step_of(target: LogprobBatch, draft: LogprobBatch | None = None) -> Step:
     """Return a step that only its maker holds."""
     header = target.header
-    return Step(header.worker_id, header.epoch, header.step, target, draft, Hold())
+    return Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
 
 
 def ids(key: int, begin: int, end: int) -> list[int]:

@@ -374,6 +374,6 @@ def assert_no_complaints(world: World) -> None:
         items = worker.stream.counts
         assert items.replays == items.gaps == items.damaged == items.duplicates == items.divergences == 0
         assert worker.assembler.incomplete == worker.assembler.drafts_missing == 0
-    rows = core.book.router.counts
+    rows = core.registry.router.counts
     assert rows.repeated == rows.unknown == rows.early == rows.foreign == 0
     assert all(client.client.repeated == 0 for client in world.clients)

@@ -110,7 +110,7 @@ def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again()
             pass
     world.clients[0].reconnect(keeps_unsent=False)
     assert_all_well(world)
-    assert world.processor.book.counts.opened == 1
+    assert world.processor.registry.counts.opened == 1
 
 
 def test_a_slow_client_is_told_of_requests_that_had_their_last_row() -> None:

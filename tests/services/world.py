@@ -138,8 +138,8 @@ class World:
         wire = node.wire
         if not wire.up:
             return False
-        desk = self.processor.workers if isinstance(node, WorkerNode) else self.processor.clients
-        desk.receive(wire.peer, wire.up.popleft(), self.clock.now())
+        connections = self.processor.workers if isinstance(node, WorkerNode) else self.processor.clients
+        connections.receive(wire.peer, wire.up.popleft(), self.clock.now())
         node.pump()
         return True
 
@@ -254,8 +254,8 @@ class World:
                 left.append(f"{name} retains {len(worker.publisher.retention)}")
             if worker.publisher.session.requests:
                 left.append(f"{name} believes to have {worker.publisher.session.requests}")
-        if self.processor.book.table.open_requests():
-            left.append(f"the processor has {[each.key for each in self.processor.book.table.open_requests()]}")
+        if self.processor.registry.table.open_requests():
+            left.append(f"the processor has {[each.key for each in self.processor.registry.table.open_requests()]}")
         send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]
         left += [
             f"the processor keeps {len(send_queue)} letters for a client"
@@ -279,16 +279,16 @@ class World:
             assert known.assembler.open_steps <= processor.max_open_steps + processor.credit_items
             assert all(sequence >= known.stream.expected for sequence in known.stream._ahead)
             # What was granted before too much was held may still come.
-            assert len(known.stream.holds) <= processor.hold_items + processor.credit_items + 1
+            assert len(known.stream.acks) <= processor.hold_items + processor.credit_items + 1
         for session in core.clients.sessions.values():
             send_queue, clients = session.send_queue, self.settings.clients
-            news = sum(not letter.parts for letter in send_queue.letters())
+            news = sum(not frame.parts for frame in send_queue.frames())
             assert len(send_queue) - news <= clients.send_queue_frames
             assert send_queue.bytes <= clients.send_queue_bytes
             assert len(send_queue._sent) <= self.settings.client.window_frames
-        for request in core.book.table.open_requests():
+        for request in core.registry.table.open_requests():
             assert len(request.early) <= processor.request_buffer_rows
-        assert len(core.book.table) <= processor.max_requests
+        assert len(core.registry.table) <= processor.max_requests
 
     def check_ends(self) -> None:
         """Assert that each request that ended did so as it may."""

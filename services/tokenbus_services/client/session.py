@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.client_pb2 import (
 )
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
-from tokenbus_services.delivery import Hold, RequestTokens, Step
+from tokenbus_services.delivery import PendingAck, RequestTokens, Step
 from tokenbus_services.delivery.tokens import FINISHED
 from tokenbus_services.link import SessionState
 from tokenbus_services.reconnecting import PROOF_BYTES, ReconnectingSession, check_times
@@ -184,7 +184,7 @@ class ClientSession(ReconnectingSession):
             self._end_all(ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be read: {error}")
             raise
         header = target.header
-        step = Step(header.worker_id, header.epoch, header.step, target, draft, Hold())
+        step = Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
         rows = zip(
             target.request_keys.tolist(),
             target.positions.tolist(),

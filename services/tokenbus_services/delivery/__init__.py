@@ -1,8 +1,8 @@
-"""What is handed to consumers: steps, tokens, and the holds that tell when they have been taken."""
+"""What is handed to consumers: steps, tokens, and the pending acks that tell when they have been taken."""
 
-from tokenbus_services.delivery.ack_tracker import AckTracker, Hold
+from tokenbus_services.delivery.ack_tracker import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step
 from tokenbus_services.delivery.tokens import RequestTokens, Token
 
-__all__ = ["AckTracker", "Hold", "RequestFailedError", "RequestTokens", "Step", "Token"]
+__all__ = ["AckTracker", "PendingAck", "RequestFailedError", "RequestTokens", "Step", "Token"]

@@ -3,7 +3,7 @@
 from collections import deque
 
 
-class Hold:
+class PendingAck:
     """One step's claim on its items: they are acknowledged when its last holder lets go of them."""
 
     __slots__ = ("bytes", "count", "holders", "last_sequence", "stream")
@@ -32,7 +32,7 @@ class AckTracker:
 
     def __init__(self, acknowledged: int) -> None:
         """Begin after the last item that was acknowledged."""
-        self._items: deque[tuple[int, Hold, int]] = deque()
+        self._items: deque[tuple[int, PendingAck, int]] = deque()
         self._passed = acknowledged
         self._reach = acknowledged
         self.acknowledged = acknowledged
@@ -43,17 +43,17 @@ class AckTracker:
         """Return how many items are held."""
         return len(self._items)
 
-    def add(self, sequence: int, hold: Hold, size: int) -> None:
+    def add(self, sequence: int, pending_ack: PendingAck, size: int) -> None:
         """Count an item, the next in order, to a hold."""
-        hold.stream = self
-        hold.last_sequence = max(hold.last_sequence, sequence)
-        hold.bytes += size
+        pending_ack.stream = self
+        pending_ack.last_sequence = max(pending_ack.last_sequence, sequence)
+        pending_ack.bytes += size
         self.bytes += size
-        self._items.append((sequence, hold, size))
+        self._items.append((sequence, pending_ack, size))
         self.peak = max(self.peak, len(self._items))
 
     @property
-    def oldest(self) -> Hold | None:
+    def oldest(self) -> PendingAck | None:
         """The hold that keeps the stream back the longest."""
         return self._items[0][1] if self._items else None
 
@@ -69,16 +69,16 @@ class AckTracker:
         """
         items, before = self._items, self.acknowledged
         while items and items[0][1].count <= 0:
-            sequence, hold, size = items.popleft()
+            sequence, pending_ack, size = items.popleft()
             self.bytes -= size
             self._passed = max(self._passed, sequence)
-            self._reach = max(self._reach, hold.last_sequence)
+            self._reach = max(self._reach, pending_ack.last_sequence)
             if self._reach <= self._passed:
                 self.acknowledged = self._passed
         return self.acknowledged > before
 
     def skip(self, through: int) -> None:
         """Count a run of items that cannot be had as passed."""
-        hold = Hold()
-        hold.release()
-        self.add(through, hold, 0)
+        pending_ack = PendingAck()
+        pending_ack.release()
+        self.add(through, pending_ack, 0)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tokenbus_contracts import LogprobBatch
-from tokenbus_services.delivery.ack_tracker import Hold
+from tokenbus_services.delivery.ack_tracker import PendingAck
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class Step:
     """All of the step's rows, in the order in which they came: who hands rows to requests needs no other."""
     draft_rows: LogprobBatch | None
     """What the draft model proposed for them, its rows a selection of theirs, in some order."""
-    hold: Hold = field(repr=False)
+    pending_ack: PendingAck = field(repr=False)
     first_arrival: float = 0.0
     """When its first part arrived, by the processor's clock."""
     is_whole: bool = True
@@ -30,7 +30,7 @@ class Step:
     @property
     def sequence(self) -> int:
         """The last sequence that belongs to it."""
-        return self.hold.last_sequence
+        return self.pending_ack.last_sequence
 
     @property
     def target(self) -> LogprobBatch:

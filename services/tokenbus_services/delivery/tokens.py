@@ -143,7 +143,7 @@ class RequestTokens:
         """Take the next row; None if it has no token that was not taken before."""
         step, place = self.waiting.popleft()
         row = step.rows.row(place)
-        step.hold.release()
+        step.pending_ack.release()
         count = row.token_ids.size
         skip = min(max(self.position - row.position, 0), count)
         if skip == count:

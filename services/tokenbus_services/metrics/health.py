@@ -35,7 +35,7 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
         "is_draining": processor.workers.is_draining,
         "workers": len(processor.workers.by_id),
         "clients": len(processor.clients.sessions),
-        "open_requests": len(processor.book.table),
+        "open_requests": len(processor.registry.table),
     }
     return Health(tuple(problems), facts)
 

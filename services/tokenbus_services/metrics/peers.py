@@ -23,18 +23,18 @@ def _clients(view: ProcessorView) -> Samples:
 
 
 def _assigned(view: ProcessorView) -> Samples:
-    table = view.processor.book.table
+    table = view.processor.registry.table
     for worker in view.workers:
         hello, stream = worker.stream.hello, worker.source.stream
         role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
         state = "away" if worker.peer is None else "connected"
-        requests = int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.heir == stream))
+        requests = int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
         yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), requests
 
 
 def _refused(view: ProcessorView) -> Samples:
-    for side, desk in (("worker", view.processor.workers), ("client", view.processor.clients)):
-        for reason, refused in desk.refusals.copy().items():
+    for side, connections in (("worker", view.processor.workers), ("client", view.processor.clients)):
+        for reason, refused in connections.refusals.copy().items():
             yield (side, reason), refused
 
 

@@ -15,7 +15,7 @@ _STATES = {
 
 
 def _by_state(view: ProcessorView) -> Samples:
-    counted = np.bincount(view.processor.book.table.state, minlength=max(_STATES.values()) + 1)
+    counted = np.bincount(view.processor.registry.table.state, minlength=max(_STATES.values()) + 1)
     return (((name,), int(counted[state])) for name, state in _STATES.items())
 
 
@@ -24,7 +24,7 @@ def _each(counts: dict[str, int]) -> Samples:
 
 
 def _settled(view: ProcessorView) -> Samples:
-    counts = view.processor.book.router.counts
+    counts = view.processor.registry.router.counts
     names = ("delivered", "repeated", "late", "unknown", "early", "foreign")
     return (((name,), getattr(counts, name)) for name in names)
 
@@ -37,9 +37,9 @@ def _refused_by_side(view: ProcessorView) -> Samples:
     yield ("transport",), processor.refused_connections
 
 
-def _letters(view: ProcessorView) -> Samples:
-    yield ("kept",), view.processor.letters.kept
-    yield ("dropped",), view.processor.letters.dropped
+def _dead_letters(view: ProcessorView) -> Samples:
+    yield ("kept",), view.processor.dead_letters.kept
+    yield ("dropped",), view.processor.dead_letters.dropped
 
 
 REQUESTS: tuple[Family[ProcessorView], ...] = (
@@ -56,7 +56,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_peak_open_requests",
         "The most requests that were open at once, since the start.",
         "Near processor.max_requests: new ones are about to be refused; add processors, or raise the bound.",
-        lambda view: one(view.processor.book.table.peak),
+        lambda view: one(view.processor.registry.table.peak),
     ),
     Family(
         Kind.GAUGE,
@@ -70,21 +70,21 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_opened_requests_total",
         "Requests that began here.",
         "High: that is load.",
-        lambda view: one(view.processor.book.counts.opened),
+        lambda view: one(view.processor.registry.counts.opened),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_finished_requests_total",
         "Requests that had their last token.",
         "Falls behind opened_requests_total: requests end with errors, or pile up.",
-        lambda view: one(view.processor.book.counts.finished),
+        lambda view: one(view.processor.registry.counts.finished),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_failed_requests_total",
         "Requests that ended with an error, by its code.",
         "Moves: the code says what was lost: gap and worker_lost point at workers, slow_client at who reads.",
-        lambda view: _each(view.processor.book.counts.failed),
+        lambda view: _each(view.processor.registry.counts.failed),
         ("code",),
         'sum by (code) (increase(tokenbus_failed_requests_total{code!="aborted"}[5m])) > 0',
     ),
@@ -102,7 +102,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_unclaimed_requests_total",
         "Requests that workers had and that nobody asked for in time; what came of them was dropped.",
         "Moves: clients die before their requests end, or cannot reach this processor.",
-        lambda view: one(view.processor.book.counts.unclaimed),
+        lambda view: one(view.processor.registry.counts.unclaimed),
     ),
     Family(
         Kind.COUNTER,
@@ -117,7 +117,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_refused_messages_total",
         "Messages that break the contract, by the rule they break.",
         "Moves: `tokenbus check` on the dead letters says which field of which message.",
-        lambda view: _each(view.processor.letters.by_rule),
+        lambda view: _each(view.processor.dead_letters.by_rule),
         ("rule",),
         "sum by (rule) (increase(tokenbus_refused_messages_total[5m])) > 0",
     ),
@@ -134,7 +134,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_dead_letters_total",
         "Refused messages that were kept for people to look at, and those that were only counted.",
         "dropped moves: more come than dead_letters.per_second, one is too large, or the disk is full.",
-        _letters,
+        _dead_letters,
         ("outcome",),
         'increase(tokenbus_dead_letters_total{outcome="dropped"}[5m]) > 0',
     ),

@@ -86,7 +86,7 @@ STREAMS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_stream_hold_items",
         "Items of a worker that wait for consumers, so that the worker must keep them.",
         "High: a client confirms late or an iterator is slow; at processor.hold_items who holds the oldest ends.",
-        lambda view: view.each_worker(lambda worker: len(worker.stream.holds)),
+        lambda view: view.each_worker(lambda worker: len(worker.stream.acks)),
         _WORKER,
     ),
     Family(
@@ -94,7 +94,7 @@ STREAMS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_stream_hold_bytes",
         "Payload bytes of a worker that wait for consumers.",
         "High: as stream_hold_items.",
-        lambda view: view.each_worker(lambda worker: worker.stream.holds.bytes),
+        lambda view: view.each_worker(lambda worker: worker.stream.acks.bytes),
         _WORKER,
     ),
     Family(
@@ -102,7 +102,7 @@ STREAMS: tuple[Family[ProcessorView], ...] = (
         "tokenbus_stream_peak_hold_items",
         "The most items of a worker that waited for consumers at once, since it came.",
         "Near processor.hold_items: the next slow consumer ends requests; find it, or raise the bound.",
-        lambda view: view.each_worker(lambda worker: worker.stream.holds.peak),
+        lambda view: view.each_worker(lambda worker: worker.stream.acks.peak),
         _WORKER,
     ),
     Family(

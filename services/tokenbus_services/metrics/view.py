@@ -60,7 +60,7 @@ class ProcessorView:
     @cached_property
     def buffered(self) -> list[int]:
         """How many rows wait for each request that is iterated over here."""
-        contexts = self.processor.book.table.contexts.copy()
+        contexts = self.processor.registry.table.contexts.copy()
         return [len(context) for context in contexts if isinstance(context, RequestTokens)]
 
     @property
@@ -72,14 +72,14 @@ class ProcessorView:
     def fill(self) -> Samples:
         """Return how full each bounded thing is: of several, the fullest."""
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
-        holds = [worker.stream.holds for worker in self.workers]
+        acks = [worker.stream.acks for worker in self.workers]
         send_queues = [session.send_queue for session in self.sessions]
-        yield ("requests",), len(self.processor.book.table) / settings.max_requests
+        yield ("requests",), len(self.processor.registry.table) / settings.max_requests
         yield ("workers",), len(self.workers) / settings.max_workers
         yield ("clients",), len(self.sessions) / clients.max_clients
         yield ("open_steps",), _most(worker.assembler.open_steps for worker in self.workers) / settings.max_open_steps
-        yield ("hold_items",), _most(map(len, holds)) / settings.hold_items
-        yield ("hold_bytes",), _most(hold.bytes for hold in holds) / settings.hold_bytes
+        yield ("hold_items",), _most(map(len, acks)) / settings.hold_items
+        yield ("hold_bytes",), _most(pending_ack.bytes for pending_ack in acks) / settings.hold_bytes
         yield ("buffer_rows",), _most(self.buffered) / settings.request_buffer_rows
         yield ("send_queue_frames",), _most(map(len, send_queues)) / clients.send_queue_frames
         yield ("send_queue_bytes",), _most(send_queue.bytes for send_queue in send_queues) / clients.send_queue_bytes
@@ -89,8 +89,8 @@ class ProcessorView:
         """Return how full each of those was at most, as far as that is known."""
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
         send_queues = [session.send_queue for session in self.sessions]
-        yield ("requests",), self.processor.book.table.peak / settings.max_requests
-        yield ("hold_items",), _most(worker.stream.holds.peak for worker in self.workers) / settings.hold_items
+        yield ("requests",), self.processor.registry.table.peak / settings.max_requests
+        yield ("hold_items",), _most(worker.stream.acks.peak for worker in self.workers) / settings.hold_items
         yield ("send_queue_frames",), _most(send_queue.peak for send_queue in send_queues) / clients.send_queue_frames
         yield (
             ("send_queue_bytes",),

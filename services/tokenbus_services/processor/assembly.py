@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
-from tokenbus_services.delivery.ack_tracker import Hold
+from tokenbus_services.delivery.ack_tracker import PendingAck
 from tokenbus_services.delivery.step import Step
 from tokenbus_services.processor.stream import Fate
 from tokenbus_services.settings import ProcessorSettings
@@ -44,7 +44,7 @@ class _Open:
 
     number: int
     opened_at: float
-    hold: Hold = field(default_factory=Hold)
+    pending_ack: PendingAck = field(default_factory=PendingAck)
     target: _Parts = field(default_factory=_Parts)
     draft: _Parts = field(default_factory=_Parts)
     wants_draft: bool = False
@@ -79,7 +79,7 @@ class Assembler:
         """How many steps wait for something."""
         return len(self._open)
 
-    def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, Hold]:
+    def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
         """Take a batch; return what became of it, and the hold that its item belongs to.
 
         A ContractError says what in it contradicts the step's other parts; then nothing of it was taken.
@@ -100,7 +100,7 @@ class Assembler:
         kind.count = header.part_count
         kind.rows += batch.row_count
         step.wants_draft |= header.draft_follows or header.kind is BatchKind.DRAFT
-        return Fate.TAKEN, step.hold
+        return Fate.TAKEN, step.pending_ack
 
     def _late(self, batch: LogprobBatch) -> Fate:
         """Compare a batch of a step that was let out with what was let out, if that is still known."""
@@ -148,9 +148,9 @@ class Assembler:
             or now - max(step.opened_at, self._renewed_at) >= self._settings.step_timeout_ms / 1000
         )
 
-    def keeps(self, hold: Hold) -> bool:
+    def keeps(self, pending_ack: PendingAck) -> bool:
         """Tell whether a hold is that of an open step: then no consumer can let go of it, only the worker help."""
-        return any(step.hold is hold for step in self._open.values())
+        return any(step.pending_ack is pending_ack for step in self._open.values())
 
     def renew(self, now: float) -> None:
         """Give the steps that are open all of their time again: until now, nothing could come."""
@@ -186,17 +186,17 @@ class Assembler:
             step.number,
             target,
             draft,
-            step.hold,
+            step.pending_ack,
             step.opened_at,
             step.target.is_whole,
             self._is_explained(step),
         )
 
 
-def _nobodys() -> Hold:
-    hold = Hold()
-    hold.release()
-    return hold
+def _nobodys() -> PendingAck:
+    pending_ack = PendingAck()
+    pending_ack.release()
+    return pending_ack
 
 
 def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:
@@ -230,12 +230,12 @@ def _unpaired(target: LogprobBatch, draft: LogprobBatch) -> ContractError | None
     """Say which row of a draft is no row of its target: they are paired by step and row, never by order."""
     order = np.argsort(target.request_keys, kind="stable")
     found = np.searchsorted(target.request_keys, draft.request_keys, sorter=order)
-    strangers = np.flatnonzero(found == order.size)
+    unknown = np.flatnonzero(found == order.size)
     places = order[np.minimum(found, order.size - 1)] if order.size else found
-    if not strangers.size and order.size:
-        strangers = np.flatnonzero(target.request_keys[places] != draft.request_keys)
-    if strangers.size:
-        key = int(draft.request_keys[strangers[0]])
+    if not unknown.size and order.size:
+        unknown = np.flatnonzero(target.request_keys[places] != draft.request_keys)
+    if unknown.size:
+        key = int(draft.request_keys[unknown[0]])
         return ContractError("request_keys", "requests that the step's target has", f"{key:016x}")
     for column in ("batch_indices", "positions"):
         mine, theirs = getattr(draft, column), getattr(target, column)[places]

@@ -52,7 +52,7 @@ class Buffers:
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all."""
         places = range(slots.size) if rows is None else rows.tolist()
-        step.hold.keep(slots.size)
+        step.pending_ack.keep(slots.size)
         buffers = map(self._rows.__getitem__, slots.tolist())
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
         deque(map(deque.append, buffers, zip(repeat(step), places, strict=False)), maxlen=0)
@@ -89,4 +89,4 @@ class Buffers:
         """Let go of the rows that nobody will take."""
         self._hungry.discard(tokens)
         for step, _ in tokens.give_up():
-            step.hold.release()
+            step.pending_ack.release()

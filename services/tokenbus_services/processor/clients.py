@@ -25,7 +25,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 )
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Identity, Outcome, Role
-from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery import PendingAck
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.client_errors import closing_error, error_of, refusal_of
 from tokenbus_services.processor.dead_letters import DeadLetters
@@ -33,7 +33,7 @@ from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.peers import Peers
 from tokenbus_services.processor.requests import NO_OWNER, Request
 from tokenbus_services.processor.resumes import Resumes, has_last_row
-from tokenbus_services.processor.send_queue import Budget, SendQueue, admitted_letter, error_letter, reached_in
+from tokenbus_services.processor.send_queue import Budget, SendQueue, admitted_frame, error_frame, reached_in
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.unknown_peers import UnknownPeers
 from tokenbus_services.processor.watchers import Watchers
@@ -54,27 +54,27 @@ class ClientConnections:
         self,
         settings: Settings,
         dispatch: Dispatch,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         peers: Peers,
         now: Callable[[], float],
     ) -> None:
         """Take what hands new requests to workers, where refused frames go, the transport's peers, and the time."""
         self._settings = settings
         self._now = now
-        self._book = dispatch.book
+        self._registry = dispatch.registry
         self._dispatch = dispatch
-        self._letters = letters
+        self._dead_letters = dead_letters
         self.watchers = Watchers(dispatch.workers)
         self._peers = peers
         self._by_peer: dict[bytes, Session] = {}
         self._routes = count(_FIRST_ROUTE)
         self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
-        self._strangers = UnknownPeers(self._interval)
+        self._unknown_peers = UnknownPeers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._budget = Budget(settings.clients.buffer_bytes)
         self.sessions: dict[int, Session] = {}
-        self.resumes = Resumes(self._book, self.sessions, self._is_alive)
+        self.resumes = Resumes(self._registry, self.sessions, self._is_alive)
         self.is_draining = False
         self.refused = 0
         self.refusals: Counter[str] = Counter()
@@ -95,12 +95,12 @@ class ClientConnections:
         except ContractError as error:
             self.refused += 1
             name = session.name if session is not None else "unknown peer"
-            self._letters.keep(parts[-1] if parts else b"", error, name)
+            self._dead_letters.keep(parts[-1] if parts else b"", error, name)
             self._repeated_log.begin(("frame", name), _log.warning, "frame refused", reason=str(error), client=name)
             if session is None:
                 self._tell_refused(peer, protocol_error(error))
             else:
-                session.put(error_letter(refusal_of(parts, error)))
+                session.put(error_frame(refusal_of(parts, error)))
 
     def _take(self, peer: bytes, session: Session | None, parts: list[bytes], now: float) -> None:
         if len(parts) != 1:
@@ -121,15 +121,15 @@ class ClientConnections:
                 self._generate(session, frame.generate)
             case "abort":
                 if frame.abort.request_key in session.requests:
-                    self._book.abort(frame.abort.request_key)
+                    self._registry.abort(frame.abort.request_key)
             case "resume":
                 _check_role(session.may_ask, Role.CLIENT)
                 self.resumes.add(session, frame.resume)
             case "confirm":
-                if not session.send_queue.confirm(frame.confirm.through_number):
+                if not session.send_queue.ack(frame.confirm.through_number):
                     number = frame.confirm.through_number
                     raise ContractError("confirm.through_number", "a number that was sent", number)
-                self._send_letters(session)
+                self._send_frames(session)
             case "watch":
                 _check_role(session.may_watch, Role.OBSERVER)
                 self.watchers.add(session, frame.watch.worker_id)
@@ -143,7 +143,7 @@ class ClientConnections:
         key = generate.request_key
         if key in session.requests:  # asked again, because the connection broke before the answer came
             return
-        ended, known = self._book.table.ended(key), self._book.table.get(key)
+        ended, known = self._registry.table.ended(key), self._registry.table.get(key)
         if ended is not None and has_last_row(session, ended):
             return  # the same, and it has ended since: all of it is on its way
         if known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner):
@@ -162,7 +162,7 @@ class ClientConnections:
         if error is None:
             session.requests.add(key)
         else:
-            session.put(error_letter(error))
+            session.put(error_frame(error))
 
     # The handshake.
 
@@ -191,7 +191,7 @@ class ClientConnections:
         session.last_heard = now
         session.next_heartbeat = now + self._interval
         self._by_peer[peer] = session
-        self._strangers.forget(peer)
+        self._unknown_peers.forget(peer)
         self._peers.admit(peer)
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(
@@ -203,7 +203,7 @@ class ClientConnections:
         )
         self._send(session, ServerFrame(welcome=welcome))
         _log.info("client connected", client=session.name, resumed=resumed)
-        self._send_letters(session)
+        self._send_frames(session)
 
     def _check_same_life(self, session: Session, peer: bytes, hello: ClientHello, owner: int) -> None:
         """Refuse a hello that takes a session over without being the life that has it."""
@@ -246,17 +246,17 @@ class ClientConnections:
             hello.proof,
             next(self._routes),
             SendQueue(clients.send_queue_frames, clients.send_queue_bytes, self._budget),
-            self._book.table,
+            self._registry.table,
             self._settings.limits,
-            self._send_letters,
+            self._send_frames,
         )
         self.sessions[hello.session] = session
-        self._book.router.consumers[session.route] = session
+        self._registry.router.consumers[session.route] = session
         return session
 
     def _stranger(self, peer: bytes, now: float) -> None:
         """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
-        if self._strangers.is_to_be_told(peer, now):
+        if self._unknown_peers.is_to_be_told(peer, now):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
             self._peers.send(peer, [write_frame(ServerFrame(refusal=refusal))])
 
@@ -282,13 +282,13 @@ class ClientConnections:
         self._detach(session)
         self.sessions.pop(session.key, None)
         # Before its requests end: each would put another frame into a queue that is full already.
-        self._book.router.consumers.pop(session.route, None)
+        self._registry.router.consumers.pop(session.route, None)
         session.send_queue.discard()
         self.watchers.remove(session)
         for key in list(session.requests):
-            request = self._book.table.get(key)
-            if request is not None and self._book.table.route[request.slot] == session.route:
-                self._book.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
+            request = self._registry.table.get(key)
+            if request is not None and self._registry.table.route[request.slot] == session.route:
+                self._registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, f"client {session.name} is gone: {why}")
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
@@ -302,32 +302,32 @@ class ClientConnections:
             return
         reason = f"its client left {waiting} frames with {size} bytes waiting"
         for key in list(session.requests):
-            request = self._book.table.get(key)
+            request = self._registry.table.get(key)
             if request is not None:
-                self._book.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
+                self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
                 reached.pop(key, None)
         # Of those that had their last row, only what was dropped is known here any more.
         for key, tokens in reached.items():
             if session.key in self.sessions:  # else all that was put here was too much as well
-                session.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason, tokens)))
+                session.put(error_frame(error_of(key, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason, tokens)))
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
 
-    def evict(self, hold: Hold) -> None:
+    def evict(self, pending_ack: PendingAck) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first."""
-        queues = {id(queue) for queue in hold.holders}
+        queues = {id(queue) for queue in pending_ack.holders}
         slow = [session for session in self.sessions.values() if id(session.send_queue) in queues]
         for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)
 
     def all_lag(self, stream: int) -> bool:
         """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
-        table = self._book.table
-        consumers = map(self._book.router.consumers.get, set(table.route[table.owner == stream].tolist()))
+        table = self._registry.table
+        consumers = map(self._registry.router.consumers.get, set(table.route[table.owner == stream].tolist()))
         return not any(isinstance(each, Session) and each.keeps_up for each in consumers)
 
     # What goes out.
 
-    def _send_letters(self, session: Session) -> None:
+    def _send_frames(self, session: Session) -> None:
         if session.send_queue.is_over_full:
             self._end_slow(session)
         while self._budget.is_exceeded:
@@ -339,10 +339,10 @@ class ClientConnections:
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Tell a request's client that a worker took it."""
-        holder = self._book.consumer_of(request)
+        holder = self._registry.consumer_of(request)
         if isinstance(holder, Session):
             admitted.deadline_unix_ms = request.deadline_unix_ms
-            holder.put(admitted_letter(admitted))
+            holder.put(admitted_frame(admitted))
 
     def tick(self, now: float, *, all_are_back: bool) -> None:
         """Do what time alone demands: heartbeats, silent clients, clients that do not come back.
@@ -368,7 +368,7 @@ class ClientConnections:
         if session.peer is None and silent > self._timeout + patience:
             self._end(session, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
         elif session.peer is not None:
-            self._send_letters(session)
+            self._send_frames(session)
             if now >= session.next_heartbeat:
                 self._send_heartbeat(session, now)
 
@@ -385,7 +385,7 @@ class ClientConnections:
     def close(self, reason: GoodbyeReason, message: str) -> None:
         """Say goodbye to every client."""
         for session in self.sessions.values():
-            self._send_letters(session)
+            self._send_frames(session)
             self._send(session, ServerFrame(goodbye=Goodbye(reason=reason, message=message)))
         self._repeated_log.close()
 

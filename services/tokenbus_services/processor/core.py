@@ -1,6 +1,6 @@
 """Core: the parts of a processor, wired together, without sockets, event loop and clock."""
 
-from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery import PendingAck
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.clients import ClientConnections
 from tokenbus_services.processor.dead_letters import DeadLetters
@@ -24,15 +24,15 @@ class Core:
         self._failed_ticks = 0
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._back_at = clock.now() + self._timeout
-        self.letters = DeadLetters(settings.dead_letters)
-        self.book = RequestRegistry(settings.processor, clock)
-        self.intake = Intake(settings, self.book, self.letters, clock.now)
-        self.workers = WorkerConnections(settings, self.intake, self.letters, workers)
-        self.dispatch = Dispatch(settings, self.book, self.workers)
-        self.clients = ClientConnections(settings, self.dispatch, self.letters, clients, clock.now)
-        self.book.abort_at_worker = self.workers.abort
-        self.book.workers = self.workers.by_stream
-        self.book.on_vouched = self.clients.resumes.settle_owner
+        self.dead_letters = DeadLetters(settings.dead_letters)
+        self.registry = RequestRegistry(settings.processor, clock)
+        self.intake = Intake(settings, self.registry, self.dead_letters, clock.now)
+        self.workers = WorkerConnections(settings, self.intake, self.dead_letters, workers)
+        self.dispatch = Dispatch(settings, self.registry, self.workers)
+        self.clients = ClientConnections(settings, self.dispatch, self.dead_letters, clients, clock.now)
+        self.registry.abort_at_worker = self.workers.abort
+        self.registry.workers = self.workers.by_stream
+        self.registry.on_vouched = self.clients.resumes.settle_owner
         self.intake.on_admitted = self.clients.admitted
         self.intake.on_stream = self._on_stream
         self.intake.on_item = self.clients.watchers.show_item
@@ -43,7 +43,7 @@ class Core:
     @property
     def failed_ticks(self) -> int:
         """How often looking at something failed."""
-        return self._failed_ticks + self.book.failed_ticks + self.workers.failed_ticks + self.clients.failed_ticks
+        return self._failed_ticks + self.registry.failed_ticks + self.workers.failed_ticks + self.clients.failed_ticks
 
     def begin(self, now: float) -> None:
         """Learn that messages may come from now on."""
@@ -69,16 +69,16 @@ class Core:
         self.clients.tick(now, all_are_back=now >= self._back_at and self.workers.are_caught_up)
 
     def _expire(self, _now: float) -> None:
-        self.book.expire()
+        self.registry.expire()
 
     def _on_stream(self, worker: Worker) -> None:
         """Learn that a worker is there, or there again."""
         self.clients.watchers.show_stream(worker)
         self.dispatch.hand_out_waiting()
 
-    def _evict(self, hold: Hold, through: int) -> None:
+    def _evict(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests of those that hold a stream back the longest."""
-        held_here = hold.count > len(hold.holders)
-        self.clients.evict(hold)
+        held_here = pending_ack.count > len(pending_ack.holders)
+        self.clients.evict(pending_ack)
         if held_here:
-            self.book.evict_slowest(hold, through)
+            self.registry.evict_slowest(pending_ack, through)

@@ -20,11 +20,11 @@ _RETRY_MS = 1000
 class Dispatch:
     """Hands each new request to the worker with the fewest, among those that take it."""
 
-    def __init__(self, settings: Settings, book: RequestRegistry, desk: WorkerConnections) -> None:
+    def __init__(self, settings: Settings, registry: RequestRegistry, connections: WorkerConnections) -> None:
         """Take the book of requests and the desk of workers."""
         self._settings = settings
-        self.book = book
-        self._desk = desk
+        self.registry = registry
+        self._workers = connections
         self._waiting: list[Request] = []
         self._waits_until = -inf
         self._limiter = 0
@@ -45,7 +45,7 @@ class Dispatch:
 
     def workers(self) -> Iterable[Worker]:
         """Return the workers that are known."""
-        return self._desk.by_id.values()
+        return self._workers.by_id.values()
 
     def submit(
         self,
@@ -74,22 +74,24 @@ class Dispatch:
             has_room = len(self._waiting) < self._settings.processor.max_requests
             if not (may_wait and has_room and self._waits_until > -inf):
                 return self._no_worker(generate)
-            self._waiting.append(self.book.submit(generate, NO_STREAM, route, owner))
+            self._waiting.append(self.registry.submit(generate, NO_STREAM, route, owner))
             return None
-        request = self.book.submit(generate, worker.source.stream, route, owner)
+        request = self.registry.submit(generate, worker.source.stream, route, owner)
         prepare(request)
         self._hand_out(request, worker)
         return None
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
         """Tell a worker of its request; one that hands it off is told to whom."""
-        heir = self._least_busy(self._heirs(worker))
+        handoff_target = self._least_busy(self._handoff_targets(worker))
         self._limiter += 1
         worker.last_turn = self._limiter
-        if heir is not None:
-            heir.last_turn = self._limiter
-        hello = Hello() if heir is None else heir.stream.hello
-        self.book.table.heir[request.slot] = NO_STREAM if heir is None else heir.source.stream
+        if handoff_target is not None:
+            handoff_target.last_turn = self._limiter
+        hello = Hello() if handoff_target is None else handoff_target.stream.hello
+        self.registry.table.handoff_target[request.slot] = (
+            NO_STREAM if handoff_target is None else handoff_target.source.stream
+        )
         generate = request.generate
         if generate is None:
             return
@@ -97,7 +99,7 @@ class Dispatch:
         generate.handoff_ticket = hello.handoff_ticket
         generate.handoff_server_key = hello.handoff_server_key
         # A worker that cannot be reached just now gets it after its next hello, because the request is in the book.
-        self._desk.generate(worker, generate)
+        self._workers.generate(worker, generate)
 
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
@@ -112,7 +114,7 @@ class Dispatch:
                 full.add(model)
                 self._waiting.append(request)
                 continue
-            self.book.hand_to(request, worker.source.stream)
+            self.registry.hand_to(request, worker.source.stream)
             self._hand_out(request, worker)
 
     def tick(self, now: float) -> None:
@@ -125,22 +127,22 @@ class Dispatch:
         for request in waiting:
             if self._is_waiting(request) and request.generate is not None:
                 error = self._no_worker(request.generate)
-                self.book.fail(request, error.code, error.message)
+                self.registry.fail(request, error.code, error.message)
 
     def _is_waiting(self, request: Request) -> bool:
-        is_open = self.book.table.get(request.key) is request
-        return is_open and bool(self.book.table.owner[request.slot] == NO_STREAM)
+        is_open = self.registry.table.get(request.key) is request
+        return is_open and bool(self.registry.table.owner[request.slot] == NO_STREAM)
 
     def resend(self, worker: Worker, request: Request) -> None:
         """Hand a request to its worker again, which never got it."""
         if request.generate is not None:
-            self._desk.generate(worker, request.generate)
+            self._workers.generate(worker, request.generate)
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
-        key, table = generate.request_key, self.book.table
-        if self.book.table.get(key) is not None:
+        key, table = generate.request_key, self.registry.table
+        if self.registry.table.get(key) is not None:
             return _error(key, ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request")
-        if table.is_full and not self.book.make_room():
+        if table.is_full and not self.registry.make_room():
             message = f"open requests: at most {self._settings.processor.max_requests}"
             return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, message, _RETRY_MS)
         if owner != NO_OWNER and not table.has_room_for(("client", owner)):
@@ -159,7 +161,7 @@ class Dispatch:
         return self._least_busy(
             worker
             for worker in self._candidates(generate)
-            if not (heirs := self._heirs(worker)) or self._least_busy(heirs) is not None
+            if not (targets := self._handoff_targets(worker)) or self._least_busy(targets) is not None
         )
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -172,7 +174,7 @@ class Dispatch:
                 chosen, least = worker, has
         return chosen
 
-    def _heirs(self, worker: Worker) -> list[Worker]:
+    def _handoff_targets(self, worker: Worker) -> list[Worker]:
         """Return the decode workers that a prefill worker may hand requests off to, busy or not.
 
         One that is not to be sent any gets what it goes on with in a way of its own.
@@ -181,7 +183,7 @@ class Dispatch:
             return []
         return [
             other
-            for other in self._desk.by_id.values()
+            for other in self._workers.by_id.values()
             if other.source.takes_over
             and other.stream.hello.handoff_address
             and not other.stream.hello.tp_rank
@@ -192,7 +194,7 @@ class Dispatch:
         """Return the workers that serve what a request asks for, busy or not."""
         return [
             worker
-            for worker in self._desk.by_id.values()
+            for worker in self._workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
@@ -207,8 +209,8 @@ class Dispatch:
         return _error(key, ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}", _RETRY_MS)
 
     def _open_requests(self, worker: Worker) -> int:
-        table, stream = self.book.table, worker.source.stream
-        return int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.heir == stream))
+        table, stream = self.registry.table, worker.source.stream
+        return int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
 
 
 def _error(key: int, code: ErrorCode, message: str, retry_after_ms: int = 0) -> RequestError:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
-from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.request_registry import RequestRegistry
@@ -22,15 +22,15 @@ class Intake:
     """What stands between the workers' streams and the requests."""
 
     def __init__(
-        self, settings: Settings, book: RequestRegistry, letters: DeadLetters, now: Callable[[], float]
+        self, settings: Settings, registry: RequestRegistry, dead_letters: DeadLetters, now: Callable[[], float]
     ) -> None:
         """Take the book of requests, and where what is refused goes."""
         self._settings = settings
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._now = now
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
-        self.book = book
+        self.registry = registry
         self.feed: StepQueue | None = None
         self.steps = 0
         self.duplicates = 0
@@ -41,7 +41,7 @@ class Intake:
         self.on_stream: Callable[[Worker], None] = lambda _worker: None
         self.on_admitted: Callable[[Request, Admitted], None] = lambda _request, _admitted: None
         self.on_step: Callable[[Step], None] = lambda _step: None
-        self.evict: Callable[[Hold, int], None] = lambda _hold, _through: None
+        self.evict: Callable[[PendingAck, int], None] = lambda _pending_ack, _through: None
         self.all_clients_lag: Callable[[Worker], bool] = lambda _worker: True
         self.resend: Callable[[Worker, Request], None] = lambda _worker, _request: None
 
@@ -50,7 +50,7 @@ class Intake:
         stream = worker.stream
         for entry in stream.in_order():
             if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
-                self._call_roll(worker)  # what follows is younger than what the worker said of itself
+                self._reconcile(worker)  # what follows is younger than what the worker said of itself
             if isinstance(entry, Lost):
                 self._lost(worker, entry)
             else:
@@ -59,7 +59,7 @@ class Intake:
             self._step(worker, step, now)
         is_all_here = worker.reconcile is not None and stream.expected > worker.reconcile[0]
         if is_all_here and not worker.assembler.open_steps:  # a request's last row may wait for what was drafted
-            self._call_roll(worker)
+            self._reconcile(worker)
         self._watch_holds(worker, now)
 
     def close(self, worker: Worker) -> None:
@@ -77,41 +77,41 @@ class Intake:
         """
         if self.feed is not None and self.feed.is_full:
             return True
-        if self._settings.processor.slow_consumer == "wait" and self.book.buffers.is_over_full:
+        if self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full:
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
-        oldest = worker.stream.holds.oldest
+        oldest = worker.stream.acks.oldest
         if oldest is None or self._share_held(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
             return False
         is_held_here = oldest.count > len(oldest.holders)
-        if is_held_here and (self.book.has_iterators or self._now() < worker.met_at + self._grace):
+        if is_held_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
             return True
         return self.all_clients_lag(worker)
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
         self.on_item(worker, entry)
-        hold = Hold()
+        pending_ack = PendingAck()
         if isinstance(entry.contents, LogprobBatch):
-            hold = self._batch(worker, entry, entry.contents, now)
+            pending_ack = self._batch(worker, entry, entry.contents, now)
         else:
             if isinstance(entry.contents, RequestEvent):
                 self._event(worker, entry.contents)
-            hold.release()
-        worker.stream.holds.add(entry.sequence, hold, len(entry.payload))
+            pending_ack.release()
+        worker.stream.acks.add(entry.sequence, pending_ack, len(entry.payload))
 
-    def _batch(self, worker: Worker, entry: Arrived, batch: LogprobBatch, now: float) -> Hold:
+    def _batch(self, worker: Worker, entry: Arrived, batch: LogprobBatch, now: float) -> PendingAck:
         try:
-            fate, hold = worker.assembler.add(batch, now)
+            fate, pending_ack = worker.assembler.add(batch, now)
         except ContractError as error:
             self.refused += 1
-            self._letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
+            self._dead_letters.keep(entry.payload, error, worker.stream.name, entry.sequence)
             if batch.header.step > worker.assembler.last_released:  # else its rows have had their tokens without it
                 reason = f"item {entry.sequence} was refused: {error}"
                 worker.assembler.lose(batch.row_count)
                 self._fail(worker, _keys(batch), reason)
-            hold = Hold()
-            hold.release()
-            return hold
+            pending_ack = PendingAck()
+            pending_ack.release()
+            return pending_ack
         if fate is Fate.DUPLICATE:
             self.duplicates += 1
             worker.stream.counts.repeated_parts += 1
@@ -119,15 +119,15 @@ class Intake:
             self.divergences += 1
             worker.stream.counts.divergent_parts += 1
             differs = ContractError("payload", "what came first for the same part of the step", "something else")
-            self._letters.keep(entry.payload, differs, worker.stream.name, entry.sequence)
-        return hold
+            self._dead_letters.keep(entry.payload, differs, worker.stream.name, entry.sequence)
+        return pending_ack
 
     def _event(self, worker: Worker, event: RequestEvent) -> None:
         match event.WhichOneof("event"):
             case "admitted":
                 request = self._own(worker, event.admitted.request_key)
                 if request is None and worker.source.takes_over:
-                    self.book.take_over(event.admitted.request_key, worker.source)
+                    self.registry.take_over(event.admitted.request_key, worker.source)
                 elif request is not None:
                     request.generate = None
                     request.prompt_tokens = event.admitted.prompt_tokens
@@ -135,14 +135,14 @@ class Intake:
             case "error":
                 key = event.error.request_key
                 request = self._own(worker, key)
-                if request is None and (request := self.book.between(key, worker.source.stream)) is not None:
-                    self.book.fail(request, event.error.code, event.error.message)
+                if request is None and (request := self.registry.between(key, worker.source.stream)) is not None:
+                    self.registry.fail(request, event.error.code, event.error.message)
                 elif request is not None:
-                    self.book.fail(request, event.error.code, event.error.message, tell_worker=False)
+                    self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
     def _own(self, worker: Worker, key: int) -> Request | None:
-        request = self.book.table.get(key)
-        if request is None or self.book.table.owner[request.slot] != worker.source.stream:
+        request = self.registry.table.get(key)
+        if request is None or self.registry.table.owner[request.slot] != worker.source.stream:
             return None
         return request
 
@@ -151,11 +151,11 @@ class Intake:
             worker.assembler.unpaired = None
             self.refused += 1
             draft, error = unpaired
-            self._letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
+            self._dead_letters.keep(encode(draft, Limits.schema()), error, worker.stream.name, step.sequence)
         whole = step.rows
         self.steps += 1
         try:
-            self.book.router.route(step, worker.source, now)
+            self.registry.router.route(step, worker.source, now)
         except Exception:  # noqa: BLE001 - a defect of ours: it ends what it touched, not the stream, nor the process
             self.defects += 1
             stream = worker.stream
@@ -168,10 +168,10 @@ class Intake:
         if self.feed is not None:
             self.feed.put(step)
         self.on_step(step)
-        step.hold.release()
+        step.pending_ack.release()
 
     def _lost(self, worker: Worker, lost: Lost) -> None:
-        worker.stream.holds.skip(lost.last_sequence)
+        worker.stream.acks.skip(lost.last_sequence)
         which = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
         reason = f"{which} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"
         if lost.keys:
@@ -186,25 +186,25 @@ class Intake:
         for key in keys:
             request = self._own(worker, key)
             if request is not None:
-                self.book.fail(request, code, reason)
+                self.registry.fail(request, code, reason)
 
     def _fail_others(self, worker: Worker, spared: frozenset[int], reason: str) -> None:
-        for request in self.book.table.of_stream(worker.source.stream):
+        for request in self.registry.table.of_stream(worker.source.stream):
             if request.key not in spared:
-                self.book.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
+                self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
 
-    def _call_roll(self, worker: Worker) -> None:
+    def _reconcile(self, worker: Worker) -> None:
         """End the requests that the worker should have and has not: it never got them, or lost them."""
         _, keys = worker.reconcile or (0, frozenset())
         worker.reconcile = None
-        for request in self.book.table.of_stream(worker.source.stream):
+        for request in self.registry.table.of_stream(worker.source.stream):
             if request.key in keys:
                 request.generate = None
             elif request.early:
                 continue  # it has had its last row, and that waits here
             elif request.generate is None:
                 why = f"worker {worker.stream.worker_id} does not have it any more"
-                self.book.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
+                self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
                 self.resend(worker, request)
 
@@ -212,12 +212,12 @@ class Intake:
 
     def _share_held(self, worker: Worker) -> float:
         """Return how much of what may wait for consumers does, from 0 to 1; above 1 it is too much."""
-        settings, holds = self._settings.processor, worker.stream.holds
-        return max(len(holds) / settings.hold_items, holds.bytes / settings.hold_bytes)
+        settings, acks = self._settings.processor, worker.stream.acks
+        return max(len(acks) / settings.hold_items, acks.bytes / settings.hold_bytes)
 
     def _watch_holds(self, worker: Worker, now: float) -> None:
-        worker.stream.holds.advance()
-        oldest, share = worker.stream.holds.oldest, self._share_held(worker)
+        worker.stream.acks.advance()
+        oldest, share = worker.stream.acks.oldest, self._share_held(worker)
         if oldest is None or share <= _SHARE_WITH_CREDIT:
             worker.held_back = None
             return
@@ -228,11 +228,11 @@ class Intake:
 
     def _evict_slowest(self, worker: Worker) -> None:
         """End the requests of those that hold the stream back, the furthest behind first, until enough is free."""
-        holds = worker.stream.holds
-        while (oldest := holds.oldest) is not None and not worker.assembler.keeps(oldest):
+        acks = worker.stream.acks
+        while (oldest := acks.oldest) is not None and not worker.assembler.keeps(oldest):
             has_remote_holders = bool(oldest.holders)
-            self.evict(oldest, holds.middle)
-            is_free = holds.advance() or not holds.oldest
+            self.evict(oldest, acks.middle)
+            is_free = acks.advance() or not acks.oldest
             if not (is_free and has_remote_holders) or self._share_held(worker) <= _SHARE_AFTER_EVICTION:
                 return
 

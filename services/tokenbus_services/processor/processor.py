@@ -42,7 +42,7 @@ class Processor:
         self.clock = clock or SystemClock()
         self._worker_peers, self._client_peers = ListenerPeers(), ListenerPeers()
         self._core = core = Core(self.settings, self.clock, self._worker_peers, self._client_peers)
-        self.letters, self.book, self.intake = core.letters, core.book, core.intake
+        self.dead_letters, self.registry, self.intake = core.dead_letters, core.registry, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self._transport = transport
         self._tasks: list[asyncio.Task[None]] = []
@@ -94,7 +94,7 @@ class Processor:
 
     def _has_work(self) -> bool:
         waiting = any(len(session.send_queue) and session.peer for session in self.clients.sessions.values())
-        return waiting or any(request.is_claimed for request in self.book.table.open_requests())
+        return waiting or any(request.is_claimed for request in self.registry.table.open_requests())
 
     async def _close(self) -> None:
         reason = GoodbyeReason.GOODBYE_REASON_RESTARTING
@@ -105,7 +105,7 @@ class Processor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.intake.feed is not None:
             self.intake.feed.close()
-        self.book.close("the processor was closed")
+        self.registry.close("the processor was closed")
         await self._close_listeners()
         _log.info("closed", processor=self.id)
 
@@ -198,7 +198,7 @@ class Processor:
         if self.intake.feed is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
         self.intake.feed = StepQueue(self.settings.processor.step_queue)
-        self.book.default_route = NOBODY
+        self.registry.default_route = NOBODY
         return self._steps(self.intake.feed)
 
     async def _steps(self, feed: StepQueue) -> AsyncGenerator[Step, None]:
@@ -208,14 +208,14 @@ class Processor:
         finally:
             feed.discard()
             self.intake.feed = None
-            self.book.default_route = BUFFERED
+            self.registry.default_route = BUFFERED
 
     def request(self, key: int, *, position: int = 0) -> RequestTokens:
         """Return an iterator over a request's tokens, from a position on, whoever asked for the request.
 
         It may be asked for before its worker is there, and waits some time for that.
         """
-        return self.book.tokens(key, position)
+        return self.registry.tokens(key, position)
 
     def generate(self, generate: Generate) -> RequestTokens:
         """Hand a new request to a worker, and return an iterator over its tokens.
@@ -225,16 +225,18 @@ class Processor:
         write_frame(ProcessorFrame(generate=generate))
         if self.clients.is_draining:
             raise RequestFailedError(closing_error(generate.request_key))
-        self.book.has_iterators = True
+        self.registry.has_iterators = True
         opened: list[RequestTokens] = []
-        error = self.dispatch.submit(generate, BUFFERED, lambda request: opened.append(self.book.buffers.open(request)))
+        error = self.dispatch.submit(
+            generate, BUFFERED, lambda request: opened.append(self.registry.buffers.open(request))
+        )
         if error is not None:
             raise RequestFailedError(error)
         return opened[0]
 
     def abort(self, key: int) -> None:
         """End a request; it is no error if it has ended, or was never known."""
-        self.book.abort(key)
+        self.registry.abort(key)
 
 
 def _named(settings: Settings) -> Settings:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
-from tokenbus_services.delivery import Hold, RequestTokens
+from tokenbus_services.delivery import PendingAck, RequestTokens
 from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.buffers import Buffers
@@ -223,7 +223,7 @@ class RequestRegistry:
             return request
         # Who has it has not let go yet, as far as came here: these are two streams.
         if owner != source.stream:
-            self.table.heir[request.slot] = source.stream
+            self.table.handoff_target[request.slot] = source.stream
             request.is_inherited = True
         return None
 
@@ -236,7 +236,7 @@ class RequestRegistry:
         """Let another stream go on with a request: the one that has it already, or one that does so in time."""
         request.handed_off_by = int(self.table.owner[request.slot])
         if request.is_inherited:
-            self._inherit(request, int(self.table.heir[request.slot]))
+            self._inherit(request, int(self.table.handoff_target[request.slot]))
             return
         self.table.state[request.slot] = State.HANDED_OFF
         self.table.owner[request.slot] = NO_STREAM
@@ -312,13 +312,13 @@ class RequestRegistry:
             if request is not None and self._settings.slow_consumer == "end":
                 self.end_slow(request)
 
-    def evict_slowest(self, hold: Hold, through: int) -> None:
+    def evict_slowest(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests whose rows wait here and hold a stream back the longest.
 
         Of those that no client asked for, all go at once that hold it back up to a sequence.
         """
         for request in self.table.open_requests():
-            if any(early.step.hold is hold for early in request.early):
+            if any(early.step.pending_ack is pending_ack for early in request.early):
                 self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
                 continue
             if self.table.route[request.slot] != BUFFERED:
@@ -327,9 +327,11 @@ class RequestRegistry:
             if step is None:
                 continue
             if not request.is_claimed:
-                if step.hold is hold or (step.hold.stream is hold.stream and step.hold.last_sequence <= through):
+                if step.pending_ack is pending_ack or (
+                    step.pending_ack.stream is pending_ack.stream and step.pending_ack.last_sequence <= through
+                ):
                     self._drop_unclaimed(request)
-            elif step.hold is not hold:
+            elif step.pending_ack is not pending_ack:
                 continue
             elif self._settings.slow_consumer == "end":
                 self.end_slow(request)
@@ -385,7 +387,7 @@ class RequestRegistry:
         The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
         that takes; only where one of them is gone its silence means anything.
         """
-        target = int(self.table.heir[request.slot])
+        target = int(self.table.handoff_target[request.slot])
         return request.handed_off_by in self.workers and target in self.workers
 
     def _fail_handed_off(self, request: Request) -> None:
@@ -413,13 +415,13 @@ class RequestRegistry:
         """End a request that ends at whoever else works on it: it may have changed hands without our knowing all."""
         others = {early.source.stream for early in request.early}
         if request.is_inherited:
-            others.add(int(self.table.heir[request.slot]))
+            others.add(int(self.table.handoff_target[request.slot]))
         for stream in sorted(others - {int(self.table.owner[request.slot])}):
             self.abort_at_worker(stream, request.key)
 
     def _let_go_of_early(self, request: Request) -> None:
         for early in request.early:
-            early.step.hold.release()
+            early.step.pending_ack.release()
         request.early = []
 
     def end_those_of(self, stream: int, name: str, why: str) -> int:
@@ -428,8 +430,8 @@ class RequestRegistry:
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
         heirless = 0
-        for request in self.table.of_heir(stream):
-            self.table.heir[request.slot] = NO_STREAM
+        for request in self.table.of_handoff_target(stream):
+            self.table.handoff_target[request.slot] = NO_STREAM
             if request.is_inherited or self.table.state[request.slot] == State.HANDED_OFF:
                 heirless += 1
                 lost = f"decode worker {name} is lost before it went on: {why}"
@@ -442,7 +444,7 @@ class RequestRegistry:
         if request is None:
             return None
         let_go = self.table.state[request.slot] == State.HANDED_OFF and request.handed_off_by == stream
-        has_it = request.is_inherited and self.table.heir[request.slot] == stream
+        has_it = request.is_inherited and self.table.handoff_target[request.slot] == stream
         return request if let_go or has_it else None
 
     def close(self, message: str) -> None:

@@ -122,7 +122,7 @@ class RequestTable:
         self.peak = 0
         self.next_position = np.zeros(64, np.int64)
         self.owner = np.full(64, NO_STREAM, np.int32)
-        self.heir = np.full(64, NO_STREAM, np.int32)
+        self.handoff_target = np.full(64, NO_STREAM, np.int32)
         """The stream that is to go on with each request when its owner lets go, where that is known."""
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
@@ -195,13 +195,17 @@ class RequestTable:
         """Return the open requests that a stream has."""
         return [self.at(slot) for slot in np.flatnonzero(self.owner == stream).tolist()]
 
-    def of_heir(self, stream: int) -> list[Request]:
+    def of_handoff_target(self, stream: int) -> list[Request]:
         """Return the open requests that a stream is to go on with."""
-        return [self.at(slot) for slot in np.flatnonzero(self.heir == stream).tolist()]
+        return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
 
     def give(self, request: Request, stream: int) -> None:
         """Let a stream have a request that another let go of."""
-        self.owner[request.slot], self.heir[request.slot], self.state[request.slot] = stream, NO_STREAM, State.OPEN
+        self.owner[request.slot], self.handoff_target[request.slot], self.state[request.slot] = (
+            stream,
+            NO_STREAM,
+            State.OPEN,
+        )
         request.handed_off_at = None
         request.is_inherited = False
 
@@ -236,7 +240,7 @@ class RequestTable:
         self._ended.pop(key, None)
         self.next_position[slot] = position
         self.owner[slot] = owner
-        self.heir[slot] = NO_STREAM
+        self.handoff_target[slot] = NO_STREAM
         self.state[slot] = state
         self.route[slot] = 0
         self.wants_draft[slot] = True
@@ -253,7 +257,7 @@ class RequestTable:
         self._version += 1
         self._free.append(request.slot)
         self.owner[request.slot] = NO_STREAM
-        self.heir[request.slot] = NO_STREAM
+        self.handoff_target[request.slot] = NO_STREAM
         self.state[request.slot] = 0
         self.due[request.slot] = np.inf
         self.contexts[request.slot] = None
@@ -267,12 +271,12 @@ class RequestTable:
         self._requests.append(None)
         self.contexts.append(None)
         if slot == self.owner.size:
-            for name in ("next_position", "owner", "heir", "state", "route", "wants_draft", "due"):
+            for name in ("next_position", "owner", "handoff_target", "state", "route", "wants_draft", "due"):
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, column]))
             # These are counted and searched as a whole: what is not open yet must look like nobody's.
             self.owner[slot:] = NO_STREAM
-            self.heir[slot:] = NO_STREAM
+            self.handoff_target[slot:] = NO_STREAM
             self.due[slot:] = np.inf
             self.state[slot:] = 0
         return slot

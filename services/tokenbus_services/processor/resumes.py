@@ -7,16 +7,16 @@ import numpy as np
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery import PendingAck
 from tokenbus_services.delivery.tokens import FINISHED
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.client_errors import ended_error, error_of
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Ended, Request
-from tokenbus_services.processor.send_queue import Keys, error_letter
+from tokenbus_services.processor.send_queue import Keys, error_frame
 from tokenbus_services.processor.session import Session, drafts_of
 
-_Rows = tuple[LogprobBatch, LogprobBatch | None, Hold]
+_Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
 _log = logger("processor")
 _CHEAP_SEARCH = 64
 """How many queued frames may be looked through at any time; more than that, once a tick."""
@@ -30,10 +30,10 @@ class Resumes:
     """
 
     def __init__(
-        self, book: RequestRegistry, sessions: dict[int, Session], is_alive: Callable[[Session], bool]
+        self, registry: RequestRegistry, sessions: dict[int, Session], is_alive: Callable[[Session], bool]
     ) -> None:
         """Take the requests, the clients, and how to find out whether a client is there."""
-        self._book = book
+        self._registry = registry
         self._sessions = sessions
         self._is_alive = is_alive
         self._waiting: dict[tuple[int, int], Resume] = {}
@@ -62,18 +62,18 @@ class Resumes:
         """
         self._is_searched_out = False
         for key in list(self._unvouched) if all_are_back else ():
-            request = self._book.table.get(key)
-            if request is not None and self._book.is_unvouched(request):
-                self._book.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+            request = self._registry.table.get(key)
+            if request is not None and self._registry.is_unvouched(request):
+                self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
         if all_are_back:
             self._unvouched.clear()
         self._repeated_log.expire()
         for key in list(self._rivals):
-            request = self._book.table.get(key)
+            request = self._registry.table.get(key)
             if request is None:
                 for session, _ in self._rivals.pop(key):
                     self._refuse(session, key)
-            elif not self._book.is_unvouched(request):
+            elif not self._registry.is_unvouched(request):
                 self.settle_owner(request, NO_OWNER)
         for place, (resume, _) in self._contested.items():
             self._waiting.setdefault(place, resume)
@@ -99,7 +99,7 @@ class Resumes:
         for session in sessions:
             session.send_gathered()
         for session, error in endings:
-            session.put(error_letter(error))
+            session.put(error_frame(error))
 
     def settle_owner(self, request: Request, owner: int) -> None:
         """Learn from a worker whose a request is that was resumed before any worker had it."""
@@ -115,7 +115,7 @@ class Resumes:
         holder.requests.discard(request.key)
         self._refuse(holder, request.key)
         request.owner = owner
-        self._book.disown(request)
+        self._registry.disown(request)
         for session, resume in rivals:
             if session.owner == owner:
                 self.add(session, resume)
@@ -143,31 +143,31 @@ class Resumes:
         return found
 
     def _search_one(self, other: Session, keys: Keys, found: dict[int, list[_Rows]]) -> None:
-        for letter in other.send_queue.letters_of(keys):
-            if letter.hold is None:
+        for frame in other.send_queue.frames_of(keys):
+            if frame.pending_ack is None:
                 continue
-            target, draft = letter.rows_of(keys, other.limits)
+            target, draft = frame.rows_of(keys, other.limits)
             for row, key in enumerate(target.request_keys.tolist()):
-                rows = target.select([row]), draft and drafts_of(draft, key), letter.hold
+                rows = target.select([row]), draft and drafts_of(draft, key), frame.pending_ack
                 found.setdefault(key, []).append(rows)
 
     def _is_on_its_way(self, session: Session, key: int) -> bool:
         """Tell whether a request's last row waits in the session's own queue: it comes without being looked for."""
-        ended = self._book.table.ended(key)
+        ended = self._registry.table.ended(key)
         if ended is None:
-            request = self._book.table.get(key)
+            request = self._registry.table.get(key)
             return request is not None and self._holder(request) is session
         return has_last_row(session, ended)
 
     def _holder(self, request: Request) -> Session | None:
-        consumer = self._book.consumer_of(request)
+        consumer = self._registry.consumer_of(request)
         return consumer if isinstance(consumer, Session) else None
 
     # What becomes of one.
 
     def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
         """Take up one request; return the error that it ended with, if it did."""
-        key, table = resume.request_key, self._book.table
+        key, table = resume.request_key, self._registry.table
         ended, request = table.ended(key), table.get(key)
         if ended is not None:
             return self._take_rest(session, resume, ended, found)
@@ -182,15 +182,15 @@ class Resumes:
 
     def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
         """Take up what this life of the processor has not met; a worker may have said whose it is."""
-        key, source = resume.request_key, self._book.source_of(resume.request_key)
+        key, source = resume.request_key, self._registry.source_of(resume.request_key)
         if source is not None and source.owners[key] not in (NO_OWNER, session.owner):
             return self._not_theirs(session, key)
-        if not self._book.table.has_room_for(("client", session.owner)):
+        if not self._registry.table.has_room_for(("client", session.owner)):
             return error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
         self._claim(session, resume)
         self._unvouched.add(key)
         if source is not None:
-            self._book.answer(key, source)
+            self._registry.answer(key, source)
         return None
 
     def _take_over(self, session: Session, resume: Resume, request: Request, found: list[_Rows]) -> RequestError | None:
@@ -198,7 +198,7 @@ class Resumes:
         key, holder = request.key, self._holder(request)
         contested = self._contested.pop((session.key, key), None)
         if holder is None or request.owner != session.owner:
-            if self._book.is_unvouched(request):
+            if self._registry.is_unvouched(request):
                 self._add_rival(session, resume)
                 return None
             return self._not_theirs(session, key)
@@ -210,13 +210,13 @@ class Resumes:
             self._contested[session.key, key] = resume, since
             return None
         holder.requests.discard(key)
-        holder.put(error_letter(error_of(key, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up", 0)))
+        holder.put(error_frame(error_of(key, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up", 0)))
         error = self._claim(session, resume, settle=False)
         held = [int(rows[0].positions[0]) for rows in found]
-        first = min([int(self._book.table.next_position[request.slot]), *held])
+        first = min([int(self._registry.table.next_position[request.slot]), *held])
         if resume.next_position < first:
             lost = f"tokens {resume.next_position} to {first - 1} were confirmed before and are not kept"
-            self._book.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+            self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
             return error
         for rows in found:
             session.put_outputs(*rows)
@@ -225,10 +225,10 @@ class Resumes:
 
     def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
         """Lead a request to a session; return the error that it ended with before, if it did."""
-        book, key = self._book, resume.request_key
-        before = book.table.get(key)
+        registry, key = self._registry, resume.request_key
+        before = registry.table.get(key)
         was_claimed = before is not None and before.is_claimed
-        request = book.claim(
+        request = registry.claim(
             key,
             resume.next_position,
             session.route,
@@ -239,20 +239,20 @@ class Resumes:
         session.requests.add(key)
         error = None
         if not was_claimed:
-            tokens = book.buffers.tokens_of(request)
+            tokens = registry.buffers.tokens_of(request)
             error = tokens.error
             for step, row in tokens.give_up():
                 draft = step.draft_rows
-                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, key), step.hold)
-                step.hold.release()
+                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, key), step.pending_ack)
+                step.pending_ack.release()
         if settle:
             self._settle(session, request)
         return error
 
     def _settle(self, session: Session, request: Request) -> None:
-        table = self._book.table
+        table = self._registry.table
         if table.get(request.key) is request:
-            self._book.settle(request)
+            self._registry.settle(request)
         if table.get(request.key) is not request:  # it had ended
             session.requests.discard(request.key)
 
@@ -267,11 +267,11 @@ class Resumes:
             return None
         rest: list[_Rows] = []
         # Several clients that went away may each have some of it, or the same.
-        for target, draft, hold in sorted(found, key=lambda entry: int(entry[0].positions[0])):
+        for target, draft, pending_ack in sorted(found, key=lambda entry: int(entry[0].positions[0])):
             begin, status = int(target.positions[0]), RowStatus(target.statuses[0])
             end = begin + int(target.token_counts[0])
             if begin <= position and (end > position or (end == position and status in FINISHED)):
-                rest.append((target, draft, hold))
+                rest.append((target, draft, pending_ack))
                 position = end
                 if status in FINISHED:
                     for entry in rest:
@@ -295,7 +295,7 @@ class Resumes:
 
     def _refuse(self, session: Session, key: int) -> None:
         if session.key in self._sessions:
-            session.put(error_letter(self._not_theirs(session, key)))
+            session.put(error_frame(self._not_theirs(session, key)))
 
 
 def has_last_row(session: Session, ended: Ended) -> bool:

@@ -183,13 +183,13 @@ class Router:
         draft = step.draft_rows
         if draft is not None:
             draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.key)))
-        step.hold.keep()
-        alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.hold)
+        step.pending_ack.keep()
+        alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.pending_ack)
         request.early.append(EarlyRow(source, alone))
         self.counts.early += 1
         expected = int(self._table.next_position[request.slot])
         while len(request.early) > self._max_early or _is_past(request.early[0].step, expected):
-            request.early.pop(0).step.hold.release()
+            request.early.pop(0).step.pending_ack.release()
 
     def recall(self, request: Request, now: float) -> None:
         """Look again at the rows that came early: they may be next."""
@@ -197,7 +197,7 @@ class Router:
         request.early = []
         for source, step in rows:
             self.route(step, source, now)  # what is still too early goes back to wait
-            step.hold.release()
+            step.pending_ack.release()
 
     # Handing out.
 

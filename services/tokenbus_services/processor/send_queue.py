@@ -10,7 +10,7 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item
-from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery import PendingAck
 
 Keys = npt.NDArray[np.uint64]
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
@@ -19,16 +19,18 @@ _OVERHEAD = 512
 """What a frame costs in memory beside its bytes, in bytes, measured."""
 
 
-class Letter:
+class Frame:
     """One frame and its parts, encoded once; its number is put before it when it is sent."""
 
-    __slots__ = ("body", "cost", "hold", "keys", "parts", "size")
+    __slots__ = ("body", "cost", "keys", "parts", "pending_ack", "size")
 
-    def __init__(self, frame: ServerFrame, parts: list[bytes], hold: Hold | None = None, keys: bytes = b"") -> None:
+    def __init__(
+        self, frame: ServerFrame, parts: list[bytes], pending_ack: PendingAck | None = None, keys: bytes = b""
+    ) -> None:
         """Take what it says, its batches with the hold of their step, and the request keys of its rows, as they lie."""
         self.body = write_frame(frame)
         self.parts = parts
-        self.hold = hold
+        self.pending_ack = pending_ack
         self.keys = keys
         self.size = sum(map(len, parts))
         """What it takes of a client's window, in bytes."""
@@ -67,8 +69,8 @@ class SendQueue:
         self._max_frames = max_frames
         self._max_bytes = max_bytes
         self._budget = budget or Budget(max_bytes)
-        self._sent: deque[Letter] = deque()
-        self._waiting: deque[Letter] = deque()
+        self._sent: deque[Frame] = deque()
+        self._waiting: deque[Frame] = deque()
         self._window_frames = 0
         self._window_bytes = 0
         self._next_number = 1
@@ -115,16 +117,16 @@ class SendQueue:
         self._next_number = 1
         self._sent_bytes = 0
 
-    def put(self, letter: Letter) -> None:
+    def put(self, frame: Frame) -> None:
         """Add a letter behind the others."""
-        if letter.hold is not None:
-            letter.hold.keep()
-            letter.hold.holders.append(self)
-        self._waiting.append(letter)
+        if frame.pending_ack is not None:
+            frame.pending_ack.keep()
+            frame.pending_ack.holders.append(self)
+        self._waiting.append(frame)
         self._put += 1
-        self._outputs += bool(letter.parts)
-        self.bytes += letter.cost
-        self._budget.bytes += letter.cost
+        self._outputs += bool(frame.parts)
+        self.bytes += frame.cost
+        self._budget.bytes += frame.cost
         self.peak = max(self.peak, len(self))
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
@@ -132,74 +134,76 @@ class SendQueue:
         """Return the next letter that the window allows, as a message, or None."""
         if not self._waiting or not self._fits(self._waiting[0].size):
             return None
-        letter = self._waiting[0]
-        return [_numbered(self._next_number) + letter.body, *letter.parts]
+        frame = self._waiting[0]
+        return [_numbered(self._next_number) + frame.body, *frame.parts]
 
     def sent(self) -> None:
         """Count the letter that `next_message` returned as sent."""
-        letter = self._waiting.popleft()
+        frame = self._waiting.popleft()
         self._next_number += 1
-        self._sent_bytes += letter.size
-        self._sent.append(letter)
+        self._sent_bytes += frame.size
+        self._sent.append(frame)
 
-    def confirm(self, through: int) -> bool:
+    def ack(self, through: int) -> bool:
         """Let go of the letters up to a number; False if no such number was sent."""
         if through >= self._next_number:
             return False
         kept_from = self._next_number - len(self._sent)
         for _ in range(through - kept_from + 1):
-            letter = self._sent.popleft()
-            self._sent_bytes -= letter.size
-            self._let_go(letter)
+            frame = self._sent.popleft()
+            self._sent_bytes -= frame.size
+            self._let_go(frame)
         return True
 
     def discard(self) -> None:
         """Let go of everything."""
-        for letter in (*self._sent, *self._waiting):
-            self._let_go(letter)
+        for frame in (*self._sent, *self._waiting):
+            self._let_go(frame)
         self._sent.clear()
         self._waiting.clear()
         self._sent_bytes = 0
 
-    def drop_outputs(self) -> list[Letter]:
+    def drop_outputs(self) -> list[Frame]:
         """Let go of all tokens, and return their letters; how requests ended is news that is kept, and sent again."""
-        letters = self.letters()
+        frames = self.frames()
         self.discard()
-        for letter in letters:
-            if not letter.parts:
-                self.put(letter)
-        return [letter for letter in letters if letter.parts]
+        for frame in frames:
+            if not frame.parts:
+                self.put(frame)
+        return [frame for frame in frames if frame.parts]
 
-    def letters(self) -> list[Letter]:
+    def frames(self) -> list[Frame]:
         """Return all letters, oldest first."""
         return [*self._sent, *self._waiting]
 
-    def letters_of(self, keys: Keys) -> list[Letter]:
+    def frames_of(self, keys: Keys) -> list[Frame]:
         """Return the frames that have rows of some requests, oldest first; nothing is decoded for that."""
-        letters = [letter for letter in self.letters() if letter.keys]
-        if not letters:
+        frames = [frame for frame in self.frames() if frame.keys]
+        if not frames:
             return []
-        ends = np.cumsum([len(letter.keys) for letter in letters]) // 8
-        found = np.isin(np.frombuffer(b"".join(letter.keys for letter in letters), np.uint64), keys)
-        return [letters[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
+        ends = np.cumsum([len(frame.keys) for frame in frames]) // 8
+        found = np.isin(np.frombuffer(b"".join(frame.keys for frame in frames), np.uint64), keys)
+        return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
     def _fits(self, size: int) -> bool:
         return len(self._sent) < self._window_frames and (
             not self._sent or self._sent_bytes + size <= self._window_bytes
         )
 
-    def _let_go(self, letter: Letter) -> None:
-        self._outputs -= bool(letter.parts)
-        self.bytes -= letter.cost
-        self._budget.bytes -= letter.cost
-        if letter.hold is not None:
-            letter.hold.holders.remove(self)
-            letter.hold.release()
+    def _let_go(self, frame: Frame) -> None:
+        self._outputs -= bool(frame.parts)
+        self.bytes -= frame.cost
+        self._budget.bytes -= frame.cost
+        if frame.pending_ack is not None:
+            frame.pending_ack.holders.remove(self)
+            frame.pending_ack.release()
 
 
-def outputs_letters(target: LogprobBatch, draft: LogprobBatch | None, hold: Hold, limits: Limits) -> list[Letter]:
+def output_frames(
+    target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck, limits: Limits
+) -> list[Frame]:
     """Return a client's rows of a step: one letter, or more where a step has more rows than a message may."""
-    letters = []
+    frames = []
     for begin in range(0, target.row_count, limits.max_rows):
         rows = target
         if target.row_count > limits.max_rows:
@@ -211,34 +215,34 @@ def outputs_letters(target: LogprobBatch, draft: LogprobBatch | None, hold: Hold
         if drafts is not None:
             parts.append(encode(_selection(drafts, follows=False), limits))
         frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
-        letters.append(Letter(frame, parts, hold, rows.request_keys.tobytes()))
-    return letters
+        frames.append(Frame(frame, parts, pending_ack, rows.request_keys.tobytes()))
+    return frames
 
 
-def reached_in(letters: list[Letter], limits: Limits) -> dict[int, int]:
+def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
     """Return the requests that have rows in some letters, and how far each had come by them, in tokens."""
     reached: dict[int, int] = {}
-    for letter in letters:
-        if letter.hold is not None:
-            batch = decode(letter.parts[0], limits)
+    for frame in frames:
+        if frame.pending_ack is not None:
+            batch = decode(frame.parts[0], limits)
             ends = (batch.positions + batch.token_counts).tolist()
             reached.update(zip(batch.request_keys.tolist(), ends, strict=True))
     return reached
 
 
-def admitted_letter(admitted: Admitted) -> Letter:
+def admitted_frame(admitted: Admitted) -> Frame:
     """Return the news that a request was taken."""
-    return Letter(ServerFrame(admitted=admitted), [])
+    return Frame(ServerFrame(admitted=admitted), [])
 
 
-def error_letter(error: RequestError) -> Letter:
+def error_frame(error: RequestError) -> Frame:
     """Return the news that a request ended with an error."""
-    return Letter(ServerFrame(error=error), [])
+    return Frame(ServerFrame(error=error), [])
 
 
-def watched_letter(item: Item, payload: bytes) -> Letter:
+def watched_frame(item: Item, payload: bytes) -> Frame:
     """Return an item of a stream for who watches it."""
-    return Letter(ServerFrame(watched_item=item), [payload])
+    return Frame(ServerFrame(watched_item=item), [payload])
 
 
 def _numbered(number: int) -> bytes:

@@ -9,10 +9,10 @@ import numpy as np
 
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
-from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.processor.requests import Request, RequestTable, Slots
 from tokenbus_services.processor.router import Rows
-from tokenbus_services.processor.send_queue import Letter, SendQueue, error_letter, outputs_letters
+from tokenbus_services.processor.send_queue import Frame, SendQueue, error_frame, output_frames
 
 _KEEPS_UP = 64
 """How many frames with tokens a client that keeps up may not have acknowledged yet."""
@@ -23,33 +23,33 @@ class _Gathered:
     """Rows of many requests, by step: a request that was handed off has them of more than one stream."""
 
     def __init__(self) -> None:
-        self._pieces: dict[Hold, list[_Piece]] = {}
-        self._order: TopologicalSorter[Hold] = TopologicalSorter()
-        self._latest: dict[int, Hold] = {}
+        self._pieces: dict[PendingAck, list[_Piece]] = {}
+        self._order: TopologicalSorter[PendingAck] = TopologicalSorter()
+        self._latest: dict[int, PendingAck] = {}
 
-    def add(self, target: LogprobBatch, draft: LogprobBatch | None, hold: Hold) -> None:
+    def add(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
         """Take rows, those of each request in its order; a step is held as long as its rows are here."""
-        if hold not in self._pieces:
-            hold.keep()
-            self._pieces[hold] = []
-            self._order.add(hold)
-        self._pieces[hold].append((target, draft))
+        if pending_ack not in self._pieces:
+            pending_ack.keep()
+            self._pieces[pending_ack] = []
+            self._order.add(pending_ack)
+        self._pieces[pending_ack].append((target, draft))
         for key in target.request_keys.tolist():
             before = self._latest.get(key)
-            if before is not None and before is not hold:
-                self._order.add(hold, before)
-            self._latest[key] = hold
+            if before is not None and before is not pending_ack:
+                self._order.add(pending_ack, before)
+            self._latest[key] = pending_ack
 
-    def in_order(self) -> Iterator[tuple[Hold, list[_Piece]]]:
+    def in_order(self) -> Iterator[tuple[PendingAck, list[_Piece]]]:
         """Yield each step's rows after those that its requests had before, and the steps of one stream in their order.
 
         Numbers of two streams say nothing of which came first.
         """
         self._order.prepare()
-        ready: list[tuple[int, int, Hold]] = []
+        ready: list[tuple[int, int, PendingAck]] = []
         while self._order.is_active():
-            for hold in self._order.get_ready():
-                heappush(ready, (hold.last_sequence, id(hold), hold))
+            for pending_ack in self._order.get_ready():
+                heappush(ready, (pending_ack.last_sequence, id(pending_ack), pending_ack))
             _, _, first = heappop(ready)
             yield first, self._pieces[first]
             self._order.done(first)
@@ -68,7 +68,7 @@ class Session:
     send_queue: SendQueue
     table: RequestTable
     limits: Limits
-    on_letter: Callable[["Session"], None]
+    on_frame: Callable[["Session"], None]
     is_proven: bool = False
     """Whether a key proves who it is; else it only says so."""
     may_ask: bool = True
@@ -101,7 +101,7 @@ class Session:
             wanted = step.rows.request_keys[slice(None) if rows is None else rows][self.table.wants_draft[slots]]
             places = np.flatnonzero(np.isin(draft.request_keys, wanted))
             draft = draft.select(places) if places.size else None
-        self.put_outputs(target, draft, step.hold)
+        self.put_outputs(target, draft, step.pending_ack)
 
     def gather(self) -> None:
         """Keep what comes from now on, to send it one letter a step: many requests are taken up again at once."""
@@ -111,24 +111,24 @@ class Session:
     def send_gathered(self) -> None:
         """Send what was gathered, each request's steps in their order."""
         gathered, self._gathered = self._gathered or _Gathered(), None
-        for hold, pieces in gathered.in_order():
+        for pending_ack, pieces in gathered.in_order():
             drafts = [draft for _, draft in pieces if draft is not None]
             target = LogprobBatch.joined([target for target, _ in pieces])
-            self.put_outputs(target, LogprobBatch.joined(drafts) if drafts else None, hold)
-            hold.release()
+            self.put_outputs(target, LogprobBatch.joined(drafts) if drafts else None, pending_ack)
+            pending_ack.release()
 
-    def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, hold: Hold) -> None:
+    def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
         """Send rows of its own."""
         if self._gathered is not None:
-            self._gathered.add(target, draft, hold)
+            self._gathered.add(target, draft, pending_ack)
             return
-        for letter in outputs_letters(target, draft, hold, self.limits):
-            self.put(letter)
+        for frame in output_frames(target, draft, pending_ack, self.limits):
+            self.put(frame)
 
-    def put(self, letter: Letter) -> None:
+    def put(self, frame: Frame) -> None:
         """Send a letter, as soon as the window allows."""
-        self.send_queue.put(letter)
-        self.on_letter(self)
+        self.send_queue.put(frame)
+        self.on_frame(self)
 
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""
@@ -138,7 +138,7 @@ class Session:
     def fail(self, request: Request, error: RequestError) -> None:
         """Learn that a request ended with an error."""
         self.requests.discard(request.key)
-        self.put(error_letter(error))
+        self.put(error_frame(error))
 
 
 def drafts_of(draft: LogprobBatch, key: int) -> LogprobBatch | None:

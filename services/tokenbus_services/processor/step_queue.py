@@ -29,7 +29,7 @@ class StepQueue:
 
     def put(self, step: Step) -> None:
         """Add a step; it is held until its consumer asks for the next one."""
-        step.hold.keep()
+        step.pending_ack.keep()
         self._steps.append(step)
         self.peak = max(self.peak, len(self._steps))
         self._wake()
@@ -48,7 +48,7 @@ class StepQueue:
     def release(self) -> None:
         """Let go of the step that was taken last: its consumer is done with it."""
         if self._current is not None:
-            self._current.hold.release()
+            self._current.pending_ack.release()
             self._current = None
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class StepQueue:
         """Let go of everything: nobody takes it any more."""
         self.release()
         while self._steps:
-            self._steps.popleft().hold.release()
+            self._steps.popleft().pending_ack.release()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -94,7 +94,7 @@ class Stream:
         self.name = f"{hello.worker_id}/{epoch}"
         self.expected = hello.first_sequence
         self.known_last = hello.first_sequence - 1
-        self.holds = AckTracker(self.expected - 1)
+        self.acks = AckTracker(self.expected - 1)
         self.counts = StreamCounts()
         self._limits = limits
         self._settings = settings

@@ -5,7 +5,7 @@ from zlib import crc32
 
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
-from tokenbus_services.processor.send_queue import Letter, watched_letter
+from tokenbus_services.processor.send_queue import Frame, watched_frame
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.worker import Worker
@@ -58,7 +58,7 @@ class Watchers:
         )
         for session in self._watching(worker):
             if session.send_queue.has_room_in_window:
-                session.put(watched_letter(item, entry.payload))
+                session.put(watched_frame(item, entry.payload))
             else:
                 self.skipped_items += 1
 
@@ -71,4 +71,4 @@ def _announce(session: Session, worker: Worker) -> None:
     watched.hello.CopyFrom(worker.stream.hello)
     for name in ("proof", "handoff_ticket", "request_keys", "request_owners"):
         watched.hello.ClearField(name)
-    session.put(Letter(ServerFrame(watched_stream=watched), []))
+    session.put(Frame(ServerFrame(watched_stream=watched), []))

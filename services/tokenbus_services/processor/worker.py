@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tokenbus_contracts import ContractError, Limits, Rule
 from tokenbus_contracts.generated.stream_pb2 import Hello, RefusalReason, WorkerRole
 from tokenbus_services.bus import Identity, Role
-from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.requests import Source
 from tokenbus_services.processor.stream import Stream
@@ -31,7 +31,7 @@ class Worker:
     """Which of all new requests was the last that it was given, or was to go on with."""
     takes_no_more: bool = False
     """Whether it gets no new requests, because it leaves when those it has are done."""
-    held_back: tuple[Hold, float] | None = None
+    held_back: tuple[PendingAck, float] | None = None
     """What has held its stream back for the longest, and since when, while too much waits for more to be sent."""
     reconcile: tuple[int, frozenset[int]] | None = None
     """When the stream has come to that sequence, the worker has no other requests than these."""

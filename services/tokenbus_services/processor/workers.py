@@ -56,13 +56,13 @@ class WorkerConnections:
         self,
         settings: Settings,
         intake: Intake,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         peers: Peers,
     ) -> None:
         """Take where items go, where refused frames go, and the transport's side of the peers."""
         self._settings = settings
         self._intake = intake
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._peers = peers
         self._by_peer: dict[bytes, Worker] = {}
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -70,7 +70,7 @@ class WorkerConnections:
         self._streams = count()
         self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
-        self._strangers = UnknownPeers(self._interval)
+        self._unknown_peers = UnknownPeers(self._interval)
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
@@ -100,7 +100,7 @@ class WorkerConnections:
         except ContractError as error:
             self.refused += 1
             name = worker.stream.name if worker is not None else "unknown peer"
-            self._letters.keep(parts[-1] if parts else b"", error, name)
+            self._dead_letters.keep(parts[-1] if parts else b"", error, name)
             self._repeated_log.begin(
                 ("frame", name), _log.warning, "frame refused", reason=str(error), **_names(worker)
             )
@@ -162,7 +162,7 @@ class WorkerConnections:
         error = worker.stream.refusal if fate is Fate.REFUSED else None
         if error is not None:
             self.refused += 1
-            self._letters.keep(payload, error, worker.stream.name, sequence)
+            self._dead_letters.keep(payload, error, worker.stream.name, sequence)
         reason = {"reason": str(error)} if error is not None else {}
         self._repeated_log.begin(
             (worker.stream.name, fate), _log.warning, f"item {fate}", sequence=sequence, **reason, **_names(worker)
@@ -247,7 +247,7 @@ class WorkerConnections:
         worker.last_heard = now
         worker.next_heartbeat = now + self._interval
         self._by_peer[peer] = worker
-        self._strangers.forget(peer)
+        self._unknown_peers.forget(peer)
         self._peers.admit(peer)
         stream = worker.stream
         stream.open_connection()
@@ -263,13 +263,13 @@ class WorkerConnections:
             heartbeat_timeout_ms=self._settings.bus.heartbeat_timeout_ms,
         )
         self._send(worker, ProcessorFrame(welcome=welcome))
-        book, owners = self._intake.book, hello.request_owners or repeat(NO_OWNER)
+        registry, owners = self._intake.registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
         worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
         # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
         # are answered when a client resumes them: a hello may make up as many as it likes.
-        for key in filter(book.table.knows, hello.request_keys):
-            book.answer(key, worker.source)
+        for key in filter(registry.table.knows, hello.request_keys):
+            registry.answer(key, worker.source)
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
         _log.info("worker connected", resume_from=stream.expected, **_names(worker))
         self._repeated_log.end(worker.stream.worker_id)
@@ -278,7 +278,7 @@ class WorkerConnections:
 
     def _stranger(self, peer: bytes, now: float) -> None:
         """Tell a peer that nobody knows to say hello: it was connected to an earlier life of this processor."""
-        if self._strangers.is_to_be_told(peer, now):
+        if self._unknown_peers.is_to_be_told(peer, now):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="say hello first")
             self._peers.send(peer, [write_frame(ProcessorFrame(refusal=refusal))])
 
@@ -314,7 +314,7 @@ class WorkerConnections:
         self._disconnect(worker)
         self.by_id.pop(worker.stream.worker_id, None)
         self.by_stream.pop(worker.source.stream, None)
-        ended = self._intake.book.end_those_of(worker.source.stream, worker.stream.worker_id, why)
+        ended = self._intake.registry.end_those_of(worker.source.stream, worker.stream.worker_id, why)
         self.lost += 1
         self._keep_counts(worker)
         log = _log.warning if ended else _log.info
@@ -356,12 +356,12 @@ class WorkerConnections:
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:
         """Let the worker forget what has arrived; now and then, as each time costs a message."""
-        holds = worker.stream.holds
-        holds.advance()
-        behind = holds.acknowledged - worker.acknowledged
+        acks = worker.stream.acks
+        acks.advance()
+        behind = acks.acknowledged - worker.acknowledged
         if behind and (at_once or behind >= self._settings.processor.credit_items // 8):
-            worker.acknowledged = holds.acknowledged
-            self._send(worker, ProcessorFrame(ack=Ack(through_sequence=holds.acknowledged)))
+            worker.acknowledged = acks.acknowledged
+            self._send(worker, ProcessorFrame(ack=Ack(through_sequence=acks.acknowledged)))
 
     def generate(self, worker: Worker, generate: Generate) -> bool:
         """Hand a request to a worker; False if it cannot be told just now."""
@@ -382,7 +382,7 @@ class WorkerConnections:
                 self.failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed", **_names(worker))
                 self._disconnect(worker)
-        self._intake.book.check_buffers(max((len(worker.stream.holds) for worker in self.by_id.values()), default=0))
+        self._intake.registry.check_buffers(max((len(worker.stream.acks) for worker in self.by_id.values()), default=0))
         self._repeated_log.expire()
 
     def _look_at(self, worker: Worker, now: float) -> None:

@@ -29,5 +29,5 @@ def test_rows_that_were_taken_out_are_not_shown() -> None:
 def test_last_sequence_is_its_holds() -> None:
     """A step's sequence is the last of the items that it came in."""
     step = step_of(batch(rows([7])))
-    step.hold.last_sequence = 5
+    step.pending_ack.last_sequence = 5
     assert step.sequence == 5

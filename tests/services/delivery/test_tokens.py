@@ -22,7 +22,7 @@ def put(tokens: RequestTokens, position: int, count: int, **more: object) -> Ste
     status = RowStatus.ACTIVE if count else RowStatus.IDLE
     row = Wanted(KEY, position, count, status)._replace(**more)  # type: ignore[arg-type]
     step = step_of(batch([Wanted(9, 77), row]))
-    step.hold.keep()
+    step.pending_ack.keep()
     tokens.put(step, 1)
     return step
 
@@ -120,16 +120,16 @@ async def test_row_is_held_until_it_is_taken() -> None:
     """A row's step is let go when the row is taken, and neither before nor twice."""
     tokens = RequestTokens(KEY)
     steps = [put(tokens, 0, 2), put(tokens, 2, 1)]
-    assert [step.hold.count for step in steps] == [2, 2]
+    assert [step.pending_ack.count for step in steps] == [2, 2]
     assert tokens.oldest() is steps[0]
     assert len(tokens) == 2
     await anext(tokens)
-    assert [step.hold.count for step in steps] == [1, 2]
+    assert [step.pending_ack.count for step in steps] == [1, 2]
     await anext(tokens)
-    assert [step.hold.count for step in steps] == [1, 2]
+    assert [step.pending_ack.count for step in steps] == [1, 2]
     assert tokens.oldest() is steps[1]
     await anext(tokens)
-    assert [step.hold.count for step in steps] == [1, 1]
+    assert [step.pending_ack.count for step in steps] == [1, 1]
     assert tokens.oldest() is None
 
 
@@ -192,7 +192,7 @@ async def test_rows_given_up_are_somebody_elses() -> None:
     tokens = RequestTokens(KEY)
     step = put(tokens, 0, 1)
     assert list(tokens.give_up()) == [(step, 1)]
-    assert step.hold.count == 2
+    assert step.pending_ack.count == 2
     assert len(tokens) == 0
     put(tokens, 1, 1)
     assert len(tokens) == 1

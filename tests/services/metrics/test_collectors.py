@@ -246,14 +246,16 @@ async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
     assert watched.processor()("known_workers", state="connected") == 0
     assert watched.processor()("gone_workers_total") == 1
     assert watched.processor()("stream_tokens_total", worker=W) == 3
-    desk = bus.processor.workers
+    connections = bus.processor.workers
     hello = Hello(worker_id=W, first_sequence=1, next_sequence=1, schema_major=1)
-    back = desk._new_worker(hello, 2, ANONYMOUS, 0.0)
+    back = connections._new_worker(hello, 2, ANONYMOUS, 0.0)
     back.stream.counts.tokens += 4
     assert watched.processor()("stream_tokens_total", worker=W) == 7
-    desk._lose(back, "again")
-    desk._lose(desk._new_worker(Hello(worker_id="w", first_sequence=1, next_sequence=1), 1, ANONYMOUS, 0.0), "too")
-    assert list(desk.departed) == ["w"]
+    connections._lose(back, "again")
+    connections._lose(
+        connections._new_worker(Hello(worker_id="w", first_sequence=1, next_sequence=1), 1, ANONYMOUS, 0.0), "too"
+    )
+    assert list(connections.departed) == ["w"]
     assert watched.processor()("stream_tokens_total", worker=W) is None
 
 

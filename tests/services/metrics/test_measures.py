@@ -9,7 +9,7 @@ import pytest
 
 from tests.services.manual_clock import ManualClock
 from tests.services.metrics.test_speculation import rows
-from tokenbus_services.delivery import Hold, Step
+from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.metrics.histogram import Histogram
 from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.metrics.steps import StepStatistics
@@ -79,7 +79,7 @@ def step(worker: str, produced_at_ns: int, first_arrival: float) -> Step:
         draft_token_counts=batch.draft_token_counts,
         token_counts=batch.token_counts,
     )
-    return Step(worker, 1, 1, cast("object", produced), None, Hold(), first_arrival)  # type: ignore[arg-type]
+    return Step(worker, 1, 1, cast("object", produced), None, PendingAck(), first_arrival)  # type: ignore[arg-type]
 
 
 def test_a_step_is_timed_from_its_first_part_and_from_its_making() -> None:

@@ -58,18 +58,18 @@ class Table:
         """Open requests, each at a stream, and spread them over the routes."""
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
-        self.book = RequestRegistry(settings(overrides).processor, self.clock)
+        self.registry = RequestRegistry(settings(overrides).processor, self.clock)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
-        self.book.router.consumers.update(self.recorders)
+        self.registry.router.consumers.update(self.recorders)
         self.aborted: list[tuple[int, int]] = []
-        self.book.abort_at_worker = lambda stream, key: self.aborted.append((stream, key))
+        self.registry.abort_at_worker = lambda stream, key: self.aborted.append((stream, key))
         for place, (key, stream) in enumerate(requests.items()):
-            self.book.submit(generate_of(key), stream, 1 + place % routes)
+            self.registry.submit(generate_of(key), stream, 1 + place % routes)
 
     def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
         """Let a step come from a stream."""
         step = step_of(target, draft)
-        self.book.router.route(step, source(stream, **more), self.clock.now())
+        self.registry.router.route(step, source(stream, **more), self.clock.now())
         return step
 
     def rows(self) -> list[tuple[Any, ...]]:

@@ -58,10 +58,10 @@ def parts_of(wanted: Sequence[Wanted], order: Sequence[int], cuts: Sequence[int]
 def test_step_of_one_part_is_ready_at_once() -> None:
     """A step without drafts comes out as soon as its only part is there, with its worker, number and time."""
     made = assembler()
-    fate, hold = made.add(batch(rows([1, 2]), step=5), now=3.0)
+    fate, pending_ack = made.add(batch(rows([1, 2]), step=5), now=3.0)
     step = only(made)
     assert fate is Fate.TAKEN
-    assert step.hold is hold
+    assert step.pending_ack is pending_ack
     assert (step.worker_id, step.epoch, step.number, step.first_arrival) == (WORKER, EPOCH, 5, 3.0)
     assert step.is_whole
     assert step.draft is None
@@ -274,9 +274,9 @@ def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: F
     same = LogprobBatch.of_views(first.header._replace(tp_rank=1, sequence=9), first.columns)
     other = LogprobBatch.of_views(first.header, first.columns | {"logprobs": first.logprobs - np.float32(1)})
     for part, expected in ((same, Fate.DUPLICATE), (other, Fate.DIVERGENT)):
-        fate, hold = made.add(part, 0.0)
+        fate, pending_ack = made.add(part, 0.0)
         assert fate is expected
-        assert hold.count == 0
+        assert pending_ack.count == 0
     assert made.open_steps == (0 if is_released else 1)
 
 

@@ -38,7 +38,7 @@ class Fixture:
         mine = step.rows if places is None else step.rows.select(places)
         slots = self.table.slots_of(mine.request_keys)
         self.buffers.give(step, slots, None if places is None else np.array(places))
-        return step.hold.count
+        return step.pending_ack.count
 
 
 def test_each_row_goes_to_its_own_request() -> None:
@@ -116,7 +116,7 @@ def test_forgotten_rows_hold_nobody_back() -> None:
     step = step_of(batch(rows([1])))
     made.buffers.give(step, made.table.slots_of(step.rows.request_keys), None)
     made.buffers.forget(made.tokens[1])
-    assert step.hold.count == 1
+    assert step.pending_ack.count == 1
 
 
 def test_slot_that_is_used_again_is_another_requests() -> None:

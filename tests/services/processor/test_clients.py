@@ -36,7 +36,7 @@ def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
     bench.clock.advance(1.0)
     client.beat()
     assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
-    assert len(bench.core.book.table) == 0
+    assert len(bench.core.registry.table) == 0
 
 
 def test_one_too_many_is_refused_unless_another_is_idle() -> None:
@@ -74,7 +74,7 @@ def test_request_that_an_earlier_processor_had_handed_out_is_taken_up() -> None:
     worker.publish([Wanted(9, 2, 1)])
     assert places(client) == [(9, 0, 2), (9, 2, 1)]
     assert "generate" not in worker.heard_bodies()
-    assert len(bench.core.book.table) == 1
+    assert len(bench.core.registry.table) == 1
 
 
 def test_refused_request_is_answered() -> None:
@@ -144,7 +144,7 @@ def test_letters_wait_for_the_window() -> None:
     for position in range(3):
         worker.publish(rows([1], position=position))
     assert places(client) == [(1, 0, 1)]
-    client.confirm()
+    client.ack()
     assert places(client) == [(1, 1, 1)]
     assert bench.core.clients.sessions[5].send_queue.bytes > 0
 
@@ -173,7 +173,7 @@ def test_drafts_go_to_those_who_want_them() -> None:
     target, draft = heard.batches
     assert sorted(target.request_keys.tolist()) == [1, 2]
     assert draft.request_keys.tolist() == [2]
-    assert bench.core.book.router.counts.delivered == 2
+    assert bench.core.registry.router.counts.delivered == 2
 
 
 def test_several_clients_get_their_own_rows() -> None:
@@ -194,6 +194,6 @@ def test_items_are_acknowledged_when_the_client_confirmed() -> None:
     bench.advance(0.0)
     client.heard()
     assert "ack" not in worker.heard_bodies()
-    client.confirm()
+    client.ack()
     bench.advance(0.0)
     assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [1]

@@ -23,7 +23,7 @@ def test_client_that_comes_back_gets_what_it_did_not_confirm() -> None:
     for position in range(3):
         worker.publish(rows([1], position=position))
     client.heard()
-    client.confirm(1)
+    client.ack(1)
     worker.publish(rows([1], position=3))
     client.reconnect()
     worker.publish(rows([1], position=4))
@@ -49,7 +49,7 @@ def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
     assert len(places(client)) == 2
     bench.advance(0.0)
     assert "ack" not in worker.heard_bodies()
-    client.confirm()
+    client.ack()
     bench.advance(0.0)
     assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [7]
 
@@ -58,9 +58,9 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
     """A request that ended before it was resumed is handed over with its end, good or bad, and nothing is kept."""
     bench, worker, client = serving()
     worker.publish([Wanted(8, 0, 1), Wanted(9, 0, 2, FINISHED)])
-    request = bench.core.book.table.get(8)
+    request = bench.core.registry.table.get(8)
     assert request is not None
-    bench.core.book.fail(request, ErrorCode.ERROR_CODE_ENGINE, "broke")
+    bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ENGINE, "broke")
     client.heard()
     for key in (8, 9):
         resume(client, key, 0)
@@ -68,7 +68,7 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
     assert [each.body for each in heard] == ["outputs", "error", "outputs"]
     assert heard[1].frame.error.request_key == 8
     assert bench.core.clients.sessions[5].requests == set()
-    client.confirm()  # before that, the same request again would be the one that is on its way
+    client.ack()  # before that, the same request again would be the one that is on its way
     client.ask(generate_of(9))
     worker.publish([Wanted(9, 0, 1)])
     assert places(client) == [(9, 0, 1)]
@@ -79,7 +79,7 @@ def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
     _, worker, client = serving(1)
     worker.publish([Wanted(1, 0, 3, FINISHED)])
     client.heard()
-    client.confirm()
+    client.ack()
     resume(client, 1, 0)
     (heard,) = client.heard()
     error = heard.frame.error
@@ -93,7 +93,7 @@ def test_other_client_takes_over_what_was_not_confirmed(position: int, expected:
     for place in range(3):
         worker.publish(rows([1], position=place))
     client.heard()
-    client.confirm(1)
+    client.ack(1)
     bench.outcomes[client.peer] = Outcome.GONE
     other = bench.client(6)
     resume(other, 1, position)
@@ -104,7 +104,7 @@ def test_other_client_takes_over_what_was_not_confirmed(position: int, expected:
     bench.outcomes.clear()
     client.say(ClientFrame(abort=Abort(request_key=1)))
     assert "abort" not in worker.heard_bodies()
-    client.confirm(1)
+    client.ack(1)
     client.reconnect()
     assert client.errors() == {1: ErrorCode.ERROR_CODE_TAKEN_UP}
 
@@ -115,7 +115,7 @@ def test_other_client_that_lacks_what_was_confirmed_is_told() -> None:
     for place in range(2):
         worker.publish(rows([1], position=place))
     client.heard()
-    client.confirm(1)
+    client.ack(1)
     bench.outcomes[client.peer] = Outcome.GONE
     other = bench.client(6)
     resume(other, 1, 0)
@@ -132,7 +132,7 @@ def test_full_table_takes_up_nothing_unknown() -> None:
     client.heard()
     resume(client, 9, 4)
     assert client.errors() == {9: ErrorCode.ERROR_CODE_OVERLOADED}
-    assert len(bench.core.book.table) == 1
+    assert len(bench.core.registry.table) == 1
 
 
 def test_client_that_is_silent_is_waited_for() -> None:
@@ -144,11 +144,11 @@ def test_client_that_is_silent_is_waited_for() -> None:
     bench.pass_time(0.5, worker)
     assert bench.core.clients.sessions[5].peer is None
     bench.pass_time(9.4, worker)
-    assert len(bench.core.book.table) == 1
+    assert len(bench.core.registry.table) == 1
     worker.heard()
     bench.pass_time(1.0, worker, most=0.2)
     assert bench.core.clients.sessions == {}
-    assert len(bench.core.book.table) == 0
+    assert len(bench.core.registry.table) == 0
     told = worker.heard()
     assert [frame.abort.request_key for frame in told if frame.HasField("abort")] == [1]
     assert [frame.ack.through_sequence for frame in told if frame.HasField("ack")][-1] == 1
@@ -162,7 +162,7 @@ def test_client_that_leaves_takes_its_requests_with_it() -> None:
     worker.heard()
     client.say(ClientFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
     assert [frame.abort.request_key for frame in worker.heard()] == [1]
-    assert bench.core.book.router.consumers.keys() == {0}
+    assert bench.core.registry.router.consumers.keys() == {0}
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
@@ -177,7 +177,7 @@ def test_slow_client_loses_its_requests_and_is_told(*, is_sent: bool) -> None:
     for position in (1, 2):
         worker.publish(rows([1], position=position))
     told = client.errors()
-    client.confirm()
+    client.ack()
     client.reconnect()
     assert told | client.errors() == {1: SLOW, 2: SLOW}
     bench.advance(0.0)

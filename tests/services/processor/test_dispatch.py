@@ -18,7 +18,7 @@ def submit(bench: Bench, generate: Generate, *, may_wait: bool = False) -> Reque
     """Ask for a request in this process."""
 
     def open_buffer(request: Request) -> None:
-        bench.core.book.buffers.open(request)
+        bench.core.registry.buffers.open(request)
 
     return bench.core.dispatch.submit(generate, BUFFERED, open_buffer, may_wait=may_wait)
 
@@ -72,7 +72,7 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
     error = submit(bench, generate_of(4))
     assert code(error) == ErrorCode.ERROR_CODE_OVERLOADED
     leaving.publish([Wanted(1, 0, 1)])
-    assert bench.core.book.table.get(1) is not None
+    assert bench.core.registry.table.get(1) is not None
 
 
 def test_worker_takes_exactly_as_many_as_it_says() -> None:
@@ -202,7 +202,7 @@ def test_request_that_waited_and_ended_is_not_handed_out() -> None:
     bench.core.begin(bench.clock.now())
     client = bench.client()
     client.ask(generate_of(1))
-    request = bench.core.book.table.get(1)
+    request = bench.core.registry.table.get(1)
     assert request is not None
-    bench.core.book.fail(request, ErrorCode.ERROR_CODE_ABORTED, "over")
+    bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, "over")
     assert keys(bench.worker()) == []

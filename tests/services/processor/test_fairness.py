@@ -37,13 +37,13 @@ def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:
         assert granted(worker) > worker.sequence, "the worker waits"
         worker.publish(rows([1, 2], position=position))
         assert places(victim) == [(2, position, 1)]
-        victim.confirm()
+        victim.ack()
         if position % 8 == 0:
             bench.advance(0.0)
             hoarder.beat()
     assert hoarder.errors() == {1: SLOW}
     assert bench.core.clients.evicted == 1
-    assert len(worker.known.stream.holds) <= 32
+    assert len(worker.known.stream.acks) <= 32
 
 
 def test_many_hoarders_end_together() -> None:
@@ -58,7 +58,7 @@ def test_many_hoarders_end_together() -> None:
         assert granted(worker) > worker.sequence, "the worker waits"
         worker.publish(rows([2], position=position))
         assert places(victim) == [(2, position, 1)]
-        victim.confirm()
+        victim.ack()
     assert [hoarder.errors() for hoarder in hoarders] == [{100 + place: SLOW} for place in range(6)]
 
 
@@ -88,10 +88,10 @@ def test_trickle_of_acknowledgements_holds_up_only_its_sender() -> None:
         assert granted(worker) > worker.sequence, "the worker waits"
         worker.publish(rows([1, 2], position=position))
         victim.heard()
-        victim.confirm()
+        victim.ack()
         if trickler.outputs():
             trickler.say(ClientFrame(confirm=Confirm(through_number=trickler.number // 2)))
-    table = bench.core.book.table
+    table = bench.core.registry.table
     assert (table.get(1) is None, table.get(2) is None) == (True, False)
 
 
@@ -112,7 +112,7 @@ def test_all_clients_together_are_bounded() -> None:
             big.heard()
     assert SLOW in big.errors().values()
     assert small.errors() == {}
-    assert bench.core.book.table.get(2) is not None
+    assert bench.core.registry.table.get(2) is not None
 
 
 def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatc
     attacker.ask(generate_of(9))
     worker.publish([Wanted(9, 0, 1, RowStatus.FINISHED_LENGTH)])
     attacker.heard()
-    attacker.confirm()
+    attacker.ack()
     decoded: list[tuple[object, ...]] = []
     monkeypatch.setattr(send_queue, "decode", lambda *arguments: decoded.append(arguments))
     for _ in range(100):
@@ -143,14 +143,14 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     bench.outcomes[client.peer] = Outcome.GONE
     again = bench.client(6)
     searches = []
-    found = send_queue.SendQueue.letters_of
+    found = send_queue.SendQueue.frames_of
 
-    def _counted(box: send_queue.SendQueue, keys: send_queue.Keys) -> list[send_queue.Letter]:
+    def _counted(box: send_queue.SendQueue, keys: send_queue.Keys) -> list[send_queue.Frame]:
         if keys.size and box is bench.core.clients.sessions[5].send_queue:
             searches.append(keys.size)
         return found(box, keys)
 
-    monkeypatch.setattr(send_queue.SendQueue, "letters_of", _counted)
+    monkeypatch.setattr(send_queue.SendQueue, "frames_of", _counted)
     for key in range(1, 9):
         resume(again, key, 0)
     assert searches == [1]
@@ -161,7 +161,7 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
         for key, position, tokens in more:
             assert position == taken.get(key, 0)
             taken[key] = position + tokens
-        again.confirm()
+        again.ack()
     assert taken == dict.fromkeys(range(1, 9), 100)
 
 
@@ -183,7 +183,7 @@ def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
     bench, worker, client = serving(processor__max_requests=4, processor__requests_per_peer=3)
     liar = bench.worker("liar")
     liar.publish(rows(range(100, 110)))
-    table = bench.core.book.table
+    table = bench.core.registry.table
     assert len(table) == 3
     liar.heard()
     for key in range(1, 4):
@@ -197,13 +197,13 @@ def test_hello_opens_no_requests() -> None:
     """A hello may name as many requests as it likes: those that no client asks for take no room and cost no answer."""
     bench = Bench()
     worker = bench.worker(request_keys=list(range(1, 1001)))
-    assert len(bench.core.book.table) == 0
+    assert len(bench.core.registry.table) == 0
     assert worker.heard_bodies().count("abort") == 0
     client = bench.client()
     resume(client, 7, 0)
     worker.publish(rows([7]))
     assert places(client) == [(7, 0, 1)]
-    assert len(bench.core.book.table) == 1
+    assert len(bench.core.registry.table) == 1
 
 
 def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
@@ -218,8 +218,8 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
         assert granted(worker) > worker.sequence, "the worker waits"
         worker.publish(rows([2], position=position))
         assert places(victim) == [(2, position, 1)]
-        victim.confirm()
-    assert {request.key for request in bench.core.book.table.open_requests()} == {2}
+        victim.ack()
+    assert {request.key for request in bench.core.registry.table.open_requests()} == {2}
 
 
 def test_handshakes_are_bounded() -> None:
@@ -262,7 +262,7 @@ def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyP
     drops = []
     drop = send_queue.SendQueue.drop_outputs
 
-    def _counted(box: send_queue.SendQueue) -> list[send_queue.Letter]:
+    def _counted(box: send_queue.SendQueue) -> list[send_queue.Frame]:
         drops.append(len(box))
         return drop(box)
 
@@ -273,4 +273,4 @@ def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyP
         resume(attacker, key, 0)
     assert len(drops) == 1
     assert bench.core.clients._budget.bytes == 0
-    assert len(bench.core.book.table) == 0
+    assert len(bench.core.registry.table) == 0

@@ -16,7 +16,7 @@ def steps(count: int) -> list[Step]:
 
 def counts(made: list[Step]) -> list[int]:
     """Return how many hold each step beside its maker."""
-    return [step.hold.count - 1 for step in made]
+    return [step.pending_ack.count - 1 for step in made]
 
 
 async def test_steps_come_in_order_and_are_held_until_the_next_is_asked_for() -> None:

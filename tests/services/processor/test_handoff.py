@@ -192,7 +192,7 @@ def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
     first.publish(FIRST)
-    bench.core.book.abort(1)
+    bench.core.registry.abort(1)
     assert aborted(second) == []
     second.admit(1)
     assert aborted(second) == [1]

@@ -52,7 +52,7 @@ def test_nothing_is_taken_before_the_hello() -> None:
     bench.clock.advance(0.01)
     worker.beat()
     assert worker.refusals() == [HELLO_FIRST]
-    assert len(bench.core.book.table) == 0
+    assert len(bench.core.registry.table) == 0
 
 
 def test_reconnected_worker_goes_on_where_it_was() -> None:
@@ -292,4 +292,4 @@ def test_other_major_version_is_refused_by_name() -> None:
     found = [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[b"x"]]
     assert found[1] == PROTOCOL
     assert found[0] in {RefusalReason.REFUSAL_REASON_SCHEMA_VERSION, PROTOCOL}
-    assert bench.core.letters.dropped == 2
+    assert bench.core.dead_letters.dropped == 2

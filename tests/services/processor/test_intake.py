@@ -140,7 +140,7 @@ def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
     worker.publish(rows([1]), step=1, part=(0, 2), step_rows=2)
     worker.publish(rows([2]), step=1, part=(1, 3), step_rows=3, indices=[1])
     assert client.errors() == {2: GAP}
-    assert bench.core.letters.dropped == 1
+    assert bench.core.dead_letters.dropped == 1
     assert bench.core.intake.refused == 1
 
 
@@ -156,7 +156,7 @@ def test_other_ranks_batches_are_dropped(differs: bool, counted: tuple[int, int]
     worker.item(encode(again), 2)
     assert tokens(client) == {}
     assert (bench.core.intake.duplicates, bench.core.intake.divergences) == counted
-    assert bench.core.letters.dropped == counted[1]
+    assert bench.core.dead_letters.dropped == counted[1]
     counts = worker.known.stream.counts
     assert (counts.repeated_parts, counts.divergent_parts) == counted
 
@@ -169,7 +169,7 @@ def test_refused_item_ends_the_requests_in_it() -> None:
     assert nan != data
     worker.item(nan, 1, checksum=crc32(nan))
     assert client.errors() == {1: GAP}
-    assert bench.core.letters.dropped == 1
+    assert bench.core.dead_letters.dropped == 1
     worker.publish(rows([2]))
     assert tokens(client) == {2: 1}
 
@@ -181,7 +181,7 @@ def test_draft_of_other_rows_is_kept_for_people_and_its_target_delivered() -> No
     worker.publish([Wanted(1, position=5)], step=1, kind=BatchKind.DRAFT)
     assert tokens(client) == {1: 1}
     assert bench.core.intake.refused == 1
-    assert bench.core.letters.dropped == 1
+    assert bench.core.dead_letters.dropped == 1
 
 
 def test_worker_tells_of_its_requests() -> None:
@@ -192,7 +192,7 @@ def test_worker_tells_of_its_requests() -> None:
     first, second = client.heard()
     assert (first.frame.admitted.request_key, first.frame.admitted.prompt_tokens) == (1, 7)
     assert (second.frame.error.request_key, second.frame.error.message) == (2, "broke")
-    request = bench.core.book.table.get(1)
+    request = bench.core.registry.table.get(1)
     assert request is not None
     assert (request.prompt_tokens, request.generate) == (7, None)
     assert worker.heard() == []
@@ -241,7 +241,7 @@ def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
     bench.core.intake.on_step = seen.append
     worker.publish(rows([1]))
     assert (len(feed), len(seen)) == (1, 1)
-    assert seen[0].hold.count == 2  # the feed's, and the letter's
+    assert seen[0].pending_ack.count == 2  # the feed's, and the letter's
     assert not bench.core.intake.is_throttled(worker.known)
     worker.publish(rows([1], position=1))
     assert bench.core.intake.is_throttled(worker.known)
@@ -266,7 +266,7 @@ def test_full_feed_gives_no_credit() -> None:
 def test_slow_iterator_ends_or_slows_its_worker(policy: str) -> None:
     """A request that nobody takes ends, or gets its worker no more credit, once more rows wait than may (case 20)."""
     bench, worker, _ = asked(slow_consumer=policy, request_buffer_rows=2, credit_items=4)
-    slow = bench.core.book.tokens(9)
+    slow = bench.core.registry.tokens(9)
     for position in range(3):
         worker.publish(rows([9], position=position))
     bench.advance(0.0)
@@ -276,7 +276,7 @@ def test_slow_iterator_ends_or_slows_its_worker(policy: str) -> None:
     assert slow.has_ended is (policy == "end")
     assert ("abort" in worker.heard_bodies()) is False
     if policy == "wait":
-        bench.core.book.buffers.forget(slow)
+        bench.core.registry.buffers.forget(slow)
         bench.advance(0.0)
         bench.advance(0.0)
         assert "credit" in worker.heard_bodies()
@@ -326,11 +326,11 @@ def test_defect_in_handing_out_ends_the_requests_it_touched(monkeypatch: pytest.
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.core.book.router, "route", broken)
+        patch.setattr(bench.core.registry.router, "route", broken)
         worker.publish(rows([1]))
     (heard,) = client.heard()
     assert (heard.frame.error.request_key, heard.frame.error.code) == (1, ErrorCode.ERROR_CODE_INTERNAL)
     worker.publish(rows([2], tokens=3))
     assert tokens(client) == {2: 3}
     assert bench.core.intake.defects == 1
-    assert worker.known.stream.holds.acknowledged == 1  # the second waits for its client to confirm
+    assert worker.known.stream.acks.acknowledged == 1  # the second waits for its client to confirm

@@ -52,9 +52,9 @@ async def test_request_that_a_client_has_is_not_lost() -> None:
     """A request can be iterated over here although it went elsewhere before: further rows come here."""
     async with running() as made:
         made.processor.generate(generate_of(5))
-        request = made.processor.book.table.get(5)
+        request = made.processor.registry.table.get(5)
         assert request is not None
-        made.processor.book.table.contexts[request.slot] = None
+        made.processor.registry.table.contexts[request.slot] = None
         tokens = made.processor.request(5)
         await made.worker.publish([Wanted(5, 0, 1, FINISHED)])
         assert len(await soon(taken(tokens))) == 1
@@ -80,7 +80,7 @@ async def test_request_that_is_wrong_or_cannot_be_taken_is_refused_at_once() -> 
         with pytest.raises(RequestFailedError) as refused:
             made.processor.generate(generate_of(5, model="other"))
         assert code(refused) == ErrorCode.ERROR_CODE_NO_WORKER
-        assert len(made.processor.book.table) == 0
+        assert len(made.processor.registry.table) == 0
 
 
 async def test_abort_ends_a_request_at_its_worker() -> None:
@@ -167,7 +167,7 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
             patched.setattr(made.processor.workers, "_take", fail)
             await made.worker.publish(rows([1]))
         with monkeypatch.context() as patched:
-            patched.setattr(made.processor.book, "expire", fail)
+            patched.setattr(made.processor.registry, "expire", fail)
             made.clock.advance(0.1)
             await turns()
         assert made.processor.is_listening

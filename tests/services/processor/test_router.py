@@ -60,9 +60,9 @@ def test_rows_are_settled_as_a_slow_model_says(
     assert table.ends() == {key: plain.end for key, plain in model.requests.items() if plain.end}
     places = {(row[0], row[2]) for row in handed_out}
     assert {(row[0], row[2]) for row in table.drafts()} <= places
-    for request in table.book.table.open_requests():
-        table.book.fail(request, ErrorCode.ERROR_CODE_INTERNAL, "the test is over")
-    assert [step.hold.count for step in made] == [1] * len(made)
+    for request in table.registry.table.open_requests():
+        table.registry.fail(request, ErrorCode.ERROR_CODE_INTERNAL, "the test is over")
+    assert [step.pending_ack.count for step in made] == [1] * len(made)
 
 
 def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
@@ -74,13 +74,13 @@ def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
         assert {row[0] for row in table.recorders[route].rows} == mine
         assert {row[0] for row in table.recorders[route].drafts} == mine
     assert sorted(table.rows()) == sorted(row_values(row) for row in step.rows.rows())
-    assert (table.book.router.counts.delivered, table.book.router.counts.tokens) == (6, 12)
+    assert (table.registry.router.counts.delivered, table.registry.router.counts.tokens) == (6, 12)
 
 
 def test_rows_of_nobody_go_nowhere() -> None:
     """Rows whose requests only `steps()` shows stay in the step and are given to no consumer."""
     table = Table({1: 0, 2: 0}, routes=1)
-    table.book.table.route[table.book.table.slots_of(batch(rows([1])).request_keys)] = NOBODY
+    table.registry.table.route[table.registry.table.slots_of(batch(rows([1])).request_keys)] = NOBODY
     step = table.route(batch(rows([1, 2])), 0)
     assert [row[0] for row in table.rows()] == [2]
     assert step.rows.request_keys.tolist() == [1, 2]
@@ -94,7 +94,7 @@ def test_step_keeps_only_what_is_new() -> None:
     assert step.target.request_keys.tolist() == [2]
     assert step.draft is not None
     assert step.draft.request_keys.tolist() == [2]
-    counts = table.book.router.counts
+    counts = table.registry.router.counts
     assert (counts.repeated, counts.early, counts.foreign) == (1, 1, 0)
 
 
@@ -127,8 +127,8 @@ def test_late_rows_of_an_ended_request_are_dropped() -> None:
     table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
     step = table.route(batch([Wanted(1, 1, 1)], step=2), 0)
     assert step.rows.row_count == 0
-    assert table.book.router.counts.late == 1
-    assert len(table.book.table) == 0
+    assert table.registry.router.counts.late == 1
+    assert len(table.registry.table) == 0
 
 
 def test_preemption_is_no_end_and_what_follows_is_not_lost() -> None:
@@ -146,11 +146,11 @@ def test_handed_off_request_goes_on_with_all_rows_and_tokens() -> None:
     """After a hand-off the next worker's rows follow, all of them with all their tokens, also early ones (case 27)."""
     table = Table({1: 0}, routes=1)
     early = [table.route(batch([Wanted(1, place, 2)], step=place), 1, takes_over=True) for place in (4, 2)]
-    assert [step.hold.count for step in early] == [2, 2]
+    assert [step.pending_ack.count for step in early] == [2, 2]
     assert table.rows() == []
     table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
     assert tokens_of(table.recorders[1], 1) == ids(1, 0, 6)
-    assert [step.hold.count for step in early] == [1, 1]
+    assert [step.pending_ack.count for step in early] == [1, 1]
     table.route(batch([Wanted(1, 6, 1, FINISHED)], step=9), 1, takes_over=True)
     assert table.recorders[1].finished == {1: FINISHED}
     assert tokens_of(table.recorders[1], 1) == ids(1, 0, 7)
@@ -163,21 +163,21 @@ def test_who_handed_off_says_nothing_more() -> None:
     table.route(batch([Wanted(1, 2, 1)]), 1)
     table.route(batch([Wanted(1, 1, 2)], step=2), 0)
     assert tokens_of(table.recorders[1], 1) == ids(1, 0, 3)
-    assert table.book.router.counts.foreign == 1
+    assert table.registry.router.counts.foreign == 1
 
 
 def test_early_rows_are_bounded() -> None:
     """As many rows of a request wait as may; one more lets go of the oldest, whose tokens will be missed aloud."""
     table = Table({1: 0}, request_buffer_rows=2)
     held = [table.route(batch([Wanted(1, place, 1)], step=place), 1) for place in (1, 2, 3)]
-    assert [step.hold.count for step in held] == [1, 2, 2]
+    assert [step.pending_ack.count for step in held] == [1, 2, 2]
     table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
-    request = table.book.table.get(1)
+    request = table.registry.table.get(1)
     assert request is not None
     assert len(request.early) == 2
-    assert table.book.table.owner[request.slot] == NO_STREAM
+    assert table.registry.table.owner[request.slot] == NO_STREAM
     table.clock.advance(10.0)
-    table.book.expire()
+    table.registry.expire()
     assert table.recorders[1].failed[1].message == "tokens 1 to 1 never came"
 
 
@@ -187,7 +187,7 @@ def test_single_early_row_may_be_replaced() -> None:
     table.route(batch([Wanted(1, 0, 5)]), 0)
     for place in (9, 5, 7):
         table.route(batch([Wanted(1, place, 1)], step=place), 1)
-    request = table.book.table.get(1)
+    request = table.registry.table.get(1)
     assert request is not None
     assert [int(early.step.rows.positions[0]) for early in request.early] == [7]
 
@@ -198,7 +198,7 @@ def test_rows_that_are_past_do_not_wait_on() -> None:
     past = table.route(batch([Wanted(1, 1, 1)]), 1)
     table.route(batch([Wanted(1, 0, 5)]), 0)
     table.route(batch([Wanted(1, 6, 1)], step=2), 1)
-    assert past.hold.count == 1
+    assert past.pending_ack.count == 1
 
 
 def test_unknown_request_is_ended_at_its_worker() -> None:
@@ -207,8 +207,8 @@ def test_unknown_request_is_ended_at_its_worker() -> None:
     step = table.route(batch([Wanted(99, 3, 1), Wanted(1, 0, 1)]), 0)
     assert step.rows.request_keys.tolist() == [1]
     assert table.aborted == [(0, 99)]
-    assert table.book.router.counts.unknown == 1
-    assert table.book.table.get(99) is None
+    assert table.registry.router.counts.unknown == 1
+    assert table.registry.table.get(99) is None
 
 
 def test_request_that_begins_here_waits_for_who_will_ask() -> None:
@@ -216,17 +216,17 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
     table = Table({})
     for number, row in enumerate([Wanted(99, 0, 2), Wanted(99, 2, 1, FINISHED)], 1):
         table.route(batch([row], step=number), 0)
-    request = table.book.table.get(99)
+    request = table.registry.table.get(99)
     assert request is not None
-    assert table.book.table.state[request.slot] == State.ENDED
-    assert len(table.book.buffers.tokens_of(request)) == 2
+    assert table.registry.table.state[request.slot] == State.ENDED
+    assert len(table.registry.buffers.tokens_of(request)) == 2
 
 
 def test_empty_step_is_nothing() -> None:
     """A step without rows is handed to nobody and is no error."""
     table = Table({1: 0})
     assert table.route(batch([]), 0).rows.row_count == 0
-    assert table.book.router.counts.delivered == 0
+    assert table.registry.router.counts.delivered == 0
 
 
 def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:

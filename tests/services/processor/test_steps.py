@@ -60,13 +60,13 @@ async def test_step_is_acknowledged_when_the_next_is_asked_for() -> None:
         await turns()
         await made.worker.publish(rows([1]))
         await soon(first)
-        holds = made.processor.workers.by_id["worker-0"].stream.holds
+        acks = made.processor.workers.by_id["worker-0"].stream.acks
         await made.pass_time(0.2)
-        assert holds.acknowledged == 0
+        assert acks.acknowledged == 0
         second = asyncio.ensure_future(anext(steps))
         await turns()
         await made.pass_time(0.2)
-        assert holds.acknowledged == 1
+        assert acks.acknowledged == 1
         assert (await made.worker.heard("ack")).ack.through_sequence == 1
         second.cancel()
         await turns()
@@ -123,7 +123,7 @@ async def test_who_leaves_the_iteration_holds_nothing_back() -> None:
         await soon(first)
         await steps.aclose()
         await made.pass_time(0.2)
-        assert made.processor.workers.by_id["worker-0"].stream.holds.acknowledged == 3
+        assert made.processor.workers.by_id["worker-0"].stream.acks.acknowledged == 3
         await made.worker.publish([Wanted(9, 0, 1, FINISHED)])
         assert len(await soon(taken(made.processor.request(9)))) == 1
 

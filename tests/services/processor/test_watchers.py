@@ -77,7 +77,7 @@ def test_what_does_not_fit_into_the_window_is_left_out() -> None:
         worker.admit(1)
     assert seen(watcher) == ["worker-0/7", "1"]
     assert bench.core.clients.watchers.skipped_items == 2
-    watcher.confirm()
+    watcher.ack()
     worker.admit(1)
     assert seen(watcher) == ["4"]
     bench.advance(0.0)

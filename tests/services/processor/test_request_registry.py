@@ -16,14 +16,14 @@ ROUTE = 1
 
 def known(table: Table, key: int) -> Request:
     """Return a request that must be open."""
-    request = table.book.table.get(key)
+    request = table.registry.table.get(key)
     assert request is not None
     return request
 
 
 def state(table: Table, key: int) -> State:
     """Return where a request stands."""
-    return State(table.book.table.state[known(table, key).slot])
+    return State(table.registry.table.state[known(table, key).slot])
 
 
 def positions(tokens: RequestTokens) -> list[tuple[int, int]]:
@@ -56,12 +56,12 @@ def test_middle_of_a_request_is_kept_only_where_its_beginning_may_have_been_else
     """Rows of a request that began before this processor did wait for its client; of others they are dropped."""
     table = Table({})
     (step,) = come(table, 9, 6, resumed=is_resumed)
-    assert step.hold.count == 1 + is_resumed
+    assert step.pending_ack.count == 1 + is_resumed
     if is_resumed:
         assert state(table, 9) is State.WAITING
         assert len(known(table, 9).early) == 1
     else:
-        assert table.book.table.get(9) is None
+        assert table.registry.table.get(9) is None
         assert table.aborted == [(0, 9)]
 
 
@@ -70,7 +70,7 @@ def test_full_table_takes_no_more() -> None:
     table = Table({1: 0}, max_requests=2)
     come(table, 2, 0)
     come(table, 3, 0)
-    assert table.book.table.get(3) is None
+    assert table.registry.table.get(3) is None
     assert table.aborted == [(0, 3)]
 
 
@@ -81,18 +81,18 @@ def test_waiting_rows_go_to_who_asks() -> None:
     """A request whose rows waited is taken over from a position on: nothing lost, and nothing twice (case 22)."""
     table = Table({})
     come(table, 9, 6, 9, 12)
-    tokens = table.book.tokens(9, 9)
+    tokens = table.registry.tokens(9, 9)
     assert positions(tokens) == [(9, 3), (12, 3)]
     come(table, 9, 15)
     assert positions(tokens)[-1] == (15, 3)
-    assert table.book.table.owner[known(table, 9).slot] == 0
+    assert table.registry.table.owner[known(table, 9).slot] == 0
 
 
 def test_request_whose_beginning_is_retained_goes_on() -> None:
     """After a restart a worker sends a request again from token 0: all rows wait in order, however many (case 17)."""
     table = Table({})
     come(table, 9, 0, 3, 6)
-    tokens = table.book.tokens(9, 0)
+    tokens = table.registry.tokens(9, 0)
     assert positions(tokens) == [(0, 3), (3, 3), (6, 3)]
     come(table, 9, 9)
     assert positions(tokens)[-1] == (9, 3)
@@ -103,7 +103,7 @@ def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
     """Rows from token 0 that a client holds already are not handed out twice (case 14)."""
     table = Table({})
     come(table, 9, 0, 3)
-    tokens = table.book.tokens(9, 5)
+    tokens = table.registry.tokens(9, 5)
     come(table, 9, 6)
     assert tokens.position == 5
     assert positions(tokens) == [(0, 3), (3, 3), (6, 3)]
@@ -112,10 +112,10 @@ def test_client_that_holds_more_than_is_sent_again_gets_the_rest() -> None:
 def test_claim_before_the_worker_is_there_waits_for_it() -> None:
     """A request may be asked for before any worker said that it has it, and goes on when one does."""
     table = Table({})
-    tokens = table.book.tokens(9, 6)
+    tokens = table.registry.tokens(9, 6)
     assert state(table, 9) is State.HANDED_OFF
-    table.book.answer(9, source(0))
-    assert (state(table, 9), table.book.table.owner[known(table, 9).slot]) == (State.OPEN, 0)
+    table.registry.answer(9, source(0))
+    assert (state(table, 9), table.registry.table.owner[known(table, 9).slot]) == (State.OPEN, 0)
     come(table, 9, 3, 6)
     assert positions(tokens) == [(6, 3)]
 
@@ -125,11 +125,11 @@ def test_claim_of_what_ended_gets_all_and_the_end() -> None:
     table = Table({})
     come(table, 9, 0)
     table.route(batch([Wanted(9, 3, 1, FINISHED)], step=9), 0)
-    tokens = table.book.tokens(9)
+    tokens = table.registry.tokens(9)
     assert positions(tokens) == [(0, 3), (3, 1)]
     assert tokens.status is FINISHED
-    assert table.book.table.get(9) is None
-    ended = table.book.table.ended(9)
+    assert table.registry.table.get(9) is None
+    ended = table.registry.table.ended(9)
     assert ended is not None
     assert ended.tokens == 4
 
@@ -138,9 +138,9 @@ def test_failed_before_anybody_asked() -> None:
     """An error that came before anybody asked is told to who does."""
     table = Table({})
     come(table, 9, 0)
-    table.book.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
-    assert table.book.table.owner[known(table, 9).slot] == NO_STREAM
-    tokens = table.book.tokens(9)
+    table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
+    assert table.registry.table.owner[known(table, 9).slot] == NO_STREAM
+    tokens = table.registry.tokens(9)
     assert tokens.error is not None
     assert tokens.error.emitted_tokens == 3
 
@@ -149,7 +149,7 @@ def test_lost_tokens_are_told_to_who_asks() -> None:
     """Where what is sent again begins after what a client holds, the request ends and says what is lost (case 21)."""
     table = Table({})
     come(table, 9, 6, has=(9,))
-    tokens = table.book.tokens(9, 4)
+    tokens = table.registry.tokens(9, 4)
     assert tokens.error is not None
     assert tokens.error.message == "tokens 4 to 5 never came from worker-0/7"
 
@@ -157,31 +157,31 @@ def test_lost_tokens_are_told_to_who_asks() -> None:
 def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
     """Of two workers that both have a request, as it was asked for twice, the first keeps it."""
     table = Table({1: 0})
-    table.book.answer(1, source(1))
+    table.registry.answer(1, source(1))
     assert table.aborted == [(1, 1)]
-    assert table.book.table.owner[known(table, 1).slot] == 0
-    table.book.answer(1, source(0))
-    table.book.answer(1, source(2, takes_over=True))
+    assert table.registry.table.owner[known(table, 1).slot] == 0
+    table.registry.answer(1, source(0))
+    table.registry.answer(1, source(2, takes_over=True))
     assert table.aborted == [(1, 1)]
 
 
 def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
     """A decode worker may know a request before its prefill worker has let go: that alone makes it nobody's."""
     table = Table({})
-    table.book.tokens(9, 6)
-    table.book.answer(9, source(1, takes_over=True))
-    assert table.book.table.owner[known(table, 9).slot] == NO_STREAM
-    table.book.answer(9, source(0))
-    assert table.book.table.owner[known(table, 9).slot] == 0
+    table.registry.tokens(9, 6)
+    table.registry.answer(9, source(1, takes_over=True))
+    assert table.registry.table.owner[known(table, 9).slot] == NO_STREAM
+    table.registry.answer(9, source(0))
+    assert table.registry.table.owner[known(table, 9).slot] == 0
 
 
 def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
     """A worker that comes back with a request that has ended here is told to end it, and it is not opened anew."""
     table = Table({1: 0})
-    table.book.fail(known(table, 1), ErrorCode.ERROR_CODE_WORKER_LOST, "lost", tell_worker=False)
-    table.book.answer(1, source(0))
+    table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_WORKER_LOST, "lost", tell_worker=False)
+    table.registry.answer(1, source(0))
     assert table.aborted == [(0, 1)]
-    assert table.book.table.get(1) is None
+    assert table.registry.table.get(1) is None
 
 
 # How long they may take.
@@ -191,12 +191,12 @@ def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
 def test_deadline(asked_ms: int, seconds: float) -> None:
     """A request ends at its own deadline or the processor's, whichever is earlier, and not a moment before."""
     table = Table({})
-    table.book.submit(generate_of(1, deadline_ms=asked_ms), 0, ROUTE)
+    table.registry.submit(generate_of(1, deadline_ms=asked_ms), 0, ROUTE)
     table.clock.advance(seconds - 0.01)
-    table.book.expire()
+    table.registry.expire()
     assert table.ends() == {}
     table.clock.advance(0.01)
-    table.book.expire()
+    table.registry.expire()
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_DEADLINE
     assert table.aborted == [(0, 1)]
 
@@ -204,16 +204,16 @@ def test_deadline(asked_ms: int, seconds: float) -> None:
 def test_aborted_request_is_waited_for_and_then_given_up() -> None:
     """An abort is told to the worker once, which has its time to say so; then the request ends without it."""
     table = Table({1: 0}, abort_timeout_ms=5000)
-    table.book.abort(1)
+    table.registry.abort(1)
     table.clock.advance(1.0)
-    table.book.abort(1)
-    table.book.abort(99)
+    table.registry.abort(1)
+    table.registry.abort(99)
     assert table.aborted == [(0, 1)]
     table.clock.advance(3.99)
-    table.book.expire()
+    table.registry.expire()
     assert table.ends() == {}
     table.clock.advance(0.01)
-    table.book.expire()
+    table.registry.expire()
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_ABORTED
 
 
@@ -229,14 +229,14 @@ def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], co
     """Nobody who goes on within the time, or only with later tokens, is an error that says which (case 27)."""
     table = Table({1: 0}, handoff_timeout_ms=10_000)
     table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
-    table.book.table.look_again(known(table, 1), table.clock.now())
+    table.registry.table.look_again(known(table, 1), table.clock.now())
     for position in comes:
         table.route(batch([Wanted(1, position, 1)], step=position), 1)
     table.clock.advance(9.99)
-    table.book.expire()
+    table.registry.expire()
     assert table.ends() == {}
     table.clock.advance(0.01)
-    table.book.expire()
+    table.registry.expire()
     assert (table.recorders[ROUTE].failed[1].code, table.recorders[ROUTE].failed[1].message) == (code, message)
 
 
@@ -245,19 +245,19 @@ def test_handed_off_request_is_given_up_without_being_looked_at_before() -> None
     table = Table({1: 0}, handoff_timeout_ms=10_000)
     table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
     table.clock.advance(10.0)
-    table.book.expire()
+    table.registry.expire()
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_HANDOFF
 
 
 def test_request_that_no_worker_has_ends() -> None:
     """Who asks for the rest of a request that no worker knows is told so after a while."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
-    tokens = table.book.tokens(9, 6)
+    tokens = table.registry.tokens(9, 6)
     table.clock.advance(9.99)
-    table.book.expire()
+    table.registry.expire()
     assert not tokens.has_ended
     table.clock.advance(0.01)
-    table.book.expire()
+    table.registry.expire()
     assert tokens.error is not None
     assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
@@ -265,10 +265,10 @@ def test_request_that_no_worker_has_ends() -> None:
 def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
     """A worker that takes over may say that it has a request; without a row of it nobody has, from any position."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
-    table.book.answer(9, source(1, takes_over=True))
-    tokens = table.book.tokens(9, 6)
+    table.registry.answer(9, source(1, takes_over=True))
+    tokens = table.registry.tokens(9, 6)
     table.clock.advance(10.0)
-    table.book.expire()
+    table.registry.expire()
     assert tokens.error is not None
     assert (tokens.error.code, tokens.error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 6)
 
@@ -278,14 +278,14 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
     table = Table({}, unclaimed_timeout_ms=10_000)
     first, second = come(table, 9, 0), come(table, 8, 6)
     table.clock.advance(9.99)
-    table.book.expire()
-    assert len(table.book.table) == 2
+    table.registry.expire()
+    assert len(table.registry.table) == 2
     table.clock.advance(0.01)
-    table.book.expire()
-    assert len(table.book.table) == 0
-    assert [step.hold.count for step in (*first, *second)] == [1, 1]
+    table.registry.expire()
+    assert len(table.registry.table) == 0
+    assert [step.pending_ack.count for step in (*first, *second)] == [1, 1]
     assert table.aborted == [(0, 9), (0, 8)]
-    assert table.book.counts.unclaimed == 2
+    assert table.registry.counts.unclaimed == 2
 
 
 def test_claim_gives_a_request_its_full_time() -> None:
@@ -293,12 +293,12 @@ def test_claim_gives_a_request_its_full_time() -> None:
     table = Table({}, unclaimed_timeout_ms=10_000, request_timeout_ms=100_000)
     come(table, 9, 0)
     table.clock.advance(9.0)
-    tokens = table.book.tokens(9)
+    tokens = table.registry.tokens(9)
     table.clock.advance(99.99)
-    table.book.expire()
+    table.registry.expire()
     assert not tokens.has_ended
     table.clock.advance(0.01)
-    table.book.expire()
+    table.registry.expire()
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_DEADLINE
 
@@ -309,7 +309,7 @@ def test_claim_gives_a_request_its_full_time() -> None:
 def test_lost_worker_ends_its_own_requests_alone() -> None:
     """All requests of a stream end when its worker is lost, and say so; the worker is not told, and others go on."""
     table = Table({1: 0, 2: 1, 3: 0})
-    assert table.book.end_those_of(0, "worker-0", "silent") == 2
+    assert table.registry.end_those_of(0, "worker-0", "silent") == 2
     assert table.ends() == {1: "failed", 3: "failed"}
     error = table.recorders[ROUTE].failed[1]
     assert (error.code, error.message) == (ErrorCode.ERROR_CODE_WORKER_LOST, "worker worker-0 is lost: silent")
@@ -320,7 +320,7 @@ def test_lost_worker_ends_its_own_requests_alone() -> None:
 def test_any_text_fits_an_error(message: str) -> None:
     """An error that a worker gave any text to can be told to a client."""
     table = Table({1: 0})
-    table.book.fail(known(table, 1), ErrorCode.ERROR_CODE_ENGINE, message)
+    table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_ENGINE, message)
     told = table.recorders[ROUTE].failed[1].message
     assert 0 < len(told.encode()) <= 1024
 
@@ -330,9 +330,9 @@ def test_ends_are_counted_by_their_name() -> None:
     table = Table({1: 0, 2: 0, 3: 0, 4: 0})
     table.route(batch([Wanted(4, 0, 1, FINISHED)]), 0)
     for key, code in ((1, ErrorCode.ERROR_CODE_GAP), (2, 98), (3, 99)):
-        table.book.fail(known(table, key), code, "x")  # type: ignore[arg-type]
-    assert table.book.counts.failed == {"gap": 1, "other": 2}
-    assert (table.book.counts.opened, table.book.counts.finished) == (4, 1)
+        table.registry.fail(known(table, key), code, "x")  # type: ignore[arg-type]
+    assert table.registry.counts.failed == {"gap": 1, "other": 2}
+    assert (table.registry.counts.opened, table.registry.counts.finished) == (4, 1)
 
 
 def test_early_rows_are_let_go_when_their_request_ends() -> None:
@@ -340,8 +340,8 @@ def test_early_rows_are_let_go_when_their_request_ends() -> None:
     table = Table({1: 0, 2: 0})
     (first,), (second,) = come(table, 1, 3, stream=1), come(table, 2, 3, stream=1)
     table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
-    table.book.fail(known(table, 2), ErrorCode.ERROR_CODE_ENGINE, "x")
-    assert (first.hold.count, second.hold.count) == (1, 1)
+    table.registry.fail(known(table, 2), ErrorCode.ERROR_CODE_ENGINE, "x")
+    assert (first.pending_ack.count, second.pending_ack.count) == (1, 1)
 
 
 def test_who_holds_a_stream_back_gives_way() -> None:
@@ -349,12 +349,12 @@ def test_who_holds_a_stream_back_gives_way() -> None:
     table = Table({1: 0}, slow_consumer="wait")
     made = batch([Wanted(8, 0, 1), Wanted(9, 0, 1)])
     step = table.route(made, 0)
-    slow = table.book.tokens(8)
+    slow = table.registry.tokens(8)
     (early,) = come(table, 1, 3, stream=1)
-    table.book.evict_slowest(step.hold, 0)
-    assert table.book.table.get(9) is None
+    table.registry.evict_slowest(step.pending_ack, 0)
+    assert table.registry.table.get(9) is None
     assert not slow.has_ended
-    table.book.evict_slowest(early.hold, 0)
+    table.registry.evict_slowest(early.pending_ack, 0)
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
 
 
@@ -362,34 +362,34 @@ def test_slow_iterator_ends_where_that_is_wanted() -> None:
     """With slow_consumer "end", an iterator that holds a stream back ends with an error, and its rows are let go."""
     table = Table({}, slow_consumer="end")
     steps = come(table, 9, 0, 3)
-    tokens = table.book.tokens(9)
-    table.book.evict_slowest(steps[0].hold, 0)
+    tokens = table.registry.tokens(9)
+    table.registry.evict_slowest(steps[0].pending_ack, 0)
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_SLOW_CLIENT
     assert tokens.error.message == "its consumer left 2 steps' tokens waiting, from token 0 on"
-    assert [step.hold.count for step in steps] == [1, 1]
+    assert [step.pending_ack.count for step in steps] == [1, 1]
     assert table.aborted == [(0, 9)]
 
 
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
     """While all steps are iterated over, requests that nobody else asked for are the iteration's, wherever they are."""
     table = Table({})
-    table.book.default_route = NOBODY
+    table.registry.default_route = NOBODY
     step = table.route(batch([Wanted(9, 6, 1)]), 0)
     assert step.rows.request_keys.tolist() == [9]
     request = known(table, 9)
-    assert (request.is_claimed, table.book.table.route[request.slot]) == (True, NOBODY)
-    table.book.answer(8, source(0))
-    assert table.book.table.get(8) is None
-    table.book.default_route = BUFFERED
+    assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, NOBODY)
+    table.registry.answer(8, source(0))
+    assert table.registry.table.get(8) is None
+    table.registry.default_route = BUFFERED
     table.route(batch([Wanted(9, 7, 1, FINISHED)], step=2), 0)
-    assert table.book.table.get(9) is None
+    assert table.registry.table.get(9) is None
 
 
 def test_claimed_tokens_are_true() -> None:
     """What an iterator is given after a restart is what the request really has."""
     table = Table({})
     come(table, 9, 0, 3, 6)
-    tokens = table.book.tokens(9, 0)
+    tokens = table.registry.tokens(9, 0)
     found = [token for step, place in tokens.waiting for token in step.rows.row(place).token_ids.tolist()]
     assert found == ids(9, 0, 9)

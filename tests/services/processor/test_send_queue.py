@@ -10,27 +10,27 @@ from tokenbus_contracts import BatchKind, Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
-from tokenbus_services.delivery import Hold
+from tokenbus_services.delivery import PendingAck
 from tokenbus_services.processor.send_queue import (
     Budget,
-    Letter,
+    Frame,
     SendQueue,
-    admitted_letter,
-    error_letter,
-    outputs_letters,
+    admitted_frame,
+    error_frame,
+    output_frames,
 )
 
 LIMITS = settings().limits
 
 
-def letter(size: int = 10, hold: Hold | None = None) -> Letter:
+def frame(size: int = 10, pending_ack: PendingAck | None = None) -> Frame:
     """Return a letter with tokens of some size."""
-    return Letter(ServerFrame(outputs=Outputs()), [bytes(size)], hold or Hold())
+    return Frame(ServerFrame(outputs=Outputs()), [bytes(size)], pending_ack or PendingAck())
 
 
-def news(key: int = 1) -> Letter:
+def news(key: int = 1) -> Frame:
     """Return a letter without tokens."""
-    return error_letter(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x"))
+    return error_frame(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x"))
 
 
 def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> SendQueue:
@@ -40,7 +40,7 @@ def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64,
     return made
 
 
-def read(made: Letter) -> ServerFrame:
+def read(made: Frame) -> ServerFrame:
     """Return what a letter says."""
     return read_frame(ServerFrame, made.body)
 
@@ -63,12 +63,12 @@ def test_window_of_one_sends_one_at_a_time() -> None:
     """With a window of one frame each letter waits for the confirmation of the one before it."""
     box = send_queue(window_frames=1)
     for _ in range(3):
-        box.put(letter())
+        box.put(frame())
     assert sent(box) == [1]
-    assert not box.confirm(2)
-    assert box.confirm(1)
+    assert not box.ack(2)
+    assert box.ack(1)
     assert sent(box) == [2]
-    assert box.confirm(2)
+    assert box.ack(2)
     assert sent(box) == [3]
 
 
@@ -76,30 +76,30 @@ def test_window_in_bytes_is_used_exactly() -> None:
     """Letters go out as long as their bytes fit exactly, and the next one with the room that a confirmation makes."""
     box = send_queue(window_bytes=20)
     for _ in range(3):
-        box.put(letter(10))
+        box.put(frame(10))
     assert sent(box) == [1, 2]
-    box.confirm(1)
+    box.ack(1)
     assert sent(box) == [3]
     box = send_queue(window_bytes=19)
     for _ in range(2):
-        box.put(letter(10))
+        box.put(frame(10))
     assert sent(box) == [1]
 
 
 def test_one_letter_may_be_of_any_size() -> None:
     """A letter that is larger than the whole window goes out alone: otherwise it would never."""
     box = send_queue(window_bytes=5)
-    box.put(letter(10))
-    box.put(letter(1))
+    box.put(frame(10))
+    box.put(frame(1))
     assert sent(box) == [1]
-    box.confirm(1)
+    box.ack(1)
     assert sent(box) == [2]
 
 
 def test_letter_that_could_not_be_sent_is_the_next_again() -> None:
     """A letter counts as sent only when it was; until then it is the same message, under the same number."""
     box = send_queue()
-    box.put(letter())
+    box.put(frame())
     assert box.next_message() == box.next_message()
     assert sent(box) == [1]
 
@@ -107,44 +107,44 @@ def test_letter_that_could_not_be_sent_is_the_next_again() -> None:
 def test_letters_are_kept_until_they_are_confirmed() -> None:
     """A confirmation lets go of all up to its number, with their holds and bytes, and of nothing else."""
     box = send_queue()
-    holds = [Hold() for _ in range(3)]
-    for hold in holds:
-        box.put(letter(10, hold))
+    acks = [PendingAck() for _ in range(3)]
+    for pending_ack in acks:
+        box.put(frame(10, pending_ack))
     sent(box)
-    assert [hold.count for hold in holds] == [2, 2, 2]
-    assert box.confirm(2)
-    assert [hold.count for hold in holds] == [1, 1, 2]
-    assert (len(box), box.bytes) == (1, box.letters()[0].cost)
-    assert [hold.holders for hold in holds] == [[], [], [box]]
-    assert box.confirm(2)
-    assert box.confirm(0)
+    assert [pending_ack.count for pending_ack in acks] == [2, 2, 2]
+    assert box.ack(2)
+    assert [pending_ack.count for pending_ack in acks] == [1, 1, 2]
+    assert (len(box), box.bytes) == (1, box.frames()[0].cost)
+    assert [pending_ack.holders for pending_ack in acks] == [[], [], [box]]
+    assert box.ack(2)
+    assert box.ack(0)
     assert len(box) == 1
 
 
 def test_confirming_what_was_not_sent_is_refused() -> None:
     """The last number that was sent can be confirmed, and the one after it not: nothing is let go for it."""
     box = send_queue()
-    box.put(letter())
-    assert not box.confirm(1)
+    box.put(frame())
+    assert not box.ack(1)
     sent(box)
-    assert not box.confirm(2)
+    assert not box.ack(2)
     assert len(box) == 1
-    assert box.confirm(1)
+    assert box.ack(1)
 
 
 def test_new_connection_sends_again_what_was_not_confirmed() -> None:
     """After a reconnect all that was not confirmed comes again first, in order, numbered from one (case 17)."""
     box = send_queue(window_frames=2)
-    letters = [letter(size) for size in (1, 2, 3, 4)]
-    for each in letters:
+    frames = [frame(size) for size in (1, 2, 3, 4)]
+    for each in frames:
         box.put(each)
     sent(box)
-    box.confirm(1)
+    box.ack(1)
     sent(box)
     box.connect(64, 1000)
-    assert box.letters() == letters[1:]
+    assert box.frames() == frames[1:]
     assert sent(box) == [1, 2, 3]
-    assert box.confirm(3)
+    assert box.ack(3)
     assert (len(box), box.bytes) == (0, 0)
 
 
@@ -152,14 +152,14 @@ def test_send_queue_is_over_full_beyond_its_bounds() -> None:
     """As many frames with tokens, or bytes of everything, as there may be are not too many; one more is."""
     box = send_queue(frames=2)
     for _ in range(2):
-        box.put(letter(50))
+        box.put(frame(50))
         box.put(news())
         assert not box.is_over_full
-    box.put(letter(0))
+    box.put(frame(0))
     assert box.is_over_full
-    assert (box.outputs, box.peak, box.peak_bytes) == (3, 5, sum(each.cost for each in box.letters()))
-    box = send_queue(frames=9, size=letter(100).cost)
-    box.put(letter(100))
+    assert (box.outputs, box.peak, box.peak_bytes) == (3, 5, sum(each.cost for each in box.frames()))
+    box = send_queue(frames=9, size=frame(100).cost)
+    box.put(frame(100))
     assert not box.is_over_full
     box.put(news())
     assert box.is_over_full
@@ -182,14 +182,14 @@ def test_news_costs_what_it_takes_in_memory() -> None:
 def test_last_row_is_known_to_be_on_its_way() -> None:
     """A frame is known by its number over all connections, until it is acknowledged or dropped."""
     box = send_queue()
-    box.put(letter())
-    box.put(letter())
+    box.put(frame())
+    box.put(frame())
     first, last = 1, box.last_ordinal
     assert box.still_holds(first)
     sent(box)
     box.connect(64, 1000)
     sent(box)
-    box.confirm(1)
+    box.ack(1)
     assert (box.still_holds(first), box.still_holds(last)) == (False, True)
     box.drop_outputs()
     assert not box.still_holds(last)
@@ -199,14 +199,14 @@ def test_last_row_is_known_to_be_on_its_way() -> None:
 def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
     """A slow client's tokens are let go; how its requests ended is still told, also what was sent already."""
     box = send_queue()
-    hold = Hold()
-    box.put(letter(10, hold))
+    pending_ack = PendingAck()
+    box.put(frame(10, pending_ack))
     box.put(news(7))
     if is_sent:
         sent(box)
     (dropped,) = box.drop_outputs()
-    assert dropped.hold is hold
-    assert hold.count == 1
+    assert dropped.pending_ack is pending_ack
+    assert pending_ack.count == 1
     assert (len(box), box.outputs) == (1, 0)
     assert not box.is_over_full
     assert sent(box) == [3 if is_sent else 1]
@@ -215,12 +215,12 @@ def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
 def test_discarding_lets_everything_go() -> None:
     """A client that is gone holds nothing back."""
     box = send_queue(window_frames=1)
-    holds = [Hold(), Hold()]
-    for hold in holds:
-        box.put(letter(10, hold))
+    acks = [PendingAck(), PendingAck()]
+    for pending_ack in acks:
+        box.put(frame(10, pending_ack))
     sent(box)
     box.discard()
-    assert [hold.count for hold in holds] == [1, 1]
+    assert [pending_ack.count for pending_ack in acks] == [1, 1]
     assert (len(box), box.bytes) == (0, 0)
     box.connect(64, 1000)
     assert sent(box) == []
@@ -230,11 +230,11 @@ def test_room_in_the_window() -> None:
     """There is room as long as a letter that is put now would go out now."""
     box = send_queue(window_frames=2)
     assert box.has_room_in_window
-    box.put(letter())
+    box.put(frame())
     assert not box.has_room_in_window
     sent(box)
     assert box.has_room_in_window
-    box.put(letter())
+    box.put(frame())
     sent(box)
     assert not box.has_room_in_window
 
@@ -242,7 +242,7 @@ def test_room_in_the_window() -> None:
 def test_letter_is_a_selection_of_the_step() -> None:
     """A client's rows go out as they are in the step, marked as a selection, under their worker's name (case 16)."""
     target = batch(rows([3, 5], tokens=2), step=9).select([1, 0]).select([0, 1])
-    (made,) = outputs_letters(target, None, Hold(), LIMITS)
+    (made,) = output_frames(target, None, PendingAck(), LIMITS)
     found = decode(made.parts[0])
     assert read(made) == ServerFrame(outputs=Outputs(has_draft=False))
     assert (found.header.selection, found.header.step, found.header.draft_follows) == (True, 9, False)
@@ -253,7 +253,7 @@ def test_letter_is_a_selection_of_the_step() -> None:
 def test_draft_follows_its_target() -> None:
     """What was drafted is the letter's second part, and the first one says that it is there (case 4)."""
     target, draft = batch(rows([3, 5])), batch(rows([3, 5]), kind=BatchKind.DRAFT)
-    (made,) = outputs_letters(target, draft, Hold(), LIMITS)
+    (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     first, second = (decode(part) for part in made.parts)
     assert read(made).outputs.has_draft
     assert (first.header.draft_follows, second.header.draft_follows) == (True, False)
@@ -268,7 +268,7 @@ def test_more_rows_than_a_message_may_have_become_several_letters(count: int, si
     wanted = rows(range(1, count + 1))
     target = batch(wanted)
     draft = batch(wanted[::-1], indices=range(count)[::-1], kind=BatchKind.DRAFT)
-    made = outputs_letters(target, draft, Hold(), limits)
+    made = output_frames(target, draft, PendingAck(), limits)
     targets, drafts = ([decode(each.parts[part], limits) for each in made] for part in (0, 1))
     assert [each.row_count for each in targets] == sizes
     assert sum(keys(targets), []) == list(range(1, count + 1))  # noqa: RUF017 - a few
@@ -278,19 +278,19 @@ def test_more_rows_than_a_message_may_have_become_several_letters(count: int, si
 def test_rows_of_one_request_are_found() -> None:
     """A request's row in a letter is found with what was drafted for it; letters without are not looked at."""
     target, draft = batch([Wanted(3), Wanted(5)]), batch([Wanted(3), Wanted(5)], kind=BatchKind.DRAFT)
-    (made,) = outputs_letters(target, draft, Hold(), LIMITS)
+    (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     five = np.array([5], np.uint64)
     found = made.rows_of(five, LIMITS)
     assert [each.request_keys.tolist() for each in found if each is not None] == [[5], [5]]
-    (bare,) = outputs_letters(target, draft.select(np.array([0])), Hold(), LIMITS)
+    (bare,) = output_frames(target, draft.select(np.array([0])), PendingAck(), LIMITS)
     assert bare.rows_of(five, LIMITS)[1] is None
-    (other,) = outputs_letters(batch([Wanted(4), Wanted(6)]), None, Hold(), LIMITS)
+    (other,) = output_frames(batch([Wanted(4), Wanted(6)]), None, PendingAck(), LIMITS)
     box = send_queue(frames=9)
     for each in (other, made, news(5), bare, other):
         box.put(each)
-    assert box.letters_of(five) == [made, bare]
-    assert box.letters_of(np.array([4, 3], np.uint64)) == [other, made, bare, other]
-    assert box.letters_of(np.array([9], np.uint64)) == []
+    assert box.frames_of(five) == [made, bare]
+    assert box.frames_of(np.array([4, 3], np.uint64)) == [other, made, bare, other]
+    assert box.frames_of(np.array([9], np.uint64)) == []
 
 
 def test_number_is_put_before_a_frame_as_protobuf_writes_it() -> None:
@@ -310,12 +310,12 @@ def test_schema_sized_steps_split_into_letters() -> None:
     """A step of 1025 rows, in two parts, becomes two letters for a client that takes all of them (case 26)."""
     limits = Limits.schema()
     columns = batch([Wanted(key, top_k=0) for key in range(1, 1026)])
-    made = outputs_letters(columns, None, Hold(), limits)
+    made = output_frames(columns, None, PendingAck(), limits)
     assert [decode(each.parts[0], limits).row_count for each in made] == [1024, 1]
 
 
 def test_news_says_what_it_is() -> None:
     """An admission and an error are letters without parts, holds and bytes."""
     admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
-    made = admitted_letter(admitted)
-    assert (read(made).admitted, made.parts, made.hold, made.size) == (admitted, [], None, 0)
+    made = admitted_frame(admitted)
+    assert (read(made).admitted, made.parts, made.pending_ack, made.size) == (admitted, [], None, 0)
