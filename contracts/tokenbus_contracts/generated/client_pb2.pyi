@@ -2,15 +2,16 @@
 from tokenbus_contracts.generated import bounds_pb2 as _bounds_pb2
 from tokenbus_contracts.generated import request_pb2 as _request_pb2
 from tokenbus_contracts.generated import stream_pb2 as _stream_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientFrame(_message.Message):
-    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye")
+    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye", "status")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +20,7 @@ class ClientFrame(_message.Message):
     WATCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     hello: ClientHello
     generate: _request_pb2.Generate
     abort: _request_pb2.Abort
@@ -27,10 +29,11 @@ class ClientFrame(_message.Message):
     watch: Watch
     heartbeat: _stream_pb2.Heartbeat
     goodbye: _stream_pb2.Goodbye
-    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
+    status: StatusRequest
+    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye")
+    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +44,7 @@ class ServerFrame(_message.Message):
     WATCHED_ITEM_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     number: int
     welcome: ClientWelcome
     refusal: _stream_pb2.Refusal
@@ -51,7 +55,8 @@ class ServerFrame(_message.Message):
     watched_item: _stream_pb2.Item
     heartbeat: _stream_pb2.Heartbeat
     goodbye: _stream_pb2.Goodbye
-    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ...) -> None: ...
+    status: ProcessorStatus
+    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
     __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "session", "proof")
@@ -122,3 +127,63 @@ class WatchedStream(_message.Message):
     epoch: int
     hello: _stream_pb2.Hello
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[_stream_pb2.Hello, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProcessorStatus(_message.Message):
+    __slots__ = ("open_requests", "finished_requests", "failed_requests", "refused_requests", "connected_clients", "steps", "tokens", "lost_items", "gaps", "workers")
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOST_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    open_requests: int
+    finished_requests: int
+    failed_requests: int
+    refused_requests: int
+    connected_clients: int
+    steps: int
+    tokens: int
+    lost_items: int
+    gaps: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, open_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., connected_clients: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., lost_items: _Optional[int] = ..., gaps: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker_id", "epoch", "role", "model", "is_connected", "open_requests", "lag_items", "pending_items", "steps", "tokens", "gaps", "replays", "draft_tokens", "accepted_tokens")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LAG_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: int
+    role: _stream_pb2.WorkerRole
+    model: str
+    is_connected: bool
+    open_requests: int
+    lag_items: int
+    pending_items: int
+    steps: int
+    tokens: int
+    gaps: int
+    replays: int
+    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ...) -> None: ...

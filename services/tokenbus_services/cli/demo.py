@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.demonstration.asking import Asked, ask, requests
 from tokenbus_services.cli.demonstration.front import Front, front_of
@@ -20,7 +21,6 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
 from tokenbus_services.cli.local.gateway import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.cli.local.state import State, state_of
 from tokenbus_services.cli.local.stopping import told_to_stop
 from tokenbus_services.cli.local.suspending import suspended_together
 from tokenbus_services.cli.progress import Progress
@@ -44,6 +44,7 @@ examples:
 """
 _REQUESTS, _TOKENS = 200, 96
 _MOST_SECONDS = 120.0
+_STATUS_SECONDS = 10.0
 _INTERRUPTED = 130
 _BAR = 30
 _AHEAD = 65_536
@@ -178,7 +179,7 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         done = sum(not answer.error for answer in asked.answers)
         bar = ("#" * (_BAR * done // _REQUESTS)).ljust(_BAR, ".")
         show.line(f"   [{bar}] {done}/{_REQUESTS} {asked.tokens:,} tokens in {asked.seconds:.2f} s")
-        state = await state_of(system.processor.metrics) or State()
+        status = await client.status(timeout_seconds=_STATUS_SECONDS)
 
         show.title("3. One of the answers, each token with its probability")
         for line in sample(max(asked.answers, key=_length_to_look_at)):
@@ -190,7 +191,7 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         show.title(f"4. Rates, {REQUESTS} requests at once: medians of rounds in turns, and their lowest and highest")
         found = await rates(client, lambda number, of: show.bar(number, of, "rounds"))
         truth = await asyncio.to_thread(computed, wanted, settings.limits)
-        outcome = _outcome(asked, differing(asked.answers, truth), found, state, front)
+        outcome = _outcome(asked, differing(asked.answers, truth), found, status, front)
         for line in outcome.told_rates():
             show.line(line)
         show.title("5. Summary")
@@ -199,8 +200,10 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
     return outcome
 
 
-def _outcome(asked: Asked, wrong: int, found: dict[str, Rate], state: State, front: Front | None) -> Outcome:
-    return Outcome(asked, wrong, found, state.tokens, heads_of(asked), front)
+def _outcome(asked: Asked, wrong: int, found: dict[str, Rate], status: ProcessorStatus, front: Front | None) -> Outcome:
+    return Outcome(
+        asked, wrong, found, {worker.worker_id: worker.tokens for worker in status.workers}, heads_of(asked), front
+    )
 
 
 def _length_to_look_at(answer: object) -> int:

@@ -22,9 +22,8 @@ examples:
     -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
 
 settings that matter: gateway.* (what it takes and holds), bus.clients_address (where the processor is), bus.key_file
-and bus.server_key (docs/security.md), limits.max_top_k (the most alternatives), metrics.address (where the processor's
-metrics are read for /bus and /readyz), gateway.metrics_address (empty: its own metrics are at /metrics alone). It needs
-the extra gateway.
+and bus.server_key (docs/security.md), limits.max_top_k (the most alternatives), gateway.metrics_address (empty: its
+metrics are at /metrics alone). It needs the extra gateway.
 """
 
 

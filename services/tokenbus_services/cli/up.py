@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import sys
+from contextlib import suppress
 from functools import partial
 
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
@@ -11,10 +12,10 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.gateway import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.cli.local.screen import Screen, described, shown
-from tokenbus_services.cli.local.state import State, state_of
+from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
 from tokenbus_services.cli.local.stopping import told_to_stop
 from tokenbus_services.cli.local.suspending import suspended_together
+from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
@@ -144,17 +145,18 @@ async def _until_over(system: LocalSystem, screen: Screen, stop: asyncio.Event) 
 
 
 async def _show_state(system: LocalSystem, screen: Screen) -> None:
-    """Show on a terminal how it does, now and then."""
+    """Show the processor's status on a terminal, once a second."""
     if screen.as_json or not sys.stderr or not sys.stderr.isatty():
         return
     loop = asyncio.get_running_loop()
-    before, since = State(), loop.time()
-    while True:
-        await asyncio.sleep(_LOOK_SECONDS)
-        state, now = await state_of(system.processor.metrics), loop.time()
-        if state is not None:
-            screen.progress.show(partial(state.line, now - since, before))
-            before, since = state, now
+    tokens, since = 0, loop.time()
+    async with Client(system.plan.settings) as client:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(TimeoutError):
+                status, now = await client.status(), loop.time()
+                screen.progress.show(partial(status_line, status, (status.tokens - tokens) / (now - since)))
+                tokens, since = status.tokens, now
 
 
 def _check_counts(options: argparse.Namespace, settings: Settings) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from tokenbus_contracts import LogprobBatch
-from tokenbus_contracts.generated.client_pb2 import ClientHello, ServerFrame, WatchedStream
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, ServerFrame, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
@@ -134,6 +134,16 @@ class Client:
         """Ask for a request's end; tokens on their way still come."""
         self._session.abort(key)
         self._link.wake()
+
+    async def status(self, *, timeout_seconds: float = 1.0) -> ProcessorStatus:
+        """Return how the processor and its workers do, at most a tenth of a second old.
+
+        Raises a TimeoutError if no processor answers in time.
+        """
+        status = self._session.ask_status()
+        self._link.wake()
+        async with asyncio.timeout(timeout_seconds):
+            return await asyncio.shield(status)
 
     async def watch(
         self, worker_id: str = "", *, most: int = 1024

@@ -1,5 +1,6 @@
 """A client's side of the client protocol, without sockets and without a clock of its own."""
 
+import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from tokenbus_contracts.generated.client_pb2 import (
     ClientHello,
     ClientWelcome,
     Confirm,
+    ProcessorStatus,
     Resume,
     ServerFrame,
+    StatusRequest,
     Watch,
 )
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
@@ -64,6 +67,7 @@ class ClientSession(ReconnectingSession):
         self._number = 0
         self._confirmed = 0
         self._watched_worker: str | None = None
+        self._status: asyncio.Future[ProcessorStatus] | None = None
         self._strays: dict[int, None] = {}
         """Keys whose rows need no abort any more, the oldest first."""
         self.requests: dict[int, OpenRequest] = {}
@@ -116,6 +120,13 @@ class ClientSession(ReconnectingSession):
         """Ask to be shown a worker's streams, or every worker's."""
         self._say(ClientFrame(watch=Watch(worker_id=worker_id)))
         self._watched_worker = worker_id
+
+    def ask_status(self) -> asyncio.Future[ProcessorStatus]:
+        """Ask for the processor's status; all that ask before it comes share one future."""
+        self._say(ClientFrame(status=StatusRequest()))
+        if self._status is None:
+            self._status = asyncio.get_running_loop().create_future()
+        return self._status
 
     def _say(self, frame: ClientFrame) -> bool:
         """Queue a frame, and tell whether it will go out; a ContractError says which bound it breaks.
@@ -171,6 +182,10 @@ class ClientSession(ReconnectingSession):
                 self._failed(frame.error)
             case "heartbeat":
                 self._echo_ns = frame.heartbeat.sent_at_ns
+            case "status":
+                status, self._status = self._status, None
+                if status is not None:
+                    status.set_result(frame.status)
             case "watched_item" | "watched_stream":
                 self.on_watched(frame, parts[0] if parts else b"")
             case "goodbye":
@@ -328,6 +343,8 @@ class ClientSession(ReconnectingSession):
                 self._say(ClientFrame(abort=Abort(request_key=key)))
         if self._watched_worker is not None:
             self._say(ClientFrame(watch=Watch(worker_id=self._watched_worker)))
+        if self._status is not None:
+            self._say(ClientFrame(status=StatusRequest()))
 
     # What goes out.
 

@@ -25,7 +25,7 @@ from tokenbus_services.gateway.inspection import InspectedAnswer
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.page import Page
-from tokenbus_services.gateway.processor_metrics import UnknownBusError
+from tokenbus_services.gateway.processor_status import UnknownStatusError, bus_panel
 from tokenbus_services.gateway.request_body import body_of, json_of
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
@@ -152,8 +152,8 @@ class Routes:
 
     async def _bus(self, _request: Request) -> Response:
         try:
-            return _json(await self._gateway.processor.bus())
-        except UnknownBusError as error:
+            return _json(bus_panel(await self._gateway.status.get(), time.time()))
+        except UnknownStatusError as error:
             return _json({"error": str(error)}, 503)
 
     async def _healthz(self, request: Request) -> Response:

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -12,10 +11,10 @@ from prometheus_client.registry import Collector
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.callers import Callers
-from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
+from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.dispatcher import Feed
 from tokenbus_services.gateway.metrics import GATEWAY
-from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
+from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tables import tables_of
 from tokenbus_services.gateway.tls import Certificate
@@ -47,7 +46,7 @@ class Gateway:
         self.callers = Callers(settings.gateway)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
-        self.processor = ProcessorMetrics(settings)
+        self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.collector: Collector = _GatewayCollector(self)
@@ -88,18 +87,17 @@ class Gateway:
         return Health(tuple(problems), facts)
 
     async def why_not_ready(self) -> list[str]:
-        """Return why requests would find no worker; nothing: they would find one, as far as is known."""
+        """Return why a request would find no worker; empty if it would find one."""
         if self.feed.is_draining:
             return ["it is stopping"]
         if self.client.session.state is not SessionState.OPEN:
             return ["no processor answers"]
-        if not self.processor.is_asked:  # then nobody says which workers there are
-            return []
         try:
-            workers = (await self.processor.bus())["workers"]
-        except UnknownBusError as error:
+            status = await self.status.get()
+        except UnknownStatusError as error:
             return [str(error)]
-        return [] if _take_requests(workers, self.reader.models) else ["no worker is connected that takes requests"]
+        is_ready = takes_requests(status.workers, self.reader.models)
+        return [] if is_ready else ["no worker is connected that takes requests"]
 
 
 @asynccontextmanager
@@ -117,17 +115,6 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
             gateway.feeding = None
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-
-
-def _take_requests(workers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> bool:
-    """Tell whether a worker takes requests for one of the models, and another goes on where it does not itself."""
-    connected = [worker for worker in workers if worker["connected"]]
-    goes_on = {worker["model"] for worker in connected if worker["role"] == "decode"}
-    return any(
-        worker["role"] == "mixed" or (worker["role"] == "prefill" and worker["model"] in goes_on)
-        for worker in connected
-        if DEFAULT_MODEL in models or worker["model"] in models
-    )
 
 
 class _GatewayCollector(Collector):

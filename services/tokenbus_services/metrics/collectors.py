@@ -14,7 +14,7 @@ from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.metrics.peers import PEERS, SPECULATION
 from tokenbus_services.metrics.publisher import PUBLISHER, PublisherView
 from tokenbus_services.metrics.requests import REQUESTS, TIMES
-from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.metrics.steps import StepTimes
 from tokenbus_services.metrics.streams import STREAMS
 from tokenbus_services.metrics.view import ProcessorView
 from tokenbus_services.processor import Processor
@@ -30,19 +30,19 @@ class ProcessorCollector(Collector):
     def __init__(
         self,
         processor: Processor,
-        statistics: StepStatistics,
+        times: StepTimes,
         watch: LoopWatch,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Take the processor, what measures its steps and its loop, and the time of day in seconds."""
         self._processor = processor
-        self._statistics = statistics
+        self._times = times
         self._watch = watch
         self._wall = wall
 
     def collect(self) -> Iterator[Metric]:
         """Read all metrics, one after the other."""
-        view = ProcessorView(self._processor, self._statistics, self._watch, self._wall)
+        view = ProcessorView(self._processor, self._times, self._watch, self._wall)
         yield from collect(PROCESSOR, view)
         yield from of_process("processor")
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.metrics.families import Family, Kind, Samples, one
-from tokenbus_services.metrics.speculation import Speculation, ratio
 from tokenbus_services.metrics.view import ProcessorView
+from tokenbus_services.processor.speculation import Speculation, ratio
+from tokenbus_services.processor.status import assigned_requests
 
 
 def _connected(view: ProcessorView) -> Samples:
@@ -23,12 +22,11 @@ def _clients(view: ProcessorView) -> Samples:
 
 
 def _assigned(view: ProcessorView) -> Samples:
-    table = view.processor.registry.table
     for worker in view.workers:
-        hello, stream = worker.stream.hello, worker.source.stream
+        hello = worker.stream.hello
         role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
         state = "away" if worker.peer is None else "connected"
-        requests = int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
+        requests = assigned_requests(worker, view.processor.registry.table)
         yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), requests
 
 
@@ -247,8 +245,8 @@ PEERS: tuple[Family[ProcessorView], ...] = (
 
 def _speculation(read: Callable[[Speculation], float | None]) -> Callable[[ProcessorView], Samples]:
     def samples(view: ProcessorView) -> Samples:
-        for worker, speculation in view.statistics.speculation():
-            value = read(speculation)
+        for worker, counts in view.counts:
+            value = read(counts.speculation)
             if value is not None:
                 yield (worker,), value
 
@@ -257,8 +255,8 @@ def _speculation(read: Callable[[Speculation], float | None]) -> Callable[[Proce
 
 def _heads(read: Callable[[tuple[int, int, int]], float]) -> Callable[[ProcessorView], Samples]:
     def samples(view: ProcessorView) -> Samples:
-        for worker, speculation in view.statistics.speculation():
-            yield from (((worker, str(head[0])), read(head)) for head in speculation.heads())
+        for worker, counts in view.counts:
+            yield from (((worker, str(head[0])), read(head)) for head in counts.speculation.heads())
 
     return samples
 

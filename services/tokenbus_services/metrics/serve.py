@@ -10,7 +10,7 @@ from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCo
 from tokenbus_services.metrics.health import processor_health, publisher_health
 from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.metrics.server import MetricsServer
-from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.metrics.steps import StepTimes
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
@@ -22,13 +22,12 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
     On the processor's event loop. A MetricsAddressError says why the address cannot be used.
     """
     loop = asyncio.get_running_loop()
-    # Twice as many as are here, so that one that comes back goes on from where it was.
-    statistics = StepStatistics(2 * processor.settings.processor.max_workers, processor.clock.now)
+    times = StepTimes(processor.clock.now)
     watch = LoopWatch(lambda: loop, time.monotonic)
     server = MetricsServer(
         "metrics.address",
         processor.settings.metrics.address,
-        ProcessorCollector(processor, statistics, watch),
+        ProcessorCollector(processor, times, watch),
         lambda: processor_health(processor, watch),
         watch,
     )
@@ -38,7 +37,7 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
     def observe(step: Step) -> None:
         """Measure a step, after whoever listened before."""
         before(step)
-        statistics.observe(step)
+        times.observe(step)
 
     if server.address:
         processor.intake.on_step = observe

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.metrics.steps import StepTimes
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts
@@ -21,12 +21,10 @@ class ProcessorView:
     waits: two numbers of one scrape may be a moment apart.
     """
 
-    def __init__(
-        self, processor: Processor, statistics: StepStatistics, watch: LoopWatch, wall: Callable[[], float]
-    ) -> None:
+    def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch, wall: Callable[[], float]) -> None:
         """Take the processor and what measures it; `wall` is the time of day, in seconds."""
         self.processor = processor
-        self.statistics = statistics
+        self.times = times
         self.watch = watch
         self.now = wall()
         self.workers: list[Worker] = list(processor.workers.by_id.values())
@@ -38,7 +36,7 @@ class ProcessorView:
 
     def each_count(self, read: Callable[[StreamCounts], float]) -> Samples:
         """Read a count of every worker, and of those that were here."""
-        return (((name,), read(counts)) for name, counts in self._counts)
+        return (((name,), read(counts)) for name, counts in self.counts)
 
     def lags(self) -> Samples:
         """Return how long ago each worker's last step was made; none for who has handed out none, or does not say."""
@@ -49,10 +47,11 @@ class ProcessorView:
     def missing_drafts(self) -> Samples:
         """Return how many drafts never came, of every worker and of those that were here."""
         here = {worker.stream.worker_id: worker.assembler.drafts_missing for worker in self.workers}
-        return (((name,), counts.missing_drafts + here.get(name, 0)) for name, counts in self._counts)
+        return (((name,), counts.missing_drafts + here.get(name, 0)) for name, counts in self.counts)
 
     @cached_property
-    def _counts(self) -> list[tuple[str, StreamCounts]]:
+    def counts(self) -> list[tuple[str, StreamCounts]]:
+        """What was counted of every worker, and of those that left lately."""
         found = dict(self.processor.workers.departed.copy())
         found.update((worker.stream.worker_id, worker.stream.counts) for worker in self.workers)
         return list(found.items())

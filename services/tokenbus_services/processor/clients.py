@@ -35,6 +35,7 @@ from tokenbus_services.processor.requests import NO_OWNER, Request
 from tokenbus_services.processor.resumes import Resumes, has_last_row
 from tokenbus_services.processor.send_queue import Budget, SendQueue, admitted_frame, error_frame, reached_in
 from tokenbus_services.processor.session import Session
+from tokenbus_services.processor.status import STATUS_INTERVAL, StatusReport
 from tokenbus_services.processor.unknown_peers import UnknownPeers
 from tokenbus_services.processor.watchers import Watchers
 from tokenbus_services.processor.worker import RefusedError, protocol_error
@@ -74,6 +75,7 @@ class ClientConnections:
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._budget = Budget(settings.clients.buffer_bytes)
         self.sessions: dict[int, Session] = {}
+        self._status = StatusReport(dispatch)
         self.resumes = Resumes(self._registry, self.sessions, self._is_alive)
         self.is_draining = False
         self.refused = 0
@@ -126,17 +128,22 @@ class ClientConnections:
                 _check_role(session.may_ask, Role.CLIENT)
                 self.resumes.add(session, frame.resume)
             case "confirm":
-                if not session.send_queue.ack(frame.confirm.through_number):
-                    number = frame.confirm.through_number
-                    raise ContractError("confirm.through_number", "a number that was sent", number)
-                self._send_frames(session)
+                self._ack(session, frame.confirm.through_number)
             case "watch":
                 _check_role(session.may_watch, Role.OBSERVER)
                 self.watchers.add(session, frame.watch.worker_id)
             case "heartbeat":
                 session.echo_ns = frame.heartbeat.sent_at_ns
+            case "status":
+                session.wants_status = True
+                self._send_status(session, session.last_heard)
             case "goodbye":
                 self._end(session, "it said goodbye")
+
+    def _ack(self, session: Session, number: int) -> None:
+        if not session.send_queue.ack(number):
+            raise ContractError("confirm.through_number", "a number that was sent", number)
+        self._send_frames(session)
 
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session.may_ask, Role.CLIENT)
@@ -369,8 +376,17 @@ class ClientConnections:
             self._end(session, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
         elif session.peer is not None:
             self._send_frames(session)
+            self._send_status(session, now)
             if now >= session.next_heartbeat:
                 self._send_heartbeat(session, now)
+
+    def _send_status(self, session: Session, now: float) -> None:
+        """Answer a status request, or leave it to a later tick: too soon after the last answer, or the link is full."""
+        if session.wants_status and now >= session.next_status:
+            connected = sum(each.peer is not None for each in self.sessions.values())
+            message = self._status.message(now, connected)
+            if session.peer is not None and self._peers.send(session.peer, message) is Outcome.SENT:
+                session.wants_status, session.next_status = False, now + STATUS_INTERVAL
 
     def _send_heartbeat(self, session: Session, now: float) -> Outcome:
         session.next_heartbeat = now + self._interval

@@ -10,6 +10,7 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_services.delivery.errors import brief, code_name
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request
+from tokenbus_services.processor.stream import StreamCounts
 from tokenbus_services.processor.worker import Worker
 from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
@@ -46,6 +47,10 @@ class Dispatch:
     def workers(self) -> Iterable[Worker]:
         """Return the workers that are known."""
         return self._workers.by_id.values()
+
+    def departed(self) -> Iterable[StreamCounts]:
+        """Return what was counted of workers that left."""
+        return self._workers.departed.values()
 
     def submit(
         self,

@@ -79,6 +79,9 @@ class Session:
     peer: bytes | None = None
     last_heard: float = 0.0
     next_heartbeat: float = 0.0
+    wants_status: bool = False
+    """Whether a status request has not been answered."""
+    next_status: float = 0.0
     echo_ns: int = 0
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None

@@ -4,7 +4,7 @@ No sockets and no clock: items come in through `take`, what must be asked for co
 """
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from zlib import crc32
 
@@ -14,6 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, Hello, Item, PayloadKind
 from tokenbus_contracts.limits import Limits
 from tokenbus_services.delivery.ack_tracker import AckTracker
+from tokenbus_services.processor.speculation import Speculation
 from tokenbus_services.settings import ProcessorSettings
 
 
@@ -81,6 +82,7 @@ class StreamCounts:
     tokens: int = 0
     incomplete_steps: int = 0
     missing_drafts: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 class Stream:

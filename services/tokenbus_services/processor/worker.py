@@ -43,6 +43,8 @@ class Worker:
         counts.rows += rows.row_count
         counts.tokens += rows.token_ids.size
         counts.incomplete_steps += not step.is_whole
+        if rows.draft_token_counts.any():
+            counts.speculation.add(rows)
         self.stream.produced_at_ns = rows.header.produced_at_ns
 
 

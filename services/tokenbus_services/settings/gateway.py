@@ -140,7 +140,7 @@ class GatewaySettings:
         1000, milliseconds("after how long those with status 429 or 503 are told to try again")
     )
     bus_timeout_ms: int = setting(
-        1000, milliseconds("how long the processor's metrics may take, which /bus and /readyz read at metrics.address")
+        1000, milliseconds("how long the processor may take to tell its status, which /bus and /readyz ask for")
     )
     drain_timeout_ms: int = setting(
         10_000, milliseconds("how long a stopping gateway waits for its open requests; 0: not at all", low=0)

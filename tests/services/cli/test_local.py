@@ -9,6 +9,7 @@ from socket import create_server
 
 import pytest
 
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, StartError, gateway
 from tokenbus_services.cli.local.child import Child
@@ -16,8 +17,7 @@ from tokenbus_services.cli.local.gateway import free_address, usable
 from tokenbus_services.cli.local.news import News
 from tokenbus_services.cli.local.plan import Service, environment_of, plan_for
 from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.cli.local.screen import Screen
-from tokenbus_services.cli.local.state import State, state_of
+from tokenbus_services.cli.local.screen import Screen, status_line
 from tokenbus_services.settings import Settings
 
 
@@ -79,18 +79,11 @@ def test_screen_is_silent_after_its_reader_went_away(monkeypatch: pytest.MonkeyP
     assert isinstance(screen.failure, BrokenPipeError)
 
 
-async def test_processor_that_does_not_answer_has_no_state() -> None:
-    """Where nothing serves metrics there is nothing to show, and no error."""
-    with closing(create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-    assert await state_of(f"http://127.0.0.1:{port}") is None
-    assert await state_of("") is None
-
-
-def test_state_as_a_line() -> None:
-    """The rate is that of the time since the state before."""
-    line = State(2, 1500, 1, {"a": 1000, "b": 500}).line(2.0, State(tokens={"a": 500}))
-    assert line == "2 open requests, 1,500 finished, 1 failed, 1,500 tokens, 500 a second, 0 gaps"
+def test_status_as_a_line() -> None:
+    """The status is one line, with the rate that was measured since the one before."""
+    status = ProcessorStatus(open_requests=2, finished_requests=1500, failed_requests=1, tokens=1500)
+    line = "2 open requests, 1,500 finished, 1 failed, 1,500 tokens, 500 a second, 0 gaps"
+    assert status_line(status, 500.0) == line
 
 
 def test_without_its_libraries_no_gateway_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

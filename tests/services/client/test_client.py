@@ -14,10 +14,12 @@ from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
     ClientWelcome,
     Outputs,
+    ProcessorStatus,
     ServerFrame,
     WatchedStream,
 )
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.bus import AddressError, Listener, MemoryTransport
 from tokenbus_services.bus.memory import MemoryConnection
 from tokenbus_services.client import Client
@@ -294,3 +296,43 @@ async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
         await watched.aclose()
         processor.say(ServerFrame(watched_item=item_of(b"abc", 9)), b"abc")
         await turns()
+
+
+async def test_status_is_what_the_processor_answers() -> None:
+    """All calls that wait share the next answer; a later call asks anew."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        calls = [asyncio.ensure_future(client.status(timeout_seconds=60)) for _ in range(3)]
+        await processor.body("status")
+        processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1, tokens=7)))
+        assert [status.tokens for status in await soon(asyncio.gather(*calls))] == [7, 7, 7]
+        again = asyncio.ensure_future(client.status(timeout_seconds=60))
+        for _ in range(3):  # the two others of the first three, and this one
+            await processor.body("status")
+        processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1, tokens=8)))
+        assert (await soon(again)).tokens == 8
+
+
+async def test_status_is_asked_again_after_a_reconnect() -> None:
+    """A question that the processor had not answered when its connection broke is asked again over the next."""
+    processor, client, clock = await meeting()
+    async with client:
+        waiting = asyncio.ensure_future(client.status(timeout_seconds=60))
+        await processor.welcome()
+        await processor.body("status")
+        processor.say(ServerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING)))
+        await turns()
+        clock.advance(1)
+        await processor.welcome()
+        await processor.body("status")
+        processor.say(ServerFrame(status=ProcessorStatus(connected_clients=1)))
+        assert (await soon(waiting)).connected_clients == 1
+
+
+async def test_status_without_a_processor_is_a_timeout() -> None:
+    """Where no processor answers in time, a TimeoutError is raised."""
+    _, client, _ = await meeting()
+    async with client:
+        with pytest.raises(TimeoutError):
+            await client.status(timeout_seconds=0.01)

@@ -1,20 +1,18 @@
 """What the gateway knows of workers, and whether requests would find one."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import asyncio
 
 import pytest
 
 from tests.services.builders import settings
-from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
-from tokenbus_services.gateway.state import _take_requests
-
-PAGE = b"""\
-# TYPE tokenbus_worker_assigned_requests gauge
-tokenbus_worker_assigned_requests{worker="w",role="mixed",model="m",epoch="1",state="connected"} 3.0
-"""
+from tests.services.bus.harness import soon
+from tests.services.processor.live import QUICK
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.bus import MemoryTransport
+from tokenbus_services.client import Client
+from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, bus_panel, takes_requests
+from tokenbus_services.processor import Processor
 
 
 @pytest.mark.parametrize(
@@ -38,53 +36,53 @@ def test_it_is_ready_when_a_request_would_come_to_its_end(
     is_ready: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """It takes a connected worker of a model that is offered, and beside one for prompts one that goes on."""
-    told = [{"role": role, "model": model, "connected": connected} for role, model, connected in workers]
-    assert _take_requests(told, models) is is_ready
+    found = [
+        WorkerStatus(role=f"WORKER_ROLE_{role.upper()}", model=model, is_connected=is_connected)
+        for role, model, is_connected in workers
+    ]
+    assert takes_requests(found, models) is is_ready
 
 
-class _Page(BaseHTTPRequestHandler):
-    """Serves the metrics of a processor with one worker."""
-
-    def do_GET(self) -> None:
-        """Answer; at the address nonsense no HTTP at all."""
-        if isinstance(self.server, _Nonsense):
-            self.wfile.write(b"nonsense\r\n\r\n")
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(PAGE)
-
-    def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
-
-
-class _Nonsense(HTTPServer):
-    """Something that speaks no HTTP."""
+async def test_callers_share_an_answer_for_half_a_second() -> None:
+    """However many callers there are, the processor is asked once, over the bus, and they share the answer."""
+    chosen = settings(QUICK)
+    transport = MemoryTransport(chosen.bus)
+    async with Processor(chosen, transport=transport), Client(chosen, transport=transport) as client:
+        cache = StatusCache(client, 60_000)
+        first, *others = await soon(asyncio.gather(*(cache.get() for _ in range(10))))
+        assert all(other is first for other in others)
+        assert bus_panel(first, 1.0) == {
+            "workers": [],
+            "processor": {"open_requests": 0, "steps": 0, "tokens": 0, "refused": 0, "lost": 0},
+            "clients": 1,
+            "at": 1.0,
+        }
 
 
-@contextmanager
-def _metrics_at(kind: type[HTTPServer]) -> Iterator[ProcessorMetrics]:
-    with kind(("127.0.0.1", 0), _Page) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield ProcessorMetrics(settings({"metrics.address": f"127.0.0.1:{server.server_port}"}))
-        finally:
-            server.shutdown()
-            thread.join()
+async def test_processor_that_does_not_answer_is_an_error() -> None:
+    """While the processor is away the status is unknown, in one line with the time that was waited."""
+    chosen = settings(QUICK)
+    async with Client(chosen, transport=MemoryTransport(chosen.bus)) as client:
+        with pytest.raises(UnknownStatusError, match="no processor told its status within 10 ms"):
+            await StatusCache(client, 10).get()
 
 
-async def test_processor_is_asked_past_any_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that the environment names for the world outside does not stand between gateway and processor."""
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with _metrics_at(HTTPServer) as metrics:
-        (worker,) = (await metrics.bus())["workers"]
-    assert (worker["id"], worker["open_requests"]) == ("w", 3)
-
-
-async def test_what_is_no_processor_is_told() -> None:
-    """An address where something else listens makes the bus unknown, with the reason, and is no defect."""
-    with _metrics_at(_Nonsense) as metrics, pytest.raises(UnknownBusError, match="nonsense"):
-        await metrics.bus()
+def test_panel_shows_each_worker() -> None:
+    """A worker is shown with its role, its counts, and how many draft tokens of each head were accepted."""
+    status = ProcessorStatus(
+        connected_clients=1,
+        workers=[
+            WorkerStatus(
+                worker_id="w",
+                epoch=2**63,
+                role=WorkerRole.WORKER_ROLE_DECODE,
+                is_connected=True,
+                open_requests=3,
+                draft_tokens=[4, 2],
+                accepted_tokens=[3, 1],
+            )
+        ],
+    )
+    (worker,) = bus_panel(status, 0.0)["workers"]
+    assert (worker["id"], worker["role"], worker["epoch"]) == ("w", "decode", str(2**63))
+    assert (worker["open_requests"], worker["acceptance_by_head"]) == (3, [0.75, 0.5])

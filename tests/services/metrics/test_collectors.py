@@ -19,7 +19,7 @@ from tokenbus_services.metrics.document import families
 from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.metrics.publisher import PUBLISHER
-from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.metrics.steps import StepTimes
 from tokenbus_services.processor import RequestFailedError
 from tokenbus_services.worker import RetentionFullError
 
@@ -81,10 +81,10 @@ class Watched:
         """Measure its steps."""
         processor = bus.processor
         self.bus = bus
-        self.statistics = StepStatistics(8, processor.clock.now)
-        processor.intake.on_step = self.statistics.observe
+        self.times = StepTimes(processor.clock.now)
+        processor.intake.on_step = self.times.observe
         watch = LoopWatch(lambda: None, processor.clock.now)
-        self._processor = ProcessorCollector(processor, self.statistics, watch)
+        self._processor = ProcessorCollector(processor, self.times, watch)
         self._publisher = PublisherCollector(bus.publisher, watch)
 
     def processor(self) -> Scrape:

@@ -12,7 +12,7 @@ from tests.services.metrics.test_speculation import rows
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.metrics.histogram import Histogram
 from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.metrics.steps import StepTimes
 
 
 def test_histogram_counts_up_to_each_bound() -> None:
@@ -85,17 +85,9 @@ def step(worker: str, produced_at_ns: int, first_arrival: float) -> Step:
 def test_a_step_is_timed_from_its_first_part_and_from_its_making() -> None:
     """Assembly is by the processor's clock, delivery by the time of day; a worker's clock that is ahead gives zero."""
     clock = ManualClock(100.0)
-    statistics = StepStatistics(4, clock.now, lambda: 5_000_000_000)
-    statistics.observe(step("w", 4_750_000_000, 99.5))
-    statistics.observe(step("w", 6_000_000_000, 100.0))
-    statistics.observe(step("w", 0, 100.0))
-    assert (statistics.assembly.count, statistics.assembly.sum) == (3, 0.5)
-    assert (statistics.delivery.count, statistics.delivery.sum) == (2, 0.25)
-
-
-def test_workers_that_are_counted_are_bounded() -> None:
-    """When more workers come than are told apart, the one that was quiet the longest is forgotten."""
-    statistics = StepStatistics(2, ManualClock().now)
-    for worker in ("a", "b", "a", "c"):
-        statistics.observe(step(worker, 1, 0.0))
-    assert [(worker, told.rows) for worker, told in statistics.speculation()] == [("a", 2), ("c", 1)]
+    times = StepTimes(clock.now, lambda: 5_000_000_000)
+    times.observe(step("w", 4_750_000_000, 99.5))
+    times.observe(step("w", 6_000_000_000, 100.0))
+    times.observe(step("w", 0, 100.0))
+    assert (times.assembly.count, times.assembly.sum) == (3, 0.5)
+    assert (times.delivery.count, times.delivery.sum) == (2, 0.25)

@@ -8,8 +8,8 @@ from tests.services.metrics.running import Bus, scrape
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_services.metrics.collectors import ProcessorCollector
 from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.metrics.speculation import MOST_HEADS, Speculation, ratio
-from tokenbus_services.metrics.steps import StepStatistics
+from tokenbus_services.metrics.steps import StepTimes
+from tokenbus_services.processor.speculation import MOST_HEADS, Speculation, ratio
 
 
 def rows(pairs: list[tuple[int, int]], *, step: int = 1) -> LogprobBatch:
@@ -62,12 +62,11 @@ def test_no_draft_has_no_rate() -> None:
 async def test_no_draft_is_told_as_no_rate() -> None:
     """Case 25: a worker that does not speculate has totals of zero, and no sample of a rate."""
     bus = Bus()
-    statistics = StepStatistics(2, bus.processor.clock.now)
-    bus.processor.intake.on_step = statistics.observe
+    times = StepTimes(bus.processor.clock.now)
     async with bus.running():
         bus.publisher.publish(rows([(0, 1)]))
         await bus.processor.request(1).__anext__()
-        told = scrape(ProcessorCollector(bus.processor, statistics, LoopWatch(lambda: None, bus.processor.clock.now)))
+        told = scrape(ProcessorCollector(bus.processor, times, LoopWatch(lambda: None, bus.processor.clock.now)))
     assert told("speculative_draft_tokens_total", worker="worker-0") == 0
     for name in ("acceptance", "efficiency", "head_acceptance"):
         assert told.families[f"tokenbus_speculative_{name}_ratio"].samples == []

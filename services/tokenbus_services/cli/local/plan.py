@@ -90,7 +90,6 @@ def _with_addresses(settings: Settings, folder: Path) -> Settings:
         bus = replace(bus, workers_address=f"ipc://{folder}/workers")
     if bus.clients_address == ENTRIES["bus.clients_address"].default:
         bus = replace(bus, clients_address=f"ipc://{folder}/clients")
-    # A port that is known before anything starts, because the gateway looks for the processor's figures there.
     metrics = replace(settings.metrics, address=usable("metrics.address", settings.metrics.address))
     # Its lines are read here, and told as this command tells things.
     log = replace(settings.log, format="json", level="info")

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.local.gateway import gateway_lacks
 from tokenbus_services.cli.local.news import News
 from tokenbus_services.cli.local.system import LocalSystem
@@ -90,6 +91,14 @@ def shown(system: LocalSystem) -> Iterator[str]:
     yield f"  add     tokenbus worker --id more-0 --workers-address {bus.workers_address}"
     yield "  stop    Ctrl-C"
     yield ""
+
+
+def status_line(status: ProcessorStatus, tokens_per_second: float) -> str:
+    """Return a processor's status as a line."""
+    return (
+        f"{status.open_requests} open requests, {status.finished_requests:,} finished, {status.failed_requests:,} "
+        f"failed, {status.tokens:,} tokens, {tokens_per_second:,.0f} a second, {status.gaps} gaps"
+    )
 
 
 def _rest(news: News) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""The processor's status as the page shows it, and whether its workers take requests."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
+from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.client import Client
+from tokenbus_services.gateway.completion_request import DEFAULT_MODEL
+
+_FRESH_SECONDS = 0.5
+"""An answer is used again for so long: the processor is asked no more often, however many callers there are."""
+
+
+class UnknownStatusError(Exception):
+    """The processor did not answer with its status in time."""
+
+
+class StatusCache:
+    """Asks the processor for its status over the bus, at most twice a second."""
+
+    def __init__(self, client: Client, timeout_ms: int) -> None:
+        """Take the client, and how many milliseconds an answer may take."""
+        self._client = client
+        self._timeout_ms = timeout_ms
+        self._lock = asyncio.Lock()
+        self._status: ProcessorStatus | None = None
+        self._asked_at = -math.inf
+
+    async def get(self) -> ProcessorStatus:
+        """Return the status, or raise an UnknownStatusError."""
+        async with self._lock:
+            if time.monotonic() - self._asked_at > _FRESH_SECONDS:
+                try:
+                    self._status = await self._client.status(timeout_seconds=self._timeout_ms / 1000)
+                except TimeoutError:
+                    self._status = None
+                self._asked_at = time.monotonic()
+        if self._status is None:
+            raise UnknownStatusError(f"no processor told its status within {self._timeout_ms} ms")
+        return self._status
+
+
+def takes_requests(workers: Sequence[WorkerStatus], models: Sequence[str]) -> bool:
+    """Return whether a connected mixed worker, or a prefill and a decode worker, serve one of the models."""
+    connected = [worker for worker in workers if worker.is_connected]
+    decoding = {worker.model for worker in connected if worker.role == WorkerRole.WORKER_ROLE_DECODE}
+    return any(
+        worker.role == WorkerRole.WORKER_ROLE_MIXED
+        or (worker.role == WorkerRole.WORKER_ROLE_PREFILL and worker.model in decoding)
+        for worker in connected
+        if DEFAULT_MODEL in models or worker.model in models
+    )
+
+
+def bus_panel(status: ProcessorStatus, at: float) -> dict[str, Any]:
+    """Return the status as JSON for the page; `at` is when it was asked for, in seconds since 1970-01-01 UTC."""
+    return {
+        "workers": [_worker(worker) for worker in status.workers],
+        "processor": {
+            "open_requests": status.open_requests,
+            "steps": status.steps,
+            "tokens": status.tokens,
+            "refused": status.refused_requests,
+            "lost": status.lost_items,
+        },
+        "clients": status.connected_clients,
+        "at": at,
+    }
+
+
+def _worker(worker: WorkerStatus) -> dict[str, Any]:
+    return {
+        "id": worker.worker_id,
+        "role": WorkerRole.Name(worker.role).removeprefix("WORKER_ROLE_").lower(),
+        "model": worker.model,
+        "epoch": str(worker.epoch),
+        "connected": worker.is_connected,
+        "open_requests": worker.open_requests,
+        "lag": worker.lag_items,
+        "gaps": worker.gaps,
+        "replays": worker.replays,
+        "retained": worker.pending_items,
+        "tokens": worker.tokens,
+        "steps": worker.steps,
+        "acceptance_by_head": [
+            accepted / drafted
+            for drafted, accepted in zip(worker.draft_tokens, worker.accepted_tokens, strict=True)
+            if drafted
+        ],
+    }

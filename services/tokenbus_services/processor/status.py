@@ -1,0 +1,77 @@
+"""The status that a processor tells its clients: its requests, and each worker it knows."""
+
+import math
+
+import numpy as np
+
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, ServerFrame, WorkerStatus
+from tokenbus_contracts.schema import bounds_in
+from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.requests import RequestTable
+from tokenbus_services.processor.worker import Worker
+
+STATUS_INTERVAL = 0.1
+"""Seconds between two answers to one client, and between two reports: it does not matter how many clients ask."""
+_MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
+
+
+class StatusReport:
+    """Makes the status frame, at most once an interval."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        """Take what knows the requests and the workers."""
+        self._dispatch = dispatch
+        self._message: list[bytes] = []
+        self._made_at = -math.inf
+
+    def message(self, now: float, connected_clients: int) -> list[bytes]:
+        """Return the status as a transport message."""
+        if now - self._made_at >= STATUS_INTERVAL:
+            self._made_at = now
+            self._message = [write_frame(ServerFrame(status=self._status(connected_clients)))]
+        return self._message
+
+    def _status(self, connected_clients: int) -> ProcessorStatus:
+        dispatch, registry = self._dispatch, self._dispatch.registry
+        workers = sorted(dispatch.workers(), key=lambda worker: worker.peer is None)
+        counts = [*dispatch.departed(), *(worker.stream.counts for worker in workers)]
+        return ProcessorStatus(
+            open_requests=len(registry.table),
+            finished_requests=registry.counts.finished,
+            failed_requests=sum(registry.counts.failed.values()),
+            refused_requests=sum(dispatch.refused.values()),
+            connected_clients=connected_clients,
+            steps=sum(each.steps for each in counts),
+            tokens=sum(each.tokens for each in counts),
+            lost_items=sum(each.lost for each in counts),
+            gaps=sum(each.gaps for each in counts),
+            workers=[_worker_status(worker, registry.table) for worker in workers[:_MOST_WORKERS]],
+        )
+
+
+def assigned_requests(worker: Worker, table: RequestTable) -> int:
+    """Return how many open requests a worker has or is to go on with."""
+    stream = worker.source.stream
+    return int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
+
+
+def _worker_status(worker: Worker, table: RequestTable) -> WorkerStatus:
+    stream, counts = worker.stream, worker.stream.counts
+    heads = counts.speculation.heads()
+    return WorkerStatus(
+        worker_id=stream.worker_id,
+        epoch=stream.epoch,
+        role=stream.hello.role,
+        model=stream.hello.model,
+        is_connected=worker.peer is not None,
+        open_requests=assigned_requests(worker, table),
+        lag_items=stream.lag,
+        pending_items=len(stream.acks),
+        steps=counts.steps,
+        tokens=counts.tokens,
+        gaps=counts.gaps,
+        replays=counts.replays,
+        draft_tokens=[drafted for _, drafted, _ in heads],
+        accepted_tokens=[accepted for _, _, accepted in heads],
+    )

@@ -1,0 +1,108 @@
+"""The status frame: what a client hears of the processor and its workers, and how often."""
+
+from tests.services.bench import Bench, BenchClient
+from tests.services.builders import client_hello, generate_of, rows
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ProcessorStatus, StatusRequest
+from tokenbus_contracts.generated.stream_pb2 import RefusalReason, WorkerRole
+from tokenbus_services.bus import Outcome
+from tokenbus_services.processor.status import STATUS_INTERVAL
+
+ASK = ClientFrame(status=StatusRequest())
+
+
+def statuses(client: BenchClient) -> list[ProcessorStatus]:
+    """Return the statuses that a client heard since the last time."""
+    heard = [each.frame for each in client.heard() if each.body == "status"]
+    assert not any(frame.number for frame in heard)
+    return [frame.status for frame in heard]
+
+
+def test_status_counts_requests_and_describes_each_worker() -> None:
+    """A client hears how many requests there are, and who the workers are, with their counts."""
+    bench = Bench()
+    worker, client = bench.worker("here", role=WorkerRole.WORKER_ROLE_MIXED, model="m"), bench.client()
+    client.ask(generate_of(1))
+    bench.worker("away").known.peer = None
+    worker.publish(rows([1], tokens=2))  # which verified one draft token
+    client.say(ASK)
+    (status,) = statuses(client)
+    assert (status.open_requests, status.connected_clients, status.tokens, status.steps) == (1, 1, 2, 1)
+    found = [(each.worker_id, each.is_connected, each.open_requests, each.tokens) for each in status.workers]
+    assert found == [("here", True, 1, 2), ("away", False, 0, 0)]
+    first = status.workers[0]
+    assert (first.epoch, first.role, first.model) == (worker.epoch, WorkerRole.WORKER_ROLE_MIXED, "m")
+    assert (list(first.draft_tokens), list(first.accepted_tokens)) == ([1], [1])
+
+
+def test_status_passes_what_waits_for_the_clients_window() -> None:
+    """A client that confirms nothing, so that its tokens wait, still hears the status."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client(window_frames=1)
+    client.ask(generate_of(1))
+    for position in range(3):
+        worker.publish(rows([1], position=position))
+    client.say(ASK)
+    assert len(statuses(client)) == 1
+    assert len(bench.core.clients.sessions[5].send_queue) == 3
+
+
+def test_requests_that_come_too_soon_share_the_next_answer() -> None:
+    """However often a client asks, it is answered at most ten times a second, and its last request is answered."""
+    bench = Bench()
+    client = bench.client()
+    for _ in range(1000):
+        client.say(ASK)
+    assert len(statuses(client)) == 1
+    bench.advance(STATUS_INTERVAL)
+    assert len(statuses(client)) == 1
+    bench.advance(STATUS_INTERVAL)
+    assert statuses(client) == []
+
+
+def test_clients_share_one_report() -> None:
+    """A report is made at most ten times a second, however many clients ask; a later one is new."""
+    bench = Bench()
+    first, second = bench.client(5), bench.client(6)
+    first.say(ASK)
+    bench.worker()
+    second.say(ASK)
+    assert [len(status.workers) for client in (first, second) for status in statuses(client)] == [0, 0]
+    bench.clock.advance(STATUS_INTERVAL)
+    first.say(ASK)
+    assert [len(status.workers) for status in statuses(first)] == [1]
+
+
+def test_answer_that_finds_no_room_is_sent_later() -> None:
+    """While the transport takes nothing for a client its request is kept, and a later tick answers it."""
+    bench = Bench()
+    client = bench.client()
+    bench.outcomes[client.peer] = Outcome.FULL
+    client.say(ASK)
+    assert statuses(client) == []
+    del bench.outcomes[client.peer]
+    bench.advance(0.01)
+    assert len(statuses(client)) == 1
+
+
+def test_more_workers_than_the_frame_takes_are_left_out() -> None:
+    """The frame keeps its bound of 1024 workers; connected ones come first."""
+    bench = Bench({"processor.max_workers": 2000})
+    for number in range(1030):
+        bench.worker(f"worker-{number}").known.peer = None
+    bench.worker("last")
+    client = bench.client()
+    client.say(ASK)
+    (status,) = statuses(client)
+    assert len(status.workers) == 1024
+    assert status.workers[0].worker_id == "last"
+
+
+def test_unknown_peer_hears_no_status() -> None:
+    """Before the handshake a status request is answered with the demand to say hello, as every other frame."""
+    bench = Bench()
+    client = BenchClient(bench, 5)
+    client.say(ASK)
+    assert [each.frame.refusal.reason for each in client.heard()] == [RefusalReason.REFUSAL_REASON_HELLO_FIRST]
+    client.say(ClientFrame(hello=client_hello()))
+    client.say(ASK)
+    assert len(statuses(client)) == 1
