@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
+from tests.support.waiting import MOST, wait_until
 from tokenbus_services.metrics.dashboard import DATASOURCE
 from tokenbus_services.settings import Settings
 
@@ -32,7 +32,6 @@ OURS = {name: service for name, service in SERVICES.items() if "build" in servic
 # As Docker reads it: comments go first, then lines are joined.
 DOCKERFILE = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
 PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_text())
-MOST = 60.0  # seconds, after which a service that does not become healthy has failed
 
 
 def instructions(word: str) -> list[str]:
@@ -236,10 +235,12 @@ class Deployment:
         program, *arguments = SERVICES[name]["healthcheck"]["test"][1:]
         assert program == "python"
         command = [sys.executable, *(self._here(name, text) for text in arguments)]
-        deadline = time.monotonic() + MOST
-        while subprocess.run(command, check=False, capture_output=True).returncode:
+
+        def is_healthy() -> bool:
             assert self.processes[name].poll() is None, self._logs[name].read_text()
-            assert time.monotonic() < deadline, self._logs[name].read_text()
+            return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+        wait_until(is_healthy)
 
     def metrics(self, name: str) -> dict[tuple[str, str], float]:
         """Return what Prometheus would get of a service, by name and first label."""
@@ -258,9 +259,7 @@ class Deployment:
 
     def until_told(self, service: str, name: str, label: str, value: float) -> None:
         """Scrape a service until a metric has a value."""
-        deadline = time.monotonic() + MOST
-        while self.metrics(service).get((name, label)) != value:
-            assert time.monotonic() < deadline, self._logs[service].read_text()
+        wait_until(lambda: self.metrics(service).get((name, label)) == value)
 
     def _here(self, service: str, text: str) -> str:
         """Return a text with the hosts and ports, and the folder, of this test."""

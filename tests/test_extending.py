@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.pages import blocks, module_of
-from tests.services.cli.helpers import MOST, until
+from tests.support.waiting import MOST, until
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_services.bus import MemoryTransport

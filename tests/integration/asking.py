@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.integration.audit import Audit
-from tests.integration.waiting import soon, until
+from tests.support.waiting import soon, until
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError, RequestTokens

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Self
 from urllib.parse import urlsplit
 
-from tests.integration.waiting import soon
+from tests.support.waiting import soon
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerFrame, WorkerRole

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from tests.integration.deployment import Deployment
 from tests.integration.inprocess import met, processing, working
-from tests.integration.waiting import soon
+from tests.support.waiting import soon
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.gateway.server import Serving, serve_gateway
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tests.integration.deployment import Deployment, Overrides
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Self
 
-from tests.integration.programs import MOST
+from tests.support.waiting import MOST
 
 _FIRST, _SECOND = "10.203.0.1", "10.203.0.2"
 _REFUSALS = ("not permitted", "denied", "not supported", "No space left", "Unknown device type")

@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-MOST = 60.0
-"""Seconds after which a test that waits has failed; a machine that stands still for a while is no failure."""
+from tests.support.waiting import MOST
+
 _LINES = 4096
 
 

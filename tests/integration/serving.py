@@ -1,9 +1,8 @@
 """A gateway and what it needs, as processes of a test's own, and OpenAI's client in front of it."""
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,10 +13,10 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import MOST, Program
+from tests.integration.programs import Program
+from tests.support.waiting import MOST
 from tokenbus_engines import synthetic_tokens
 
-_LOOK_SECONDS = 0.02
 _ADDRESS = re.compile(r'"address":"http://([^"]+)"')
 
 
@@ -69,13 +68,6 @@ async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of plain HTTP."""
     async with httpx.AsyncClient(base_url=url, timeout=MOST) as client:
         yield client
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds that another process says when it is asked."""
-    async with asyncio.timeout(MOST):
-        while not await condition():  # noqa: ASYNC110 - no event exists
-            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def is_true(answer: Any, index: int = 0) -> bool:  # noqa: ANN401 - OpenAI's model of either API's answer

@@ -10,7 +10,7 @@ from tests.integration.asking import Witness
 from tests.integration.bad_peers import Stranger, client_hello, item, say_over_tcp, worker_hello
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import trio
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, RefusalReason
 

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.deployment import COMMAND
-from tests.integration.serving import Served, asking, error_of, eventually, is_true, plainly, served
-from tests.integration.waiting import soon
+from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
+from tests.support.waiting import soon, until
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
@@ -275,7 +275,7 @@ async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served
             """Tell whether the worker has no request left."""
             return 'tokenbus_open_requests{state="open"} 0.0' in (await processor.get("/metrics")).text
 
-        await eventually(is_idle)
+        await until(is_idle)
 
 
 async def test_stream_of_a_killed_worker_ends_with_an_error() -> None:
@@ -334,7 +334,7 @@ async def test_without_a_worker_it_is_not_ready() -> None:
                 """Ask."""
                 return (await plain.get("/readyz")).status_code == 200
 
-            await eventually(is_ready)
+            await until(is_ready)
             assert is_true(await client.completions.create(model=MODEL, prompt="a", logprobs=0))
 
 
@@ -359,7 +359,7 @@ async def test_over_capacity_is_429(numbers: Served) -> None:
             except openai.RateLimitError:
                 return False
 
-        await eventually(is_served)
+        await until(is_served)
     assert await asyncio.to_thread(program.terminate) == 0
 
 
@@ -521,5 +521,5 @@ async def test_nothing_of_this_stays_open(numbers: Served) -> None:
             page = (await client.get("/metrics")).text
             return "tokenbus_gateway_open_answers 0.0" in page and "tokenbus_gateway_open_requests 0.0" in page
 
-        await eventually(look)
+        await until(look)
     assert "tokenbus_gateway_connected_processors 1.0" in page

@@ -13,9 +13,8 @@ import pytest
 from tests.integration.bytewise import LONG, alone, asked, not_reading, sent, serving
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.inprocess import TCP
-from tests.integration.programs import MOST
 from tests.integration.serving import asking, error_of, is_true, plainly
-from tests.integration.waiting import soon, until
+from tests.support.waiting import MOST, soon, until
 from tokenbus_services.client import Client
 from tokenbus_services.gateway import server
 from tokenbus_services.gateway.server import Serving

@@ -16,9 +16,8 @@ from openai.types import Completion
 
 from tests.integration.bytewise import LONG, alone, asked, sent, serving
 from tests.integration.deployment import Deployment
-from tests.integration.programs import MOST
-from tests.integration.serving import error_of, eventually, is_true, plainly
-from tests.integration.waiting import until
+from tests.integration.serving import error_of, is_true, plainly
+from tests.support.waiting import MOST, until
 from tokenbus_services.cli import main
 from tokenbus_services.gateway.keys import ApiKey, made, read_keys, write_keys
 from tokenbus_services.gateway.server import Serving, serve_gateway
@@ -101,7 +100,7 @@ async def test_keys_let_in_and_are_read_again(
             """Ask with the new key."""
             return (await plain.get("/v1/models", headers=second)).status_code == 200
 
-        await eventually(is_let_in)
+        await until(is_let_in)
         stream = await client.completions.create(model="tokenbus", prompt="a", max_tokens=LONG, stream=True)
         keys.keep("bob")
         with pytest.raises(openai.APIError, match="revoked"):
@@ -141,7 +140,7 @@ async def test_file_that_cannot_be_read_keeps_what_was_known(deployment: Deploym
             """Ask with the key."""
             return (await plain.get("/v1/models", headers=known)).status_code == 401
 
-        await eventually(is_refused)
+        await until(is_refused)
 
 
 async def test_inside_is_for_keys_and_this_machine(deployment: Deployment, keys: Keys) -> None:
@@ -209,7 +208,7 @@ async def test_open_requests_of_a_key_leave_room_for_others(deployment: Deployme
             answer = await plain.post("/v1/completions", json=BODY, headers=greedy)
             return answer.status_code == 200
 
-        await eventually(has_room)
+        await until(has_room)
         await one.close()
 
 
@@ -389,7 +388,7 @@ async def test_tls_serves_streams_and_takes_a_new_certificate(deployment: Deploy
                 except httpx.ConnectError:
                     return False
 
-            await eventually(is_renewed)
+            await until(is_renewed)
             (tmp_path / "cert.pem").write_text("nonsense")
             await until(lambda: served.gateway.unread_files == 1)
             assert (await second.get(f"{served.url}/healthz")).status_code == 200

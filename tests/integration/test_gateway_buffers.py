@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.bytewise import LONG, asked, not_reading, serving
 from tests.integration.deployment import Deployment
-from tests.integration.serving import Served, asking, eventually, is_true, plainly, served
-from tests.integration.waiting import until
+from tests.integration.serving import Served, asking, is_true, plainly, served
+from tests.support.waiting import until
 from tokenbus_services.gateway.server import Serving
 
 pytestmark = pytest.mark.xdist_group("gateway")
@@ -76,7 +76,7 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
                         and 'tokenbus_gateway_fill_ratio{of="buffers"} 0.0' in page
                     )
 
-                await eventually(have_ended)
+                await until(have_ended)
                 assert is_true(await client.completions.create(**given))
             assert 1 <= len(system.gateway.lines('"answer ended: its client reads too slowly"')) < UNREAD // 10
         finally:

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.bytewise import LONG, alone, asked, sent, serving
 from tests.integration.deployment import Deployment
 from tests.integration.serving import error_of, plainly
-from tests.integration.waiting import soon, until
+from tests.support.waiting import soon, until
 
 pytestmark = pytest.mark.xdist_group("gateway")
 

@@ -10,7 +10,7 @@ from tests.integration.asking import Asked, all_exact, all_failed, ask, begun, w
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
 from tests.integration.inprocess import trio
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_contracts import BatchKind, Row, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client

@@ -7,8 +7,8 @@ from typing import Any
 from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import processing
-from tests.integration.waiting import until
 from tests.services.bus.keyed import Keyring
+from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Role
 from tokenbus_services.client import Client

@@ -7,7 +7,7 @@ from functools import partial
 
 from tests.integration.asking import all_exact, ask, begun
 from tests.integration.deployment import Deployment
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_contracts import RowStatus
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor

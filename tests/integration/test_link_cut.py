@@ -12,7 +12,7 @@ from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import TCP, working
 from tests.integration.namespaces import TwoHosts, why_not_permitted
 from tests.integration.proxy import Proxy
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client import Client

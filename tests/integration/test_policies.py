@@ -8,7 +8,7 @@ import pytest
 from tests.integration.asking import Asked, all_exact, all_failed
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.hand_made import MadeRow, step
-from tests.integration.waiting import soon, until
+from tests.support.waiting import soon, until
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.processor import Processor

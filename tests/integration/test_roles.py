@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from tests.integration.asking import all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from tests.integration.deployment import COMMAND, Deployment
-from tests.integration.programs import MOST
+from tests.support.waiting import MOST
 
 
 def _refusal(deployment: Deployment, *arguments: str) -> str:

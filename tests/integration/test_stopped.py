@@ -4,7 +4,7 @@ import asyncio
 
 from tests.integration.asking import all_exact, all_failed, ask, begun, ended_after
 from tests.integration.deployment import Deployment, Overrides
-from tests.integration.waiting import until
+from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 from tokenbus_services.link import SessionState

@@ -22,8 +22,9 @@ from tests.integration.attacks.peers import ClientPeer
 from tests.integration.attacks.scene import AS_DEPLOYED, free_ports, peak_mib
 from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment
-from tests.integration.programs import MOST, tell
+from tests.integration.programs import tell
 from tests.integration.test_stopped import last_positions
+from tests.support.waiting import MOST
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client

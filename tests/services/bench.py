@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from tests.services.builders import BATCH, EVENT, Wanted, client_hello, hello_of, item_of, settings
 from tests.services.builders import batch as batch_of
-from tests.services.manual_clock import ManualClock
 from tests.services.sending import Sending
+from tests.support.clock import ManualClock
 from tokenbus_contracts import LogprobBatch, decode, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.services.manual_clock import ManualClock
 from tests.services.network import Network, Wire
+from tests.support.clock import ManualClock
 from tokenbus_contracts import ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import LoopClock, turns
+from tests.support.clock import ManualClock
+from tests.support.waiting import soon, turns
 from tokenbus_services.clock import Clock, SystemClock
 
 
-@pytest.mark.parametrize("clock", [SystemClock(), LoopClock()], ids=["system", "test's"])
+@pytest.mark.parametrize("clock", [SystemClock(), ManualClock()], ids=["system", "test's"])
 async def test_wait_ends_with_the_event(clock: Clock) -> None:
     """A wait ends when its event is set, long before its time, and says so; one that is set needs no wait."""
     event = asyncio.Event()
@@ -36,7 +36,7 @@ async def test_time_does_not_go_back() -> None:
 
 async def test_tests_clock_stands_until_it_is_moved() -> None:
     """A wait on the tests' clock ends exactly when so much time was let pass."""
-    clock = LoopClock()
+    clock = ManualClock()
     waiting = asyncio.create_task(clock.wait(asyncio.Event(), 2.0))
     for seconds in (1.0, 0.99):
         await turns()
@@ -49,7 +49,7 @@ async def test_tests_clock_stands_until_it_is_moved() -> None:
 
 async def test_cancelled_wait_is_over() -> None:
     """A wait that is cancelled ends at once."""
-    for clock in (SystemClock(), LoopClock()):
+    for clock in (SystemClock(), ManualClock()):
         waiting = asyncio.create_task(clock.wait(asyncio.Event(), 3600))
         await turns()
         waiting.cancel()

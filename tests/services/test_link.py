@@ -6,8 +6,8 @@ from collections import deque
 
 import pytest
 
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import LoopClock, turns
+from tests.support.clock import ManualClock
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Refusal, RefusalReason
 from tokenbus_services.bus import Listener, MemoryTransport
@@ -65,7 +65,7 @@ class Line:
 
     def __init__(self, high_water_mark: int = 4) -> None:
         """Begin without running."""
-        self.script, self.clock, self.lock = Script(), LoopClock(), threading.RLock()
+        self.script, self.clock, self.lock = Script(), ManualClock(), threading.RLock()
         self.link = Link(self.script, self.lock, self.clock, "worker")
         self.transport = MemoryTransport(BusSettings(high_water_mark=high_water_mark))
         self.listener: Listener

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from tests.support.clock import ManualClock
 from tokenbus_services.logs import DeduplicatedLog, configure, logger
 from tokenbus_services.logs.output import _Configured
 from tokenbus_services.settings import LogSettings
@@ -25,18 +26,6 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         """Say so."""
         return True
-
-
-class Clock:
-    """A clock that stands until it is set."""
-
-    def __init__(self) -> None:
-        """Begin at zero."""
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        """Tell the time."""
-        return self.seconds
 
 
 class Heard:
@@ -271,11 +260,11 @@ def test_import_and_quiet_use_print_nothing() -> None:
 
 def test_episode_is_logged_once() -> None:
     """The first of a kind is logged, the rest is counted, and the end tells how many and for how long."""
-    clock, heard = Clock(), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock)
+    clock, heard = ManualClock(0.0), Heard()
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     logged = []
     for moment in range(5):
-        clock.seconds = moment / 2
+        clock.set(moment / 2)
         logged.append(episodes.begin("w0", heard, "slow", worker="w0", moment=moment))
     assert logged == [True, False, False, False, False]
     episodes.end("w0")
@@ -290,7 +279,7 @@ def test_episode_is_logged_once() -> None:
 def test_kinds_and_keys_are_apart() -> None:
     """Another event of the key, and the same event of another key, is news."""
     heard = Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=Clock())
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=ManualClock().now)
     for key, event in [("w0", "slow"), ("w0", "gap"), ("w1", "slow"), ("w0", "slow"), ("w0", "gap")]:
         episodes.begin(key, heard, event)
     assert heard.names == ["slow", "gap", "slow"]
@@ -301,15 +290,15 @@ def test_kinds_and_keys_are_apart() -> None:
 
 def test_episode_ends_in_quiet() -> None:
     """After enough quiet an episode is summed up, once, if there was more than what was logged; not before."""
-    clock, heard = Clock(), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock)
+    clock, heard = ManualClock(0.0), Heard()
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     episodes.begin("w0", heard, "slow")
     episodes.begin("w0", heard, "slow")
     episodes.begin("w1", heard, "once")
-    clock.seconds = 0.999
+    clock.set(0.999)
     episodes.expire()
     assert heard.names == ["slow", "once"]
-    clock.seconds = 1.0
+    clock.set(1.0)
     episodes.expire()
     episodes.expire()
     assert heard.names == ["slow", "once", "slow: over"]
@@ -319,10 +308,10 @@ def test_episode_ends_in_quiet() -> None:
 
 def test_quiet_ends_an_episode_without_being_asked() -> None:
     """What happens again after enough quiet is a new episode, even if nobody looked in between."""
-    clock, heard = Clock(), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock)
+    clock, heard = ManualClock(0.0), Heard()
+    episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     for moment in (0.0, 0.75, 1.5, 2.5):
-        clock.seconds = moment
+        clock.set(moment)
         episodes.begin("w0", heard, "slow")
     assert heard.names == ["slow", "slow: over", "slow"]
     assert heard.events[1][1] == {"count": 3, "lasted_ms": 1500}
@@ -330,14 +319,14 @@ def test_quiet_ends_an_episode_without_being_asked() -> None:
 
 def test_keys_are_bounded() -> None:
     """Keys beyond the most are counted together, so that made-up keys fill neither memory nor the log."""
-    clock, heard = Clock(), Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=2, now=clock)
+    clock, heard = ManualClock(0.0), Heard()
+    episodes = DeduplicatedLog(quiet_ms=1000, most=2, now=clock.now)
     for key in range(100):
         episodes.begin(key, heard, "refused", client=key)
     assert (len(episodes), episodes.peak) == (2, 2)
     assert [values["client"] for _, values in heard.events] == [0, 1, 2]
     assert heard.events[2][1]["counted_together"] is True
-    clock.seconds = 1.0
+    clock.set(1.0)
     episodes.begin(100, heard, "refused", client=100)
     event, values = heard.events[3]
     assert (event, values["count"]) == ("refused: over", 98)
@@ -348,7 +337,7 @@ def test_keys_are_bounded() -> None:
 def test_close_sums_up_all() -> None:
     """At the end of the process everything that was counted is told."""
     heard = Heard()
-    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=Clock())
+    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     for key in ("w0", "w0", "w1", "w1", "w1"):
         episodes.begin(key, heard, "slow")
     episodes.close()
@@ -358,7 +347,7 @@ def test_close_sums_up_all() -> None:
 
 def test_episode_holds_on_to_nothing_large() -> None:
     """An episode keeps its first values as they are logged, not the objects they came from."""
-    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=Clock())
+    episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     heard = Heard()
     episodes.begin("w0", heard, "slow", error=ValueError("why"), data=b"x" * 10_000, request=5)
     episodes.end("w0")

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from tests.services.manual_clock import ManualClock
 from tests.services.network import Network
 from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request
 from tests.services.sending import Sending
+from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason

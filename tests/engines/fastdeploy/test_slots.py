@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.services.manual_clock import ManualClock
+from tests.support.clock import ManualClock
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_engines.fastdeploy.carried import SlotStep
 from tokenbus_engines.fastdeploy.slots import REPLACED, Rows, SlotBook

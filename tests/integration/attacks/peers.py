@@ -17,7 +17,7 @@ from zlib import crc32
 import zmq
 from google.protobuf.message import DecodeError
 
-from tests.integration.programs import MOST
+from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, Confirm, Resume, ServerFrame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, PrefillFrame

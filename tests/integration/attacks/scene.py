@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.integration.asking import Asked, wanted
 from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
-from tests.integration.programs import MOST, Program
-from tests.integration.waiting import soon
+from tests.integration.programs import Program
+from tests.support.waiting import MOST, soon
 from tokenbus_services.client import Client
 
 AS_DEPLOYED: Overrides = {

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.attacks.peers import ClientPeer, WorkerPeer, drawn
 from tests.integration.attacks.scene import repeat, scene, variants
 from tests.integration.deployment import Deployment
-from tests.integration.programs import MOST
 from tests.integration.serving import served
+from tests.support.waiting import MOST
 
 FAST = 1500
 """Steps a second: what may wait for consumers is full in a second or two."""

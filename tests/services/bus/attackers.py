@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-from tests.services.bus.harness import MOST, soon
+from tests.support.waiting import MOST, soon
 from tokenbus_services.settings import BusSettings
 
 T = TypeVar("T")

@@ -1,32 +1,20 @@
-"""What the tests of transports share: one transport with fresh addresses, closed at the end, and waits that end."""
+"""What the tests of transports share: one transport with fresh addresses, closed at the end."""
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import Connection, Listener, MemoryTransport, Transport, ZeroMQTransport
 from tokenbus_services.settings import BusSettings
 
-MOST = 30.0  # seconds, after which a test that waits has failed
 MAX_PART_BYTES = 300_000
 SETTINGS = BusSettings(reconnect_ms=1, reconnect_max_ms=20, max_part_bytes=MAX_PART_BYTES)
 
 T = TypeVar("T")
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    """Return what is awaited, or fail."""
-    return await asyncio.wait_for(awaitable, MOST)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds that nothing announces, as room in the kernel's buffers."""
-    async with asyncio.timeout(MOST):
-        while not condition():  # noqa: ASYNC110 - no event exists
-            await asyncio.sleep(0)
 
 
 class Bus:

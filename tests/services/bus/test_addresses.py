@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.bus.harness import SETTINGS, Bus, introduce, soon
+from tests.services.bus.harness import SETTINGS, Bus, introduce
+from tests.support.waiting import soon
 from tokenbus_services.bus import AddressError
 
 Make = Callable[..., Bus]

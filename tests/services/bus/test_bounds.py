@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.services.bus.attackers import MIB, RawPeer, Victim, in_thread, send_without_end
-from tests.services.bus.harness import SETTINGS, Bus, meet_again, soon, until
+from tests.services.bus.harness import SETTINGS, Bus, meet_again
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import Connection, Outcome, ZeroMQTransport
 from tokenbus_services.bus.zeromq import ZeroMQListener
 from tokenbus_services.settings import BusSettings
@@ -195,7 +196,7 @@ async def test_busy_listener_cuts_nobody_off_for_silence(make: Make) -> None:
     assert isinstance(listener, ZeroMQListener)
     await until(lambda: not listener._socket.is_read_out())
     monitor = listener._monitor
-    await until(lambda: any(each.is_suspect for each in monitor.connections.values()))
+    await until(lambda: any(each.is_suspect for each in monitor.connections.values()), every=0)
     await until(lambda: not any(each.is_suspect for each in monitor.connections.values()))
     peer, _ = await soon(listener.receive())
     listener.admit(peer)

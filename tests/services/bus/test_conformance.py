@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again, soon, until
+from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError, ClosedError, Connection, Listener, MessageError, Outcome
 
 KINDS = ["memory", "zeromq-ipc", "zeromq-tcp"]

@@ -11,7 +11,8 @@ import pytest
 
 from tests.pages import blocks, module_of
 from tests.services.bus import test_conformance as suite
-from tests.services.bus.harness import MAX_PART_BYTES, Bus, soon, until
+from tests.services.bus.harness import MAX_PART_BYTES, Bus
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import Transport, ZeroMQTransport
 from tokenbus_services.settings import BusSettings
 

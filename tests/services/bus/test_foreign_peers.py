@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from tests.services.bus.foreign import call, sending
-from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again, soon, until
+from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.bus.gate import Gate
 from tokenbus_services.bus.sockets import LoopSocket

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.services.bus.harness import SETTINGS, Bus, introduce, soon, until
+from tests.services.bus.harness import SETTINGS, Bus, introduce
 from tests.services.bus.keyed import LISTENER, Keyring
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport
 from tokenbus_services.bus.gate import KEYS_DOMAIN, OPEN_DOMAIN, Gate
 from tokenbus_services.bus.sockets import LoopSocket

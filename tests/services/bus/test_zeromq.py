@@ -11,7 +11,8 @@ import pytest
 import zmq
 
 from tests.services.bus.foreign import sending
-from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again, soon, until
+from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
+from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError, ZeroMQTransport, transport_for
 from tokenbus_services.bus.zeromq import ZeroMQConnection, ZeroMQListener
 from tokenbus_services.settings import BusSettings

@@ -1,13 +1,13 @@
 """What the tests of the command line share: streams to record, and services as processes of their own."""
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.services.cli.guarded import Guarded
+from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, Limits, LogprobBatch, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestEvent, SamplingParameters, TokenPrompt
@@ -19,7 +19,6 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
 
 COMMAND = Path(sys.executable).parent / "tokenbus"
-MOST = 30.0  # seconds, after which a test that waits has failed
 WORKER, EPOCH = "worker-0", 7
 BATCH, EVENT = PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT
 
@@ -40,13 +39,6 @@ def generate(max_tokens: int, key: int = 11) -> Generate:
     """Return a request for so many tokens, with logprobs and two alternatives."""
     sampling = SamplingParameters(max_tokens=max_tokens)
     return Generate(request_key=key, tokens=TokenPrompt(token_ids=[1]), sampling=sampling, top_logprobs=2)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds that nothing announces."""
-    async with asyncio.timeout(MOST):
-        while not condition():  # noqa: ASYNC110 - no event exists
-            await asyncio.sleep(0)
 
 
 def hello(worker_id: str = WORKER) -> Hello:

@@ -3,13 +3,13 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.services.cli.guarded import Guarded
-from tests.services.cli.helpers import COMMAND, MOST
+from tests.services.cli.helpers import COMMAND
+from tests.support.waiting import MOST, wait_until
 from tokenbus_services.settings.entries import ENTRIES
 
 FEW = ["--engine", "synthetic", "--prefill", "0", "--decode", "0"]
@@ -56,11 +56,13 @@ class Command(Guarded):
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait until something holds that nothing announces; fail if the command ends before, or it takes too long."""
-        until = time.monotonic() + _LONGEST
-        while not condition():
-            assert self.process.poll() is None, "it ended before"
-            assert time.monotonic() < until, "it takes too long"
-            os.sched_yield()
+
+        def holds() -> object:
+            found = condition()
+            assert found or self.process.poll() is None, "it ended before"
+            return found
+
+        wait_until(holds, _LONGEST)
 
 
 def children_of(pid: int) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.services.cli.helpers import (
     EVENT,
-    MOST,
     WORKER,
     Service,
     addresses,
@@ -18,8 +17,8 @@ from tests.services.cli.helpers import (
     memory_settings,
     payloads,
     recording,
-    until,
 )
+from tests.support.waiting import MOST, until
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_engines.synthetic_tokens import true_tokens

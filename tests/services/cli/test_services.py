@@ -8,7 +8,8 @@ from signal import SIGINT, SIGTERM, Signals
 
 import pytest
 
-from tests.services.cli.helpers import MOST, Service, addresses, generate, memory_settings, until
+from tests.services.cli.helpers import Service, addresses, generate, memory_settings
+from tests.support.waiting import MOST, until
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.cli.helpers import BATCH, EPOCH, EVENT, MOST, WORKER, memory_settings, payloads, recording, until
+from tests.services.cli.helpers import BATCH, EPOCH, EVENT, WORKER, memory_settings, payloads, recording
+from tests.support.waiting import MOST, until
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind

@@ -5,7 +5,6 @@ import os
 import re
 import select
 import signal
-import time
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -16,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.services.cli.helpers import COMMAND, MOST, generate
+from tests.services.cli.helpers import COMMAND, generate
 from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
+from tests.support.waiting import MOST, wait_until
 from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.cli import main
 from tokenbus_services.cli.local.runtime import RuntimeFolder
@@ -30,11 +30,8 @@ def pids(up: dict[str, Any]) -> dict[str, int]:
     return {service["name"]: service["pid"] for service in up["services"]}
 
 
-def none_runs_soon(processes: dict[str, int]) -> bool:
-    """Return whether all processes end within the time that tests wait."""
-    until = time.monotonic() + MOST
-    while any(map(is_running, processes.values())) and time.monotonic() < until:
-        os.sched_yield()
+def none_runs(processes: dict[str, int]) -> bool:
+    """Return whether all processes have ended."""
     return not any(map(is_running, processes.values()))
 
 
@@ -156,13 +153,16 @@ def test_children_end_with_a_killed_parent(folder: Path) -> None:
         processes = pids(command.event("up"))
         command.signal(SIGKILL)
         assert command.end()[0] == -SIGKILL
-    assert none_runs_soon(processes)
+    wait_until(lambda: none_runs(processes))
     assert len(left_in(folder)) == 1
-    until = time.monotonic() + MOST
-    while left_in(folder) and time.monotonic() < until:  # a process's last thread lets go of the lock a moment later
+
+    def is_cleared() -> bool:
+        """Enter the folder, which removes what is left; a process's last thread frees its lock a moment later."""
         with RuntimeFolder(folder):
             pass
-    assert left_in(folder) == []
+        return left_in(folder) == []
+
+    wait_until(is_cleared)
 
 
 def test_second_signal_kills(folder: Path) -> None:

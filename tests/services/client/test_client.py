@@ -6,8 +6,8 @@ import pytest
 
 from tests.services.breaking import BreakingTransport
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import LoopClock, turns
+from tests.support.clock import ManualClock
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
@@ -65,10 +65,10 @@ class Processor:
         self.say(ServerFrame(welcome=welcome))
 
 
-async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, Client, LoopClock]:
+async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor, Client, ManualClock]:
     """Return a processor and a client that will find each other, and the client's clock."""
     chosen = settings({"bus.clients_address": ADDRESS} | (overrides or {}))
-    transport, clock = MemoryTransport(chosen.bus), LoopClock()
+    transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = Processor(await transport.listen(ADDRESS))
     return processor, Client(chosen, transport=transport, clock=clock), clock
 
@@ -203,7 +203,7 @@ async def test_leaving_has_an_end_and_so_has_every_request() -> None:
 async def test_requests_end_when_the_connection_fails_for_good() -> None:
     """Where the connection itself breaks down, who leaves gets the error, and every request has an end all the same."""
     chosen = settings({"bus.clients_address": ADDRESS})
-    client = Client(chosen, transport=BreakingTransport(chosen.bus), clock=LoopClock())
+    client = Client(chosen, transport=BreakingTransport(chosen.bus), clock=ManualClock())
     await client.__aenter__()
     tokens = client.generate(generate_of(5))
     with pytest.raises(RequestFailedError):

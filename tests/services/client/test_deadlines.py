@@ -5,7 +5,7 @@ import pytest
 from tests.services.builders import Wanted, generate_of, ids
 from tests.services.client.peer import HELLO_FIRST, TIMEOUT, opened
 from tests.services.client.test_client import meeting, taken
-from tests.services.loop_clock import turns
+from tests.support.waiting import turns
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError

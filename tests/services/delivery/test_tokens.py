@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tests.services.builders import Wanted, batch, ids, step_of
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import turns
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_engines import synthetic_tokens

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
-from tests.services.gateway_page.scripted import MOST, ScriptedGateway
+from tests.services.gateway_page.scripted import ScriptedGateway
+from tests.support.waiting import MOST
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _NOT_RUN = "no chromium here, so the inspector page was not tried in a browser (Debian: apt-get install chromium)"

@@ -6,7 +6,8 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 
 from tests.services.gateway_page.made import BEGIN, STORY, STORY_TOKENS
-from tests.services.gateway_page.scripted import MOST, ScriptedGateway, Stream
+from tests.services.gateway_page.scripted import ScriptedGateway, Stream
+from tests.support.waiting import MOST
 
 expect.set_options(timeout=MOST * 1000)
 

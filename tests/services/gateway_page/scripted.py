@@ -19,9 +19,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from tests.support.waiting import MOST
+
 PAGE = Path(str(files("tokenbus_services.gateway") / "page"))
-MOST = 30
-"""How many seconds a test waits for what must come."""
 _SAFE = {"Content-Security-Policy": "default-src 'self'"}
 
 
@@ -75,7 +75,7 @@ class ScriptedGateway:
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
         config = uvicorn.Config(
-            Starlette(routes=routes), lifespan="off", ws="none", log_config=None, timeout_graceful_shutdown=MOST
+            Starlette(routes=routes), lifespan="off", ws="none", log_config=None, timeout_graceful_shutdown=int(MOST)
         )
         self._server = uvicorn.Server(config)
 

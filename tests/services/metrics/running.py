@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from tests.support.waiting import MOST
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import MemoryTransport
@@ -20,7 +21,6 @@ from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.service import EngineLoop
 
-MOST = 30.0  # seconds, after which a test that waits has failed
 _USUAL = {
     "bus.workers_address": "memory://workers",
     "bus.clients_address": "memory://clients",
@@ -107,10 +107,3 @@ class Scrape:
 def scrape(collector: Collector) -> Scrape:
     """Scrape a collector."""
     return Scrape(generate_latest(collector).decode())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds that nothing announces."""
-    async with asyncio.timeout(MOST):
-        while not condition():  # noqa: ASYNC110 - no event exists
-            await asyncio.sleep(0)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.metrics.running import Bus, Scrape, scrape, settings, until
+from tests.services.metrics.running import Bus, Scrape, scrape, settings
 from tests.services.metrics.test_speculation import rows
+from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import ANONYMOUS

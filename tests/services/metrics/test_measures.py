@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from tests.services.manual_clock import ManualClock
 from tests.services.metrics.test_speculation import rows
+from tests.support.clock import ManualClock
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.metrics.histogram import Histogram
 from tokenbus_services.metrics.loop import LoopWatch

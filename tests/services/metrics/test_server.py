@@ -13,9 +13,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tests.services.manual_clock import ManualClock
-from tests.services.metrics.running import MOST, Bus, Scrape, settings, until
+from tests.services.metrics.running import Bus, Scrape, settings
 from tests.services.metrics.test_speculation import rows
+from tests.support.clock import ManualClock
+from tests.support.waiting import MOST, until
 from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step

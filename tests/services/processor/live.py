@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.services.builders import Wanted, encoded, hello_of, item_of, settings
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import LoopClock, turns
+from tests.support.clock import ManualClock
+from tests.support.waiting import soon, turns
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import Connection, MemoryTransport
@@ -53,7 +53,7 @@ class Worker:
 class Running:
     """A processor that runs, its clock, and a worker that said hello."""
 
-    def __init__(self, processor: Processor, clock: LoopClock, worker: Worker, transport: MemoryTransport) -> None:
+    def __init__(self, processor: Processor, clock: ManualClock, worker: Worker, transport: MemoryTransport) -> None:
         """Take them."""
         self.processor = processor
         self.clock = clock
@@ -72,7 +72,7 @@ class Running:
 async def started(**overrides: object) -> Running:
     """Return a processor that runs, with one worker."""
     chosen = settings(QUICK | {f"processor.{name}": value for name, value in overrides.items()})
-    transport, clock = MemoryTransport(chosen.bus), LoopClock()
+    transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = await Processor(chosen, transport=transport, clock=clock).__aenter__()
     worker = Worker(await transport.connect("memory://workers"))
     worker.say(WorkerFrame(hello=hello_of()))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tests.services.builders import Wanted, batch, generate_of, row_values, settings, step_of
-from tests.services.manual_clock import ManualClock
+from tests.support.clock import ManualClock
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import Step

@@ -5,8 +5,7 @@ import asyncio
 import numpy as np
 
 from tests.services.builders import Wanted, batch, ids, rows, step_of
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import turns
+from tests.support.waiting import soon, turns
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.processor.buffers import Buffers

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import ManualClock
 from tokenbus_contracts import ContractError, Rule, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, WorkerFrame
@@ -25,18 +26,6 @@ COMMAND = Path(sys.executable).parent / "tokenbus"
 NAME = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-[0-9]{8}-[a-z]+\.(binpb|json)")
 ERROR = ContractError("logprobs[1]", "a finite number", float("nan"), rule=Rule.FINITE)
 NOON = 1_767_355_200.25  # 2026-01-02T12:00:00.25Z
-
-
-class Clock:
-    """A clock that stands until it is set."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        """Begin at a time."""
-        self.seconds = seconds
-
-    def __call__(self) -> float:
-        """Tell the time."""
-        return self.seconds
 
 
 @pytest.fixture
@@ -57,7 +46,7 @@ def settings(
 
 def opened(chosen: DeadLetterSettings, *, wall: float = NOON) -> DeadLetters:
     """Return dead letters whose clocks stand."""
-    return DeadLetters(chosen, wall=Clock(wall), now=Clock())
+    return DeadLetters(chosen, wall=ManualClock(wall).now, now=ManualClock().now)
 
 
 def payloads(directory: Path) -> list[bytes]:
@@ -243,11 +232,11 @@ def test_no_reader_sees_half_a_letter(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_flood_does_not_reach_the_disk(tmp_path: Path) -> None:
     """In no second are more letters written than may be; the others are counted, and it goes on after a while."""
-    now = Clock(100.0)
-    letters = DeadLetters(settings(tmp_path, per_second=3), wall=Clock(NOON), now=now)
+    now = ManualClock(100.0)
+    letters = DeadLetters(settings(tmp_path, per_second=3), wall=ManualClock(NOON).now, now=now.now)
     kept = []
     for tenth in range(25):
-        now.seconds = 100 + tenth / 10
+        now.set(100 + tenth / 10)
         for _ in range(2):
             letters.keep(b"x", ERROR, "w/1")
         kept.append(letters.kept)
@@ -278,8 +267,8 @@ def test_failed_tries_are_part_of_the_rate(tmp_path: Path, monkeypatch: pytest.M
 def test_directory_that_cannot_be_written(tmp_path: Path, lines: Callable[[], list[dict[str, Any]]]) -> None:
     """A directory that cannot be is told once per episode, and its end once; letters are counted, nobody fails."""
     (tmp_path / "taken").touch()
-    now = Clock()
-    letters = DeadLetters(settings(tmp_path / "taken" / "letters"), wall=Clock(NOON), now=now)
+    now = ManualClock(0.0)
+    letters = DeadLetters(settings(tmp_path / "taken" / "letters"), wall=ManualClock(NOON).now, now=now.now)
     for _ in range(5):
         letters.keep(b"x", ERROR, "w/1")
     (line,) = lines()
@@ -289,7 +278,7 @@ def test_directory_that_cannot_be_written(tmp_path: Path, lines: Callable[[], li
     (tmp_path / "taken").unlink()
     letters.keep(b"y", ERROR, "w/1")
     assert len(lines()) == 1
-    now.seconds = 60.0
+    now.set(60.0)
     letters.keep(b"z", ERROR, "w/1")
     assert [line["event"] for line in lines()[1:]] == ["dead letters cannot be written: over"]
     assert lines()[1]["count"] == 5

@@ -3,8 +3,7 @@
 import asyncio
 
 from tests.services.builders import batch, rows, step_of
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import turns
+from tests.support.waiting import soon, turns
 from tokenbus_services.delivery import Step
 from tokenbus_services.processor.step_queue import StepQueue
 

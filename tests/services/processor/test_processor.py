@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.services.builders import Wanted, generate_of, ids, rows, settings
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import turns
 from tests.services.processor.live import QUICK, running, started
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason

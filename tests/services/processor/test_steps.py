@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from tests.services.builders import Wanted, rows
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import turns
 from tests.services.processor.live import running
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import RowStatus
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step, Token
 from tokenbus_services.processor import Processor

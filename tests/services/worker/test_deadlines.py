@@ -3,9 +3,9 @@
 import pytest
 
 from tests.services.builders import generate_of, ids
-from tests.services.manual_clock import ManualClock
 from tests.services.worker.test_service import Engine, Once, batches, events, running
 from tests.services.worker.test_states import KINDS, handed_off
+from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from tests.services.builders import settings
-from tests.services.manual_clock import ManualClock
+from tests.support.clock import ManualClock
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_services.worker import NotRunningError, Publisher, RetentionFullError, StepArrays

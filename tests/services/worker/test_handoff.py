@@ -12,7 +12,8 @@ import pytest
 
 from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.bus.keyed import Keyring
-from tests.services.loop_clock import LoopClock
+from tests.support.clock import ManualClock
+from tests.support.waiting import MOST
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
@@ -26,7 +27,6 @@ from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, r
 from tokenbus_services.worker.handshake import HandoffPoint
 
 ADDRESS = "memory://decode"
-MOST = 20.0
 CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4}
 TICKET = b"ticket"
 
@@ -45,7 +45,7 @@ class Pair:
     publisher: Publisher
     transport: MemoryTransport
     settings: Settings
-    clock: LoopClock
+    clock: ManualClock
     failed: dict[int, str]
 
     def request(self, key: int) -> Generate:
@@ -77,7 +77,7 @@ async def pair(**changed: object) -> AsyncIterator[Pair]:
     chosen = settings(CHOSEN | {name.replace("__", "."): value for name, value in changed.items()})
     transport = MemoryTransport(chosen.bus)
     failed: dict[int, str] = {}
-    clock = LoopClock()
+    clock = ManualClock()
     async with (
         HandoffReceiver(chosen, transport) as receiver,
         HandoffSender(chosen, transport, clock, WorkerCounts(), failed.__setitem__) as sender,
@@ -370,7 +370,7 @@ class Keyed:
         listening = replace(chosen, bus=self.keyring.listening(chosen.bus))
         sending = replace(chosen, bus=self.keyring.connecting(name, settings=chosen.bus) if name else chosen.bus)
         failed: dict[int, str] = {}
-        clock = LoopClock()
+        clock = ManualClock()
         async with (
             HandoffReceiver(listening, ZeroMQTransport(listening.bus)) as receiver,
             HandoffSender(sending, ZeroMQTransport(sending.bus), clock, WorkerCounts(), failed.__setitem__) as sender,

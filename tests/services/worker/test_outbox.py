@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.services.builders import EPOCH, arrays_of, batch, generate_of, rows, settings
+from tests.support.waiting import MOST
 from tokenbus_contracts import LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
@@ -15,8 +16,6 @@ from tokenbus_services.worker import NotRunningError, Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.retention import Retained
-
-MOST = 20.0
 
 
 def running() -> Publisher:

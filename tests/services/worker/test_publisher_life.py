@@ -8,8 +8,8 @@ import pytest
 
 from tests.services.breaking import BreakingTransport
 from tests.services.builders import EPOCH, batch, generate_of, rows, settings
-from tests.services.bus.harness import soon
-from tests.services.loop_clock import LoopClock, turns
+from tests.support.clock import ManualClock
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
@@ -61,9 +61,9 @@ class Processor:
         self.say(ProcessorFrame(welcome=welcome))
 
 
-async def meeting(chosen: Settings) -> tuple[Processor, Publisher, LoopClock]:
+async def meeting(chosen: Settings) -> tuple[Processor, Publisher, ManualClock]:
     """Return a processor and a publisher that will find each other, and the publisher's clock."""
-    transport, clock = MemoryTransport(chosen.bus), LoopClock()
+    transport, clock = MemoryTransport(chosen.bus), ManualClock()
     processor = Processor(await transport.listen(ADDRESS))
     return processor, Publisher(chosen, epoch=EPOCH, transport=transport, clock=clock), clock
 
@@ -97,7 +97,7 @@ async def test_hello_says_what_the_worker_is() -> None:
     transport = MemoryTransport(chosen.bus)
     processor = Processor(await transport.listen(ADDRESS))
     point = HandoffPoint("memory://here", b"ticket", b"k" * 32)
-    async with Publisher(chosen, vocabulary_size=99, transport=transport, clock=LoopClock(), handoff=point):
+    async with Publisher(chosen, vocabulary_size=99, transport=transport, clock=ManualClock(), handoff=point):
         hello = (await processor.body("hello")).hello
     assert (hello.worker_id, hello.role, hello.model) == ("w9", 3, "m")
     assert (hello.handoff_address, hello.handoff_ticket, hello.handoff_server_key) == point
@@ -283,7 +283,7 @@ def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
 async def test_nothing_is_taken_once_the_connection_has_failed() -> None:
     """Where the connection itself breaks down, publishing fails aloud, and who leaves gets the error (case 21)."""
     chosen = at_memory()
-    publisher = Publisher(chosen, transport=BreakingTransport(chosen.bus), clock=LoopClock())
+    publisher = Publisher(chosen, transport=BreakingTransport(chosen.bus), clock=ManualClock())
     await publisher.__aenter__()
     await turns()
     with pytest.raises(NotRunningError):
