@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.cli.helpers import COMMAND, MOST, Service, addresses, generate
+from tests.services.cli.helpers import COMMAND, Service, addresses, generate
+from tests.support.waiting import MOST
 from tokenbus_services.cli import main
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.vocabulary import vocabulary_of

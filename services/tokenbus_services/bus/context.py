@@ -1,6 +1,8 @@
 """A transport's ZeroMQ context: it lasts while one of its sockets is open."""
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import zmq
 
@@ -12,7 +14,9 @@ from tokenbus_services.settings import BusSettings
 class SharedContext:
     """Opens sockets; each is closed by its owner, who then leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        """Take the time in seconds, by which the guard of the listening sockets goes."""
+        self._now = now
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._gate: Gate | None = None
         self._guard: Guard | None = None
@@ -42,7 +46,7 @@ class SharedContext:
     def guard(self, settings: BusSettings) -> Guard:
         """Return what bounds the connections to all listening sockets; call this with a socket open."""
         if self._guard is None:
-            self._guard = Guard(settings)
+            self._guard = Guard(settings, self._now)
         return self._guard
 
     async def leave(self) -> None:

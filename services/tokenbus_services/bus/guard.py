@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -57,13 +58,17 @@ class Watched(Protocol):
 class Guard:
     """Bounds connections; `lock` is held around all that looks at them."""
 
-    def __init__(self, settings: BusSettings) -> None:
-        """Take the bounds, that of the connections from how many files this process may open; begin to look."""
+    def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
+        """Take the bounds and the time in seconds, and start the thread.
+
+        The bound on connections is lowered to what this process's limit of open files allows.
+        """
         self.lock = threading.RLock()
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
         """How many connections were cut off, by the bound that they broke."""
         self.held_bytes = self.peak_held_bytes = 0
         self._settings = settings
+        self._now = now
         self._loop = asyncio.get_running_loop()
         self._watched: list[Watched] = []
         self._poll = select.poll()
@@ -117,14 +122,14 @@ class Guard:
     def accept(self, descriptor: int, handshakes: int) -> Accepted | None:
         """Return a new connection, or None if it has ended."""
         with contextlib.suppress(OSError):
-            return Accepted(descriptor, handshakes, time.monotonic())
+            return Accepted(descriptor, handshakes, self._now())
         if self._spare is None:
             return None
         # Without a descriptor to spare a connection could not even be cut off.
         os.close(self._spare)
         self._spare = None
         try:
-            return Accepted(descriptor, handshakes, time.monotonic())
+            return Accepted(descriptor, handshakes, self._now())
         except OSError:  # it ends just now
             return None
         finally:
@@ -177,11 +182,11 @@ class Guard:
             watched.tell(connection, f"cut off: {reason}")
             connection.shut(at_once=True)
             if kind in {"bytes", "memory"}:
-                self._trim_at = time.monotonic() + _FULL_LOOK_SECONDS
+                self._trim_at = self._now() + _FULL_LOOK_SECONDS
 
     def dismiss(self, connection: Accepted) -> None:
         """Cut a connection off soon, when what was sent to it is out."""
-        connection.cut_at = time.monotonic() + _LAST_WORD_SECONDS
+        connection.cut_at = self._now() + _LAST_WORD_SECONDS
 
     # The thread.
 
@@ -202,7 +207,7 @@ class Guard:
                 time.sleep(_LOOK_SECONDS)
 
     def _look(self) -> None:
-        now, resident = time.monotonic(), self._resident()
+        now, resident = self._now(), self._resident()
         self._pause = _QUICK_LOOK_SECONDS if resident - self._seen >= _GROWTH else _LOOK_SECONDS
         if self._trim_at is not None and now >= self._trim_at:
             self._trim_at = None

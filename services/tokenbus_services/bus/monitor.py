@@ -43,6 +43,7 @@ class Monitor:
         settings: BusSettings,
         refused: Callable[[str], None],
         *,
+        is_read_out: Callable[[], bool],
         gate: Gate,
         guard: Guard,
         allowed: AllowList | None = None,
@@ -54,7 +55,7 @@ class Monitor:
         self._allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
         self.connections: dict[int, Accepted] = {}
-        self.is_read_out: Callable[[], bool] = lambda: True
+        self.is_read_out = is_read_out
         self._by_peer: dict[bytes, Accepted] = {}
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # what they have sent may still come
         self._socket = socket.get_monitor_socket(_EVENTS)

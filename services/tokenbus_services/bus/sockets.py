@@ -53,7 +53,7 @@ class LoopSocket:
                 return peer, parts
 
     def is_read_out(self) -> bool:
-        """Tell whether all that came in has been received."""
+        """Tell whether every message that has arrived was received, and another receive has found none."""
         self._look()
         return not self._readable.is_set()
 

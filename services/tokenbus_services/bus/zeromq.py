@@ -1,6 +1,7 @@
 """The transport over ZeroMQ: a ROUTER listens, DEALERs connect, over TCP or Unix sockets."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -28,12 +29,12 @@ _MOST_UNREAD = 64
 class ZeroMQTransport:
     """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds nothing while no socket of its own is open."""
 
-    def __init__(self, settings: BusSettings) -> None:
-        """Take the bounds and times from the settings."""
+    def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
+        """Take the bounds and times from the settings; `now` is the clock, in seconds, that peers' times go by."""
         self._settings = settings
         self._curve = Curve(settings)
         # Apart: a peer of ours that leaves does not wait for the gate, and would lose its last messages there.
-        self._listening = SharedContext()
+        self._listening = SharedContext(now)
         self._connecting = SharedContext()
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
@@ -52,11 +53,22 @@ class ZeroMQTransport:
             serve(socket, own)
             socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
             gate.allowed, server_key = allowed, raw(own.public)
-        monitor = Monitor(socket, binding.descriptor, self._settings, refused, gate=gate, guard=guard, allowed=allowed)
+        listening = LoopSocket(socket, f"listener at {binding.address}")
+        monitor = Monitor(
+            socket,
+            binding.descriptor,
+            self._settings,
+            refused,
+            is_read_out=listening.is_read_out,
+            gate=gate,
+            guard=guard,
+            allowed=allowed,
+        )
         try:
             socket.bind(binding.address)
         except zmq.ZMQError as error:
             monitor.silence()
+            listening.stop()
             socket.close(linger=0)
             binding.release()
             await monitor.stopped()
@@ -64,7 +76,7 @@ class ZeroMQTransport:
             raise AddressError(address, (error.strerror or str(error)).lower()) from None
         binding.hand_over()
         return ZeroMQListener(
-            socket, binding, monitor, server_key=server_key, settings=self._settings, context=self._listening
+            listening, binding, monitor, server_key=server_key, settings=self._settings, context=self._listening
         )
 
     async def connect(self, address: str, server_key: bytes | None = None) -> "ZeroMQConnection":
@@ -126,7 +138,7 @@ class ZeroMQListener:
 
     def __init__(  # noqa: PLR0913 - what `listen` has made
         self,
-        socket: "zmq.Socket[bytes]",
+        socket: LoopSocket,
         binding: Binding,
         monitor: Monitor,
         *,
@@ -137,10 +149,9 @@ class ZeroMQListener:
         """Take a socket that is bound and watched."""
         self.address = binding.address
         self.server_key = server_key
-        self._socket = LoopSocket(socket, f"listener at {binding.address}")
+        self._socket = socket
         self._binding = binding
         self._monitor = monitor
-        monitor.is_read_out = self._socket.is_read_out
         self._max_part_bytes = settings.max_part_bytes
         self._context = context
         self._closed = False
@@ -183,6 +194,10 @@ class ZeroMQListener:
     def is_reachable(self) -> bool:
         """Tell whether new connections can find it."""
         return self._binding.is_reachable()
+
+    def is_read_out(self) -> bool:
+        """Tell whether every message that has arrived was received, and another receive has found none."""
+        return self._socket.is_read_out()
 
     def usage(self) -> Usage:
         """Return how much of its bounds is used, by all listeners of its transport together."""

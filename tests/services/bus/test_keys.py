@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.services.bus.harness import SETTINGS, Bus, introduce
+from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.services.bus.keyed import LISTENER, Keyring
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport
@@ -292,13 +292,13 @@ async def test_broken_allow_list_leaves_the_last_good_one(
 
 async def test_peers_are_forgotten_when_they_leave(meeting: Meeting) -> None:
     """What is kept of a peer goes with its connection: as much is kept as there are connections."""
-    assert isinstance(meeting.listener, ZeroMQListener)
-    peers = meeting.listener._monitor._by_peer
+    listener, peers = meeting.listener, []
     for _ in range(20):
         connection = await meeting.joined("witness")
-        await introduce(connection, meeting.listener)
+        peers.append(await introduce(connection, listener))
         await connection.close()
-    await until(lambda: len(peers) == 1)
+    await until(lambda: listener.usage().admitted + listener.usage().unadmitted == 1)
+    assert not any(listener.identity(peer).name for peer in peers)
 
 
 async def test_peer_that_is_cut_off_can_come_again(meeting: Meeting) -> None:
@@ -306,9 +306,7 @@ async def test_peer_that_is_cut_off_can_come_again(meeting: Meeting) -> None:
     connection = await meeting.joined("witness")
     peer = await introduce(connection, meeting.listener)
     meeting.listener.disconnect(peer)
-    await until(lambda: meeting.listener.identity(peer).name == "")
-    await until(lambda: connection.send([b"hello"]))
-    again, _ = await soon(meeting.listener.receive())
+    again, _ = await meet_again(connection, meeting.listener)
     assert again not in (peer, meeting.peer)
     assert meeting.listener.identity(again).name == "witness"
 

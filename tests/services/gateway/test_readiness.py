@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.services.builders import settings
-from tests.services.bus.harness import soon
 from tests.services.processor.live import QUICK
+from tests.support.waiting import soon
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, WorkerStatus
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.bus import MemoryTransport
