@@ -10,9 +10,9 @@ import pytest
 from tests.services.manual_clock import ManualClock
 from tests.services.metrics.test_speculation import rows
 from tokenbus_services.delivery import Hold, Step
-from tokenbus_services.metrics.histogram import Histogram
-from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.metrics.steps import StepTimes
+from tokenbus_services.metrics.families import Histogram
+from tokenbus_services.metrics.health import LoopWatch
+from tokenbus_services.metrics.view import StepTimes
 
 
 def test_histogram_counts_up_to_each_bound() -> None:
