@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from tests.support.waiting import MOST, wait_until
-from tokenbus_services.metrics.dashboard import DATASOURCE
 from tokenbus_services.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,7 +135,11 @@ def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     """The source that panels name is provisioned with the service's address, the dashboard where it is looked for."""
     provisioning = ROOT / "deploy" / "grafana" / "provisioning"
     (source,) = YAML(typ="safe").load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    assert (source["uid"], source["url"]) == (DATASOURCE, "http://prometheus:9090")
+    assert source["url"] == "http://prometheus:9090"
+    dashboard = (ROOT / "deploy" / "grafana" / "dashboards" / "tokenbus.json").read_text()
+    assert {panel["datasource"]["uid"] for panel in json.loads(dashboard)["panels"] if "datasource" in panel} == {
+        source["uid"]
+    }
     (provider,) = YAML(typ="safe").load((provisioning / "dashboards" / "tokenbus.yml").read_text())["providers"]
     grafana = SERVICES["grafana"]
     mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in grafana["volumes"]}

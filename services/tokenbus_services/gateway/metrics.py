@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, Kind, Samples, one
-from tokenbus_services.metrics.histogram import Histogram
+from tokenbus_services.metrics.families import Family, Histogram, Kind, Samples, one
 
 
 class GatewayView(Protocol):

@@ -22,10 +22,8 @@ from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
 from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.collectors import of_process
-from tokenbus_services.metrics.families import collect
-from tokenbus_services.metrics.health import Health, stalled
-from tokenbus_services.metrics.histogram import Histogram
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.families import Histogram, collect
+from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
 
 

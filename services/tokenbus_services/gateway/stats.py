@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tokenbus_services.metrics.histogram import Histogram
+from tokenbus_services.metrics.families import Histogram
 
 
 class Counts:

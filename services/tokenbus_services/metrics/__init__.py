@@ -1,9 +1,8 @@
-"""Metrics and health: what a processor and a worker tell of themselves, over HTTP."""
+"""Metrics and health of a processor and a worker, over HTTP."""
 
 from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCollector
-from tokenbus_services.metrics.errors import MetricsAddressError
 from tokenbus_services.metrics.serve import serve_processor, serve_publisher
-from tokenbus_services.metrics.server import MetricsServer
+from tokenbus_services.metrics.server import MetricsAddressError, MetricsServer
 
 __all__ = [
     "MetricsAddressError",

@@ -1,4 +1,4 @@
-"""What a scrape collects: a processor's metrics, or a publisher's, and those of the process around it."""
+"""Prometheus collectors of a processor, of a publisher, and of the process around them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,18 +10,17 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus_services.metrics.families import collect
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.metrics.peers import PEERS, SPECULATION
 from tokenbus_services.metrics.publisher import PUBLISHER, PublisherView
 from tokenbus_services.metrics.requests import REQUESTS, TIMES
-from tokenbus_services.metrics.steps import StepTimes
 from tokenbus_services.metrics.streams import STREAMS
-from tokenbus_services.metrics.view import ProcessorView
+from tokenbus_services.metrics.view import ProcessorView, StepTimes
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
 PROCESSOR = (*STREAMS, *REQUESTS, *TIMES, *PEERS, *SPECULATION)
-"""All that is told of a processor."""
+"""All metrics of a processor."""
 
 
 class ProcessorCollector(Collector):
@@ -34,7 +33,7 @@ class ProcessorCollector(Collector):
         watch: LoopWatch,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Take the processor, what measures its steps and its loop, and the time of day in seconds."""
+        """Take the processor, the times of its steps, the watch of its loop, and the time of day in seconds."""
         self._processor = processor
         self._times = times
         self._watch = watch
@@ -51,7 +50,7 @@ class PublisherCollector(Collector):
     """Reads a publisher's plain counters when it is scraped, on the thread that scrapes."""
 
     def __init__(self, publisher: Publisher, watch: LoopWatch) -> None:
-        """Take the publisher, and who watches its event loop."""
+        """Take the publisher, and the watch of its event loop."""
         self._view = PublisherView(publisher, watch)
 
     def collect(self) -> Iterator[Metric]:
@@ -61,7 +60,7 @@ class PublisherCollector(Collector):
 
 
 def of_process(service: str) -> Iterator[Metric]:
-    """Yield what this runs, and what the process uses: those metrics have the names that every process's have."""
+    """Yield the version that runs, and the `process_` metrics that prometheus_client has of every process."""
     build = GaugeMetricFamily(
         "tokenbus_build_info", "Always 1; says which version of Tokenbus runs as what.", labels=("version", "service")
     )

@@ -1,4 +1,4 @@
-"""The metrics as a page for operators, and their alerts as rules for Prometheus, from what is collected."""
+"""The page of all metrics for operators, and the rule file of their alerts for Prometheus."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ A processor serves its metrics at `metrics.address`, a worker at `worker.metrics
 Port 0 takes any that is free; the log says which.
 
 - `GET /metrics` is Prometheus' text format. It is read from plain counters on a thread of its own: a scrape makes no
-  step wait, and a process that is stuck can still be asked.
+  step wait, and a process whose event loop is stuck still answers.
 - `GET /healthz` is status 200 while the process listens (a worker: publishes, and is not refused; a gateway: is not
   refused) and its event loop has answered within `metrics.stall_timeout_ms`; else 503. Its body is JSON, with what is
   wrong in `problems`.
@@ -45,16 +45,16 @@ model's own. Rows without drafts, and rows that emitted nothing, do not count. O
 | acceptance rate of each head | {heads} |
 """
 _RANGE = "[5m]"
-ACCEPTANCE = (
+_ACCEPTANCE = (
     f"sum(rate(tokenbus_speculative_accepted_tokens_total{_RANGE}))"
     f" / (sum(rate(tokenbus_speculative_draft_tokens_total{_RANGE})) > 0)"
 )
-EFFICIENCY = (
+_EFFICIENCY = (
     f"sum(rate(tokenbus_speculative_emitted_tokens_total{_RANGE}))"
     f" / (sum(rate(tokenbus_speculative_draft_tokens_total{_RANGE}))"
     f" + sum(rate(tokenbus_speculative_rows_total{_RANGE})) > 0)"
 )
-HEADS = (
+_HEADS = (
     f"sum by (head) (rate(tokenbus_speculative_head_accepted_tokens_total{_RANGE}))"
     f" / (sum by (head) (rate(tokenbus_speculative_head_draft_tokens_total{_RANGE})) > 0)"
 )
@@ -63,14 +63,14 @@ _SECTIONS: tuple[tuple[str, str, Iterable[Family[Any]]], ...] = (
     ("Streams", "What comes from each worker.", STREAMS),
     ("Requests", "What becomes of requests, and what is refused.", REQUESTS),
     ("Time", "How long things take, and how late the processor itself is.", TIMES),
-    ("Peers and buffers", "Who is connected, and what waits for whom.", PEERS),
+    ("Peers and buffers", "Who is connected, and what waits for each consumer.", PEERS),
     (
         "Speculative decoding",
-        _SPECULATIVE.format(acceptance=f"`{ACCEPTANCE}`", efficiency=f"`{EFFICIENCY}`", heads=f"`{HEADS}`").rstrip(),
+        _SPECULATIVE.format(acceptance=f"`{_ACCEPTANCE}`", efficiency=f"`{_EFFICIENCY}`", heads=f"`{_HEADS}`").rstrip(),
         SPECULATION,
     ),
-    ("Workers", "What a worker tells of itself; its label `worker` is the one that the processor uses.", PUBLISHER),
-    ("Gateway", "What a gateway tells of itself, at `/metrics` of its own address too.", GATEWAY),
+    ("Workers", "What a worker serves; its label `worker` is the one that the processor uses.", PUBLISHER),
+    ("Gateway", "What a gateway serves, at `/metrics` of its own address too.", GATEWAY),
 )
 
 
@@ -92,7 +92,7 @@ def rules() -> str:
 
 
 def alert_name(family: Family[Any]) -> str:
-    """Return what a metric's alert is called."""
+    """Return the name of a metric's alert."""
     return "".join(word.capitalize() for word in family.name.removesuffix("_total").split("_"))
 
 

@@ -1,21 +1,50 @@
-"""Family: one metric with its name, its meaning, what to do about it, and how it is read."""
+"""A metric: its name, its meaning, what to do about it, and how it is read."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from tokenbus_services.metrics.histogram import Histogram
-
 Subject = TypeVar("Subject")
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
 
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds, in seconds."""
+
+
+class Histogram:
+    """Counts values by their upper bounds. One thread counts; any other may read."""
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        """Take the buckets' upper bounds, in order."""
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return each bucket's bound, as text, and how many values are at most that; the last has them all."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(list(self._counts))), strict=True))
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self._counts)
+
+
 class Kind(StrEnum):
-    """What a metric is."""
+    """The kind of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -34,13 +63,13 @@ class Family(Generic[Subject]):
     """What to do when it is high, or when it moves."""
     read: Callable[[Subject], Samples | Histogram]
     labels: tuple[str, ...] = ()
-    """None of them may have unbounded values: never a request, a client's name or an error's text."""
+    """Labels with few values: never a request, a client's name or the text of an error."""
     alert: str = ""
-    """A condition in PromQL that is worth waking somebody for; empty: none is."""
+    """The condition of its alert, in PromQL; empty: it has none."""
 
     @property
     def help(self) -> str:
-        """What is told beside the metric."""
+        """The help text."""
         return f"{self.meaning} {self.advice}"
 
     def collect(self, subject: Subject) -> Metric:

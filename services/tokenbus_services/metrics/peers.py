@@ -1,4 +1,4 @@
-"""The metrics of who is connected, of what waits for them, and of draft models, as the processor sees them."""
+"""The processor's metrics of its peers, of what waits for them, and of draft models."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,8 @@ def _assigned(view: ProcessorView) -> Samples:
 
 
 def _refused(view: ProcessorView) -> Samples:
-    for side, connections in (("worker", view.processor.workers), ("client", view.processor.clients)):
-        for reason, refused in connections.refusals.copy().items():
+    for side, peers in (("worker", view.processor.workers), ("client", view.processor.clients)):
+        for reason, refused in peers.refusals.copy().items():
             yield (side, reason), refused
 
 
@@ -100,7 +100,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_worker_assigned_requests",
-        "Open requests that each worker has or is to go on with, and who it is: role, model, epoch, and whether it is "
+        "Open requests that each worker has or is to go on with, and its role, model and epoch, and whether it is "
         "connected or away.",
         "Uneven: a worker is slow, or takes fewer by its worker.max_requests.",
         _assigned,
@@ -127,7 +127,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
         Kind.COUNTER,
         "tokenbus_refused_peers_total",
         "Workers and clients that were refused, by why: a key without the right, a name or a session that another has.",
-        "Moves: who is it, and what does it want? The log's `worker refused` and `client refused` name it.",
+        "Moves: the log's `worker refused` and `client refused` name the peer; find out what it wants.",
         _refused,
         ("side", "reason"),
         "sum by (side, reason) (increase(tokenbus_refused_peers_total"
@@ -170,8 +170,8 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.COUNTER,
         "tokenbus_watch_skipped_items_total",
-        "Items that were not shown to a client that watches, because it reads too slowly; nobody else misses them.",
-        "Moves: who watches sees holes; raise its client.window_frames.",
+        "Items that were not shown to a client that watches, because it reads too slowly; requests are not affected.",
+        "Moves: the watching client sees holes; raise its client.window_frames.",
         lambda view: one(view.processor.clients.watchers.skipped_items),
     ),
     Family(
@@ -198,7 +198,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_buffered_rows",
-        "Rows that wait in this process for whoever iterates over requests, or will ask for them.",
+        "Rows that wait in this process for an iterator over their request, or for the client that will resume it.",
         "High: iterators are slow, or requests are not claimed.",
         lambda view: one(sum(view.buffered)),
     ),
@@ -212,7 +212,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_queued_steps",
-        "Steps that wait for whoever iterates over steps.",
+        "Steps that wait for the iterator over steps.",
         "At processor.step_queue: every worker waits for that iteration.",
         lambda view: one(view.feed[0]),
     ),

@@ -1,11 +1,10 @@
-"""The metrics of a publisher: what a worker retains, what its policy did, and how it stands with its processor."""
+"""The metrics of a publisher: its retention, its backpressure policy, and its connection to the processor."""
 
 from collections.abc import Callable
 
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, Kind, Samples
-from tokenbus_services.metrics.histogram import Histogram
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.families import Family, Histogram, Kind, Samples
+from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.worker import Publisher
 
 _WORKER = ("worker",)
@@ -15,7 +14,7 @@ class PublisherView:
     """A publisher as a scrape sees it; two numbers of one scrape may be a moment apart."""
 
     def __init__(self, publisher: Publisher, watch: LoopWatch) -> None:
-        """Take the publisher, and who watches its event loop."""
+        """Take the publisher, and the watch of its event loop."""
         self.publisher = publisher
         self.watch = watch
 

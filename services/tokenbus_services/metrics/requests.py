@@ -1,4 +1,4 @@
-"""The metrics of requests, of what was refused, and of time, as the processor sees them."""
+"""The processor's metrics of requests, of what was refused, and of time."""
 
 import numpy as np
 
@@ -83,7 +83,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
         Kind.COUNTER,
         "tokenbus_failed_requests_total",
         "Requests that ended with an error, by its code.",
-        "Moves: the code says what was lost: gap and worker_lost point at workers, slow_client at who reads.",
+        "Moves: the code says what was lost: gap and worker_lost point at workers, slow_client at clients.",
         lambda view: _each(view.processor.registry.counts.failed),
         ("code",),
         'sum by (code) (increase(tokenbus_failed_requests_total{code!="aborted"}[5m])) > 0',
@@ -100,7 +100,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.COUNTER,
         "tokenbus_unclaimed_requests_total",
-        "Requests that workers had and that nobody asked for in time; what came of them was dropped.",
+        "Requests that workers had and that no client resumed in time; their tokens were dropped.",
         "Moves: clients die before their requests end, or cannot reach this processor.",
         lambda view: one(view.processor.registry.counts.unclaimed),
     ),
@@ -124,8 +124,8 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.COUNTER,
         "tokenbus_refusals_total",
-        "What was refused, by who sent it: a worker, a worker's step, a client, or a peer that the transport cut off.",
-        "Moves: the log says whom and why; client and transport on an open network: somebody probes.",
+        "Refusals by side: a worker, a worker's step, a client, or a peer that the transport cut off.",
+        "Moves: the log names the peer and the reason; client and transport on an open network: it is being probed.",
         _refused_by_side,
         ("side",),
     ),

@@ -1,4 +1,4 @@
-"""Serve a processor's metrics, or a publisher's, for as long as a `with` lasts."""
+"""Serve the metrics of a processor or a publisher inside a `with` block."""
 
 import asyncio
 import contextlib
@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator, Iterator
 
 from tokenbus_services.delivery import Step
 from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCollector
-from tokenbus_services.metrics.health import processor_health, publisher_health
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.health import LoopWatch, processor_health, publisher_health
 from tokenbus_services.metrics.server import MetricsServer
-from tokenbus_services.metrics.steps import StepTimes
+from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 
 
 @contextlib.asynccontextmanager
 async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
-    """Serve a processor's metrics at `metrics.address`, or nowhere if that is empty; begin before it listens or after.
+    """Serve a processor's metrics at `metrics.address`, or nowhere if that is empty.
 
-    On the processor's event loop. A MetricsAddressError says why the address cannot be used.
+    To be called on the processor's event loop, before it listens or after. Raises a MetricsAddressError if the address
+    cannot be used.
     """
     loop = asyncio.get_running_loop()
     times = StepTimes(processor.clock.now)
@@ -35,7 +35,7 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
     before = processor.intake.on_step
 
     def observe(step: Step) -> None:
-        """Measure a step, after whoever listened before."""
+        """Measure a step, after the callback that was there before."""
         before(step)
         times.observe(step)
 
@@ -53,7 +53,7 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
 def serve_publisher(publisher: Publisher) -> Iterator[MetricsServer]:
     """Serve a publisher's metrics at `worker.metrics_address`, or nowhere if that is empty.
 
-    From any thread, before the publisher starts or after. A MetricsAddressError says why the address cannot be used.
+    From any thread, before the publisher starts or after. Raises a MetricsAddressError if the address cannot be used.
     """
     watch = LoopWatch(lambda: publisher.link.loop, time.monotonic)
     server = MetricsServer(

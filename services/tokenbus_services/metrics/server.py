@@ -1,11 +1,18 @@
-"""MetricsServer: /metrics and /healthz, in a thread and an event loop of its own."""
+"""MetricsServer: /metrics and /healthz over HTTP, in a thread and an event loop of its own.
+
+prometheus_client's own server has a thread for each connection, without a bound on their number, and no timeout for a
+client that sends or reads slowly; its WSGI and ASGI applications need a server around them. So the few lines of HTTP
+that a scrape needs are here: one request a connection, bounded in size, time and number.
+"""
 
 import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from http import HTTPStatus
+from typing import NamedTuple
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -13,28 +20,128 @@ from prometheus_client.registry import Collector
 
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.logs import logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.loop_thread import start_loop_thread
-from tokenbus_services.metrics.errors import MetricsAddressError
-from tokenbus_services.metrics.health import Health
-from tokenbus_services.metrics.http import MOST_HEADER_BYTES, Answer, Pages
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.health import Health, LoopWatch
 
 _log = logger("metrics")
 _SCHEME = "tcp://"
 _ASK_SECONDS = 0.25
-# Between two metrics, so that whoever waits for the interpreter gets it: a page of many workers takes milliseconds.
+# A pause between two metrics, in which other threads get the interpreter: a page of many workers takes milliseconds.
 _BREATH_SECONDS = 0.0002
-_OK, _UNAVAILABLE = 200, 503
+MOST_HEADER_BYTES = 8192
+_MOST_CONNECTIONS = 16
+_MOST_SECONDS = 10.0
+_END = b"\r\n\r\n"
+_METHODS = ("GET", "HEAD")
+_TEXT = "text/plain; charset=utf-8"
+
+
+class MetricsAddressError(AddressError):
+    """Metrics cannot be served at the address in the settings: names the key, the address and the reason."""
+
+    def __init__(self, key: str, address: str, reason: str) -> None:
+        """Keep the key: a host may run many processes, each with a setting of its own."""
+        super().__init__(address, reason)
+        self.args = (key, address, reason)
+        self.key = key
+
+    def __str__(self) -> str:
+        """Return one printable line."""
+        return f"{self.key}: {super().__str__()}"
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: bytes
+    kind: str = _TEXT
+
+
+Page = Callable[[], Awaitable[Answer]]
+
+
+class Pages:
+    """Answers GET and HEAD for a few paths; a slow or silent client is cut off, and delays no other."""
+
+    def __init__(self, pages: dict[str, Page]) -> None:
+        """Take the function that answers each path."""
+        self._pages = pages
+        self._connections = 0
+        self._repeated_log = DeduplicatedLog()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the one request of a connection."""
+        if self._connections >= _MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections += 1
+        try:
+            # A client that goes away, or takes too long, gets no answer; that is no event worth a log line.
+            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(_MOST_SECONDS):
+                    method, answer = await self._answer(reader)
+                    writer.write(_written(method, answer))
+                    writer.close()
+                    await writer.wait_closed()
+        finally:
+            writer.transport.abort()
+            self._connections -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+        try:
+            method, path = _request(await reader.readuntil(_END))
+        except asyncio.LimitOverrunError:
+            return "GET", Answer(HTTPStatus.BAD_REQUEST, b"the request's header is too long\n")
+        except ValueError as error:
+            return "GET", Answer(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        page = self._pages.get(path)
+        if method not in _METHODS:
+            answer = Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n")
+        elif page is None:
+            answer = Answer(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self._pages)}\n".encode())
+        else:
+            answer = await self._made(page, path)
+        return method, answer
+
+    async def _made(self, page: Page, path: str) -> Answer:
+        try:
+            return await page()
+        except Exception:  # noqa: BLE001 - a defect in one page must not end the server
+            self._repeated_log.begin("page", _log.exception, "metrics handler failed", path=path)
+            return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"the handler of this page failed; the log says why\n")
+
+
+def _request(head: bytes) -> tuple[str, str]:
+    """Return a request's method, and its path without the query."""
+    words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004 - method, target, protocol
+        raise ValueError("expected a request of HTTP/1.1")
+    return words[0], words[1].partition("?")[0]
+
+
+def _written(method: str, answer: Answer) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status:d} {HTTPStatus(answer.status).phrase}",
+        f"Content-Type: {answer.kind}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+    ]
+    if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        lines.append("Allow: GET, HEAD")
+    head = "\r\n".join([*lines, "", ""]).encode()
+    return head if method == "HEAD" else head + answer.body
 
 
 class MetricsServer:
-    """Serves what a collector reads and what a health check finds, so that a stuck process can still be asked."""
+    """Serves a collector's metrics and a health check; it answers even when the process's event loop is stuck."""
 
     def __init__(
         self, key: str, address: str, collector: Collector, health: Callable[[], Health], watch: LoopWatch
     ) -> None:
-        """Take the setting that says where to listen, and what it says; nothing is served where it is empty."""
+        """Take the key and the value of the setting with the address; nothing is served where the value is empty."""
         self._key = key
         self._given = address
         self._collector = collector
@@ -43,11 +150,11 @@ class MetricsServer:
         self._stopping: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
         self.address = ""
-        """Where it listens, HOST:PORT with the port that was chosen; empty while it does not."""
+        """Where it listens, HOST:PORT with the port in use; empty while it does not listen."""
 
     @property
     def url(self) -> str:
-        """Where to ask, without a path."""
+        """The URL, without a path; empty while it does not listen."""
         return f"http://{self.address}" if self.address else ""
 
     def start(self) -> None:
@@ -95,11 +202,13 @@ class MetricsServer:
         for metric in self._collector.collect():
             page.append(generate_latest(_One(metric)))
             await asyncio.sleep(_BREATH_SECONDS)
-        return Answer(_OK, b"".join(page), CONTENT_TYPE_LATEST)
+        return Answer(HTTPStatus.OK, b"".join(page), CONTENT_TYPE_LATEST)
 
     async def _healthz(self) -> Answer:
         health = self._health()
-        return Answer(_UNAVAILABLE if health.problems else _OK, health.body, "application/json")
+        return Answer(
+            HTTPStatus.SERVICE_UNAVAILABLE if health.problems else HTTPStatus.OK, health.body, "application/json"
+        )
 
 
 class _One(Collector):

@@ -1,28 +1,48 @@
-"""ProcessorView: a processor's plain counters as one scrape sees them."""
+"""What one scrape reads of a processor: its plain counters, and the times of its steps."""
 
+import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
-from tokenbus_services.delivery import RequestTokens
-from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.metrics.steps import StepTimes
+from tokenbus_services.delivery import RequestTokens, Step
+from tokenbus_services.metrics.families import Histogram
+from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts
 from tokenbus_services.processor.worker import Worker
 
 Samples = Iterator[tuple[tuple[str, ...], float]]
+_NS = 1_000_000_000
+
+
+class StepTimes:
+    """Measures steps as they are handed out; costs a microsecond or two a step."""
+
+    def __init__(self, now: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns) -> None:
+        """Take the processor's clock, and the time of day in nanoseconds."""
+        self._now = now
+        self._wall_ns = wall_ns
+        self.assembly = Histogram()
+        self.delivery = Histogram()
+
+    def observe(self, step: Step) -> None:
+        """Measure a step that was handed to its requests."""
+        self.assembly.observe(self._now() - step.first_arrival)
+        if produced := step.rows.header.produced_at_ns:
+            # A worker's clock may be ahead of this one: a step from the future took no time.
+            self.delivery.observe(max(0, self._wall_ns() - produced) / _NS)
 
 
 class ProcessorView:
-    """Made anew for each scrape, on a thread that is not the processor's.
+    """A processor's counters, read on the thread that scrapes; made anew for each scrape.
 
-    What the processor may change meanwhile is copied in one operation of the interpreter, and the processor never
-    waits: two numbers of one scrape may be a moment apart.
+    What the processor may change meanwhile is copied in one operation of the interpreter, so the processor never waits
+    for a lock: two numbers of one scrape may be a moment apart.
     """
 
     def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch, wall: Callable[[], float]) -> None:
-        """Take the processor and what measures it; `wall` is the time of day, in seconds."""
+        """Take the processor, the times of its steps, the watch of its loop, and the time of day in seconds."""
         self.processor = processor
         self.times = times
         self.watch = watch
@@ -31,21 +51,21 @@ class ProcessorView:
         self.sessions: list[Session] = list(processor.clients.sessions.values())
 
     def each_worker(self, read: Callable[[Worker], float]) -> Samples:
-        """Read a number of every worker that is known."""
+        """Yield a number of every known worker."""
         return (((worker.stream.worker_id,), read(worker)) for worker in self.workers)
 
     def each_count(self, read: Callable[[StreamCounts], float]) -> Samples:
-        """Read a count of every worker, and of those that were here."""
+        """Yield a count of every known worker, and of those that left lately."""
         return (((name,), read(counts)) for name, counts in self.counts)
 
     def lags(self) -> Samples:
-        """Return how long ago each worker's last step was made; none for who has handed out none, or does not say."""
+        """Yield how long ago each worker's last step was made, of workers that said so."""
         for worker in self.workers:
             if worker.stream.produced_at_ns:
                 yield (worker.stream.worker_id,), max(0.0, self.now - worker.stream.produced_at_ns / 1e9)
 
     def missing_drafts(self) -> Samples:
-        """Return how many drafts never came, of every worker and of those that were here."""
+        """Return how many drafts never came, of every known worker and of those that left lately."""
         here = {worker.stream.worker_id: worker.assembler.drafts_missing for worker in self.workers}
         return (((name,), counts.missing_drafts + here.get(name, 0)) for name, counts in self.counts)
 
@@ -58,18 +78,18 @@ class ProcessorView:
 
     @cached_property
     def buffered(self) -> list[int]:
-        """How many rows wait for each request that is iterated over here."""
+        """How many rows wait in each request that is iterated over in this process."""
         contexts = self.processor.registry.table.contexts.copy()
         return [len(context) for context in contexts if isinstance(context, RequestTokens)]
 
     @property
     def feed(self) -> tuple[int, int]:
-        """How many steps wait for whoever iterates over steps, and how many did at most."""
+        """How many steps wait in the step queue, and how many did at most."""
         feed = self.processor.intake.feed
         return (0, 0) if feed is None else (len(feed), feed.peak)
 
     def fill(self) -> Samples:
-        """Return how full each bounded thing is: of several, the fullest."""
+        """Yield how full each bounded thing is, from 0 to 1; of several, the fullest."""
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
         acks = [worker.stream.acks for worker in self.workers]
         send_queues = [session.send_queue for session in self.sessions]
@@ -77,19 +97,19 @@ class ProcessorView:
         yield ("workers",), len(self.workers) / settings.max_workers
         yield ("clients",), len(self.sessions) / clients.max_clients
         yield ("open_steps",), _most(worker.assembler.open_steps for worker in self.workers) / settings.max_open_steps
-        yield ("hold_items",), _most(map(len, acks)) / settings.hold_items
-        yield ("hold_bytes",), _most(pending_ack.bytes for pending_ack in acks) / settings.hold_bytes
+        yield ("pending_items",), _most(map(len, acks)) / settings.pending_items
+        yield ("pending_bytes",), _most(each.bytes for each in acks) / settings.pending_bytes
         yield ("buffer_rows",), _most(self.buffered) / settings.request_buffer_rows
         yield ("send_queue_frames",), _most(map(len, send_queues)) / clients.send_queue_frames
         yield ("send_queue_bytes",), _most(send_queue.bytes for send_queue in send_queues) / clients.send_queue_bytes
         yield ("step_queue",), feed[0] / settings.step_queue
 
     def peaks(self) -> Samples:
-        """Return how full each of those was at most, as far as that is known."""
+        """Yield how full each of those was at most, where that is known."""
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
         send_queues = [session.send_queue for session in self.sessions]
         yield ("requests",), self.processor.registry.table.peak / settings.max_requests
-        yield ("hold_items",), _most(worker.stream.acks.peak for worker in self.workers) / settings.hold_items
+        yield ("pending_items",), _most(worker.stream.acks.peak for worker in self.workers) / settings.pending_items
         yield ("send_queue_frames",), _most(send_queue.peak for send_queue in send_queues) / clients.send_queue_frames
         yield (
             ("send_queue_bytes",),

@@ -213,7 +213,7 @@ class Intake:
     def _share_held(self, worker: Worker) -> float:
         """Return how much of what may wait for consumers does, from 0 to 1; above 1 it is too much."""
         settings, acks = self._settings.processor, worker.stream.acks
-        return max(len(acks) / settings.hold_items, acks.bytes / settings.hold_bytes)
+        return max(len(acks) / settings.pending_items, acks.bytes / settings.pending_bytes)
 
     def _watch_holds(self, worker: Worker, now: float) -> None:
         worker.stream.acks.advance()

@@ -18,9 +18,9 @@ from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.collectors import PROCESSOR, ProcessorCollector, PublisherCollector
 from tokenbus_services.metrics.document import families
 from tokenbus_services.metrics.families import Family
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.metrics.publisher import PUBLISHER
-from tokenbus_services.metrics.steps import StepTimes
+from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor import RequestFailedError
 from tokenbus_services.worker import RetentionFullError
 
@@ -168,8 +168,8 @@ async def test_what_waits_is_told(watched: Watched) -> None:
         await anext(tokens)
     assert told("buffered_rows") == told("fullest_buffer_rows") == 1
     assert told("fill_ratio", of="buffer_rows") == 1 / watched.bus.settings.processor.request_buffer_rows
-    assert told("stream_hold_items", worker=W) == told("stream_peak_hold_items", worker=W) == 1
-    assert told("fill_ratio", of="hold_items") == 1 / watched.bus.settings.processor.hold_items
+    assert told("stream_pending_items", worker=W) == told("stream_peak_pending_items", worker=W) == 1
+    assert told("fill_ratio", of="pending_items") == 1 / watched.bus.settings.processor.pending_items
     assert told("open_requests", state="open") == 1
 
 

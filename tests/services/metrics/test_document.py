@@ -1,4 +1,4 @@
-"""What is written from the metrics: the page, the alerts and the dashboard, each as it is in the repository."""
+"""What follows from the metrics: the page and the alerts, which are generated, and the dashboard, which names them."""
 
 import json
 import re
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tokenbus_services.metrics.dashboard import ROWS, dashboard
 from tokenbus_services.metrics.document import alert_name, families, page, rules
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,9 +30,8 @@ def names_in(query: str) -> set[str]:
     [
         (ROOT / "docs" / "metrics.md", page(), []),
         (ROOT / "deploy" / "alerts.yml", rules(), ["alerts"]),
-        (DASHBOARD, dashboard(), ["dashboard"]),
     ],
-    ids=["page", "alerts", "dashboard"],
+    ids=["page", "alerts"],
 )
 def test_what_is_written_is_fresh(path: Path, written: str, argument: list[str]) -> None:
     """The file is what the code says, and what the command that it names writes."""
@@ -108,12 +106,11 @@ def test_legends_name_labels_that_the_query_keeps() -> None:
 
 
 def test_the_dashboard_has_the_rows_that_operators_look_for() -> None:
-    """The rows are there in their order, panels have numbers of their own, and none lies upon another."""
+    """The rows are there, panels have numbers of their own, and none lies upon another."""
     model = json.loads(DASHBOARD.read_text())
-    assert [panel["title"] for panel in model["panels"] if panel["type"] == "row"] == list(ROWS)
-    for row in ("Overview", "Streams", "Requests", "Loss and healing", "Latency", "Speculative decoding"):
-        assert row in ROWS
-    assert {"Clients", "Process"} <= set(ROWS)
+    rows = {panel["title"] for panel in model["panels"] if panel["type"] == "row"}
+    assert {"Overview", "Streams", "Requests", "Loss and healing", "Latency", "Speculative decoding"} <= rows
+    assert {"Clients", "Process"} <= rows
     cells = [
         (x, y)
         for panel in model["panels"]

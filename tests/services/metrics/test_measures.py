@@ -10,9 +10,9 @@ import pytest
 from tests.services.metrics.test_speculation import rows
 from tests.support.clock import ManualClock
 from tokenbus_services.delivery import PendingAck, Step
-from tokenbus_services.metrics.histogram import Histogram
-from tokenbus_services.metrics.loop import LoopWatch
-from tokenbus_services.metrics.steps import StepTimes
+from tokenbus_services.metrics.families import Histogram
+from tokenbus_services.metrics.health import LoopWatch
+from tokenbus_services.metrics.view import StepTimes
 
 
 def test_histogram_counts_up_to_each_bound() -> None:

@@ -22,9 +22,8 @@ from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics import MetricsAddressError, MetricsServer, serve_processor, serve_publisher
-from tokenbus_services.metrics.health import Health, publisher_health
-from tokenbus_services.metrics.http import _MOST_CONNECTIONS
-from tokenbus_services.metrics.loop import LoopWatch
+from tokenbus_services.metrics.health import Health, LoopWatch, publisher_health
+from tokenbus_services.metrics.server import _MOST_CONNECTIONS
 
 
 def get(url: str) -> tuple[int, str, str]:
