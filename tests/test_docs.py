@@ -9,7 +9,18 @@ import pytest
 from tests.pages import PAGES, ROOT
 
 SERVICES = ROOT / "services" / "tokenbus_services"
-COMMON = {"settings", "logs", "clock", "descriptors", "link", "reconnecting", "recording", "plugins"}
+COMMON = {
+    "settings",
+    "logs",
+    "clock",
+    "descriptors",
+    "link",
+    "reconnecting",
+    "recording",
+    "plugins",
+    "loop_thread",
+    "signals",
+}
 """What every package of the services may use."""
 
 
