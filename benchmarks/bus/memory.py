@@ -22,7 +22,7 @@ from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.engine_loop import EngineLoop
 
 ROWS, TOKENS_A_REQUEST = 4, 64
 """Small, so that a million steps are a matter of minutes: what leaks, leaks with each step or each request."""

@@ -13,7 +13,7 @@ from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.engine_loop import EngineLoop
 
 _PACE_SECONDS = 0.003
 

@@ -13,7 +13,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.engine_loop import EngineLoop
 
 _STEP_SECONDS = 0.003
 TCP: Overrides = {"bus__workers_address": "tcp://127.0.0.1:0", "bus__clients_address": "tcp://127.0.0.1:0"}

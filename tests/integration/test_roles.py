@@ -103,4 +103,4 @@ async def test_without_a_decode_worker_the_first_token_is_the_last(deployment: D
         async with client_of(deployment) as client:
             asked = ask(client, 2, 50)
             await all_failed(asked, ErrorCode.ERROR_CODE_HANDOFF)
-    assert all("no decode worker is there" in str(each.audit.error) for each in asked)
+    assert all("no decode worker is available" in str(each.audit.error) for each in asked)

@@ -21,7 +21,7 @@ from tokenbus_services.link import Session
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.engine_loop import EngineLoop
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""BegunRequests: what the engine has, as far as its steps were published."""
+"""ActiveRequests: the requests that the engine has, as far as its steps were published, and their deadlines."""
 
 import math
 import threading
@@ -7,63 +7,63 @@ from collections.abc import Collection, Iterable
 from tokenbus_contracts.generated.request_pb2 import Generate
 
 
-class BegunRequests:
-    """Knows a request from its admission to its last row, and the moment at which it ends at the latest; any thread.
+class ActiveRequests:
+    """Keeps a request from its admission to its last row. Any thread may use it.
 
-    The session's `requests` are more: those too that wait for the engine. A processor that asks hears of them.
+    `WorkerSession.requests` has more: those too that wait for the engine, as a processor that reconciles must know.
     """
 
-    def __init__(self, *, hands_off: bool) -> None:
-        """Keep what was asked for, too, if a decode worker is to be given it."""
+    def __init__(self, *, keep_requests: bool) -> None:
+        """Keep what each request asked for, too, if it is to be handed off."""
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
-        """By key, in milliseconds since 1970-01-01 UTC; infinity where none is known."""
+        """By request id, in milliseconds since 1970-01-01 UTC; infinity: no deadline."""
         self._earliest = math.inf
-        """No request has a deadline before it; one that ended may have had it."""
-        self._hands_off = hands_off
-        self._asked: dict[int, Generate] = {}
+        """A lower bound of the deadlines: the request that had it may have ended."""
+        self._keep_requests = keep_requests
+        self._generates: dict[int, Generate] = {}
 
-    def begin(self, generate: Generate) -> None:
-        """Know a request that the engine took."""
+    def add(self, generate: Generate) -> None:
+        """Add a request that the engine admitted."""
         with self._lock:
             deadline = generate.deadline_unix_ms or math.inf
             self._deadlines[generate.request_key] = deadline
             self._earliest = min(self._earliest, deadline)
-            if self._hands_off:
-                self._asked[generate.request_key] = generate
+            if self._keep_requests:
+                self._generates[generate.request_key] = generate
 
-    def leave(self, keys: Iterable[int]) -> None:
-        """Know that the engine has handed requests off: what they asked for is still to be sent."""
+    def hand_off(self, keys: Iterable[int]) -> None:
+        """Remove requests that the engine handed off, and keep what they asked for until it is sent."""
         with self._lock:
             for key in keys:
                 self._deadlines.pop(key, None)
 
     def end(self, keys: Collection[int]) -> list[int]:
-        """Know requests no more, and return those that were known."""
+        """Remove requests, and return those that were active."""
         with self._lock:
-            for key in keys if self._asked else ():
-                self._asked.pop(key, None)
+            for key in keys if self._generates else ():
+                self._generates.pop(key, None)
             return [key for key in keys if self._deadlines.pop(key, None) is not None]
 
     def end_all(self) -> list[int]:
-        """Know no request any more, and return those that were known."""
+        """Remove all requests, and return their ids."""
         with self._lock:
-            known = sorted(self._deadlines)
-        return self.end(known)
+            active = sorted(self._deadlines)
+        return self.end(active)
 
     def end_overdue(self, unix_ms: int) -> list[int]:
-        """Know no more the requests whose deadline has come, and return them; it looks at them only if one may have."""
+        """Remove the requests whose deadline has passed, and return their ids; one comparison where none can have."""
         if unix_ms < self._earliest:
             return []
         with self._lock:
             overdue = [key for key, deadline in self._deadlines.items() if deadline <= unix_ms]
             for key in overdue:
                 del self._deadlines[key]
-                self._asked.pop(key, None)
+                self._generates.pop(key, None)
             self._earliest = min(self._deadlines.values(), default=math.inf)
         return overdue
 
-    def take_asked(self, key: int) -> Generate | None:
-        """Return what a request that is handed off asked for, once."""
+    def take_generate(self, key: int) -> Generate | None:
+        """Return what a handed-off request asked for, once."""
         with self._lock:
-            return self._asked.pop(key, None)
+            return self._generates.pop(key, None)

@@ -1,72 +1,83 @@
-"""Emitter: what an engine's steps and its word of requests become in the stream, and what is ended for want of that."""
+"""Emitter: publishes an engine's batches and request events, and ends the requests whose rows cannot be published."""
 
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery.final_statuses import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.worker.active_requests import BegunRequests
+from tokenbus_services.worker.active_requests import ActiveRequests
 from tokenbus_services.worker.arrays import keys_of
 from tokenbus_services.worker.assembler import StepAssembler
 from tokenbus_services.worker.errors import RetentionFullError
-from tokenbus_services.worker.handoff.sender import HandoffSender
-from tokenbus_services.worker.isolation import emptied, isolated
+from tokenbus_services.worker.handoff import HandoffSender
 from tokenbus_services.worker.publisher import Publisher
 from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
+_EMPTY_ROW = {
+    "statuses": RowStatus.IDLE,
+    "token_counts": 0,
+    "draft_token_counts": 0,
+    "proposal_counts": 0,
+    "scorings": Scoring.NONE,
+    "top_ks": 0,
+}
+"""Replaces a row that breaks the contract, so that every other row keeps its batch index."""
 
 
 class Emitter:
-    """Publishes for one engine; one thread at a time uses it, which need not be the engine's.
+    """Publishes for one engine. One thread at a time uses it, which need not be the engine's.
 
-    What it ends on the way, the engine is to end too: `take_aborts` says which.
+    The engine must end the requests that this ends: `take_aborts` returns them.
     """
 
     def __init__(self, publisher: Publisher, vocabulary_size: int, handoffs: HandoffSender | None = None) -> None:
-        """Take the publisher, the engine's vocabulary, and what sends a prefill engine's requests on."""
+        """Take the publisher, the engine's vocabulary, and a prefill worker's sender of hand-offs."""
         self.publisher = publisher
         self._limits = publisher.settings.limits
         self._assembler = StepAssembler(self._limits, vocabulary_size)
         self._handoffs = handoffs
-        self.begun = BegunRequests(hands_off=handoffs is not None)
+        self.active = ActiveRequests(keep_requests=handoffs is not None)
         self._aborts: deque[int] = deque()
         self._repeated_log = DeduplicatedLog()
 
     def take_aborts(self) -> list[int]:
-        """Return the requests that the engine is to end, since the last call; for any thread."""
-        taken = []
+        """Return the ids of the requests to abort in the engine, since the last call; any thread may call this."""
+        aborts = []
         while self._aborts:
-            taken.append(self._aborts.popleft())
-        return taken
+            aborts.append(self._aborts.popleft())
+        return aborts
 
     def admitted(self, key: int, prompt_tokens: int) -> None:
-        """Tell that the engine took a request."""
+        """Publish that the engine admitted a request."""
         try:
             self.publisher.admitted(key, prompt_tokens)
         except RetentionFullError as full:
-            self._no_room(full)
+            self._end_unpublished(full)
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
-        """Tell that a request ended with an error."""
-        self.begun.end([key])
+        """Publish that a request ended with an error."""
+        self.active.end([key])
         try:
             self.publisher.failed_request(key, code, message)
         except RetentionFullError as full:
-            self._no_room(full)
+            self._end_unpublished(full)
 
     def emit(self, arrays: StepArrays) -> None:
-        """Publish one batch of a step; what cannot be published ends its own requests and no others."""
+        """Publish one batch of a step; a row that cannot be published ends its own request and no other."""
         try:
             batches = self._assembler.assemble(arrays)
         except ContractError as error:
-            self._refused(_keys_of(arrays), error)
+            self._end_refused(_keys_of(arrays), error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever an engine returns, it ends that step's requests alone
-            self._refused(_keys_of(arrays), ContractError("step", "arrays", f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 - arrays of any kind end this step's requests alone
+            self._end_refused(_keys_of(arrays), ContractError("step", "arrays", f"{type(error).__name__}: {error}"))
             return
         handed_off: set[int] = set()
         for batch in batches:
@@ -74,60 +85,61 @@ class Emitter:
         self._hand_off(arrays.states, handed_off)
 
     def _publish(self, batch: LogprobBatch) -> set[int]:
-        """Publish a batch, and return the requests that it hands off."""
+        """Publish a batch, and return the ids of the requests that it hands off."""
         try:
             self.publisher.publish(batch)
         except RetentionFullError as full:
-            self._no_room(full)
+            self._end_unpublished(full)
             return set()
         except ContractError as error:
-            return self._publish_rest(batch, error)
-        return self._settle(batch)
+            return self._publish_valid_rows(batch, error)
+        return self._end_finished(batch)
 
-    def _publish_rest(self, batch: LogprobBatch, error: ContractError) -> set[int]:
-        """Publish what keeps the contract of a batch that does not, and end the requests of the other rows."""
+    def _publish_valid_rows(self, batch: LogprobBatch, error: ContractError) -> set[int]:
+        """Publish the rows of a batch that keep the contract, and end the requests of the others."""
         try:
-            rest, faults = isolated(self.publisher.addressed(batch), self._limits, error)
-            self.publisher.publish(rest)
+            valid, faults = isolate(self.publisher.addressed(batch), self._limits, error)
+            self.publisher.publish(valid)
         except ContractError:
-            if batch.header.part_count > 1:  # or the step would never be whole, and others' requests end with it
+            if batch.header.part_count > 1:  # or the step would never be complete, and end other parts' requests
                 with contextlib.suppress(ContractError, RetentionFullError):
-                    self.publisher.publish(emptied(batch))
-            self._refused(batch.request_keys.tolist(), error)
+                    self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))
+            self._end_refused(batch.request_keys.tolist(), error)
             return set()
         except RetentionFullError as full:
-            self._no_room(full)
+            self._end_unpublished(full)
             return set()
-        handed_off = self._settle(rest)
+        handed_off = self._end_finished(valid)
         for key, fault in faults.items():
-            self._refused([key], fault)
+            self._end_refused([key], fault)
         return handed_off
 
-    def _settle(self, batch: LogprobBatch) -> set[int]:
+    def _end_finished(self, batch: LogprobBatch) -> set[int]:
+        """Remove the requests that a published batch ends, and return the ids of those that it hands off."""
         if batch.header.kind is not BatchKind.TARGET:
             return set()
         leaving, is_handed_off = LEAVES[batch.statuses], batch.statuses == RowStatus.HANDED_OFF
         handed_off: list[int] = batch.request_keys[is_handed_off].tolist()
         if leaving.any():
-            self.begun.leave(handed_off)
-            self.begun.end(batch.request_keys[leaving & ~is_handed_off].tolist())
+            self.active.hand_off(handed_off)
+            self.active.end(batch.request_keys[leaving & ~is_handed_off].tolist())
         return set(handed_off)
 
     def _hand_off(self, states: Mapping[int, bytes], handed_off: set[int]) -> None:
-        """Send on what this step handed off, after its rows were published; others of it have ended."""
+        """Send the requests that this step handed off, once their rows are published; the others of it have ended."""
         for key, state in states.items():
-            generate = self.begun.take_asked(key)
+            generate = self.active.take_generate(key)
             if key not in handed_off:
                 continue
             if generate is None or self._handoffs is None:
-                self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, "this worker has nothing to hand it off with")
+                self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, "this worker cannot hand requests off")
                 continue
             try:
                 self._handoffs.send(generate, state)
             except ValueError as error:
                 self.failed(key, ErrorCode.ERROR_CODE_HANDOFF, str(error))
 
-    def _refused(self, keys: Iterable[int], error: ContractError) -> None:
+    def _end_refused(self, keys: Iterable[int], error: ContractError) -> None:
         # One line, however many requests make an engine break the contract.
         self._repeated_log.begin(
             "contract", _log.error, "requests ended: their batch breaks the contract", reason=str(error)
@@ -136,11 +148,47 @@ class Emitter:
             self._aborts.append(key)
             self.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"its batch breaks the contract: {error}")
 
-    def _no_room(self, full: RetentionFullError) -> None:
-        """End what the gap names that was left in the stream: the processor learns of it there."""
+    def _end_unpublished(self, full: RetentionFullError) -> None:
+        """End the requests of a batch that found no room; the gap that is left in the stream names them."""
         _log.error("requests ended: no room", requests_ended=len(full.request_keys))
-        self.begun.end(full.request_keys)
+        self.active.end(full.request_keys)
         self._aborts.extend(full.request_keys)
+
+
+def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[LogprobBatch, dict[int, ContractError]]:
+    """Return a batch with empty rows in the place of those that break the contract, and their errors by request id.
+
+    Raises the given error if it is not the fault of single rows.
+    """
+    if not batch.has_consistent_lengths():
+        raise error
+    faults: dict[int, ContractError] = {}
+    invalid = np.zeros(batch.row_count, np.bool_)
+    for row, key in enumerate(batch.request_keys.tolist()):
+        try:
+            encode(batch.select([row]), limits)
+        except ContractError as fault:
+            invalid[row] = True
+            faults[key] = fault
+    if not faults or 0 in faults:
+        raise error
+    valid = _with_empty_rows(batch, invalid)
+    try:
+        encode(valid, limits)
+    except ContractError:
+        raise error from None
+    return valid, faults
+
+
+def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> LogprobBatch:
+    """Return a batch with some rows empty and moved behind the others; their batch indices stay."""
+    columns = batch.select(np.flatnonzero(~empty)).columns
+    rows = np.flatnonzero(empty)
+    for name in ("request_keys", "batch_indices", "positions"):
+        columns[name] = np.concatenate([columns[name], getattr(batch, name)[rows]])
+    for name, value in _EMPTY_ROW.items():
+        columns[name] = np.concatenate([columns[name], np.full(rows.size, value, np.uint8)])
+    return LogprobBatch.of_views(batch.header, columns)
 
 
 def _keys_of(arrays: StepArrays) -> list[int]:

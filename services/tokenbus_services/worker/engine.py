@@ -12,56 +12,56 @@ from tokenbus_services.worker.step import StepArrays
 
 
 class EngineBrokenError(RuntimeError):
-    """The engine says that no further step can succeed: its worker ends its requests, and stops."""
+    """No further step can succeed: the worker ends its requests, and stops."""
 
 
 class EngineStepError(RuntimeError):
     """A step failed, gave no tokens, and left every request that is not named as it was before it.
 
-    The named requests end. If none is named, those end that were admitted since the last step that succeeded, and if
-    there are none, all. The engine computes the others' next step.
+    The named requests end. If none is named, those end that were admitted since the last step that succeeded; if there
+    are none, all end. The engine computes the others' next step.
     """
 
     def __init__(self, message: str, keys: Iterable[int] = ()) -> None:
-        """Take why it failed, and the keys of the requests that it failed for, if they are known."""
+        """Take the reason, and the ids of the requests that the step failed for, if they are known."""
         super().__init__(message)
         self.keys = frozenset(keys)
 
 
 class Engine(Protocol):
-    """Computes steps for the requests that it was given. One thread uses it.
+    """Computes steps for the requests that it admitted. One thread uses it.
 
-    Whatever a method raises ends requests, never the worker, with the exception of an EngineBrokenError.
+    An exception of any method ends requests, and never the worker, unless it is an EngineBrokenError.
     """
 
     @property
     def vocabulary_size(self) -> int:
-        """How many token ids it has."""
+        """How many token ids there are."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step would compute anything."""
 
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
-        """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it.
+        """Admit a request, and return the length of its prompt in tokens.
 
-        With a state it is one that a prefill engine handed off, to go on from there. It came over the network: each
-        number of it is checked before anything is allocated or changed. Whatever this raises, the engine does not have
-        the request afterwards.
+        With a state, the request was handed off by a prefill engine and goes on from there. The state came over the
+        network: check each number in it before allocating or changing anything. A request whose admission raised is
+        not the engine's. Raises ValueError, with one line for the client, for a request that is wrong.
         """
 
     def abort(self, key: int) -> None:
-        """End a request at the next step, which computes nothing for it; one that is not known needs no end."""
+        """End a request at the next step, which computes nothing for it; an unknown id is ignored."""
 
     def step(self) -> Sequence[StepArrays]:
         """Compute a step, and return its batches in the order in which they are to be published.
 
-        An EngineStepError ends some requests. After any other exception it is not known what of the step was computed:
-        all requests end, and are aborted.
+        An EngineStepError ends some requests. After any other exception it is unknown what the step computed: all
+        requests end, and are aborted.
         """
 
     def close(self) -> None:
-        """Let go of what it holds; no other method is called afterwards."""
+        """Free what it holds; no other method is called afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

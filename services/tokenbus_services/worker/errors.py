@@ -1,10 +1,10 @@
-"""What goes wrong when publishing; each says whose fault it is."""
+"""Errors of publishing. Imports nothing, so that every module may raise them."""
 
 from collections.abc import Iterable
 
 
 class PublishError(RuntimeError):
-    """Something was not published."""
+    """A batch or an event was not published."""
 
 
 class NotRunningError(PublishError):
@@ -12,14 +12,14 @@ class NotRunningError(PublishError):
 
 
 class WouldWaitError(PublishError):
-    """The caller is the event loop that would have to make the room it waits for; `await publisher.published(...)`."""
+    """`publish` would block the event loop that frees retention: use `await publisher.published(...)` there."""
 
 
 class RetentionFullError(PublishError):
-    """There was no room, and there will be none in time: the requests of the batch end with an error."""
+    """Retention is full, and stayed full for as long as the policy waits: the batch's requests end with an error."""
 
     def __init__(self, keys: Iterable[int], items: int, size: int, why: str) -> None:
-        """Keep the keys of the requests that ended, and how much is retained."""
+        """Keep the ids of the requests that ended, and how many items and bytes are retained."""
         self.request_keys = frozenset(keys)
         self.items = items
         self.bytes = size

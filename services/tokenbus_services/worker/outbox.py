@@ -1,4 +1,4 @@
-"""Outbox: assembles and publishes in a thread of its own, so that the engine's thread only hands arrays over."""
+"""Outbox: runs an emitter in a thread of its own, so that the engine's thread only copies arrays."""
 
 import contextlib
 import queue
@@ -24,16 +24,16 @@ _OTHERS = [each.name for each in fields(StepArrays) if each.name not in _ARRAYS]
 
 
 class Outbox:
-    """Takes what an engine says, in order, and lets an emitter work on it while `with` lasts.
+    """Queues an engine's batches and events, and has an emitter publish them in order, while `with` lasts.
 
-    It holds as many batches and news as the settings say; the engine's thread waits when it is full, as it would for
-    room in retention.
+    The queue is bounded: the engine's thread blocks while it is full, as it would for room in retention. If the emitter
+    fails, the next call raises its exception.
     """
 
     def __init__(self, emitter: Emitter, most: int) -> None:
-        """Take who publishes, and how much may wait for that."""
+        """Take the emitter, and the most batches and events that may be queued."""
         self._emitter = emitter
-        # A queue with a bound of its own costs the engine's thread several times as much for each step.
+        # queue.Queue, which has a bound, costs the engine's thread several times as much for each step.
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = most
         self._room = threading.Condition()
@@ -42,35 +42,35 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="tokenbus-outbox")
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Publish what waits, and end."""
+        """Publish what is queued, and stop the thread."""
         self._waiting.put(None)
         self._thread.join()
 
     def flush(self, seconds: float) -> None:
-        """Wait until all that was handed over is published, at most so many seconds."""
+        """Block until all that was queued is published, for at most so many seconds."""
         done = threading.Event()
         self._put(done.set)
         done.wait(seconds)
 
     def admitted(self, key: int, prompt_tokens: int) -> None:
-        """Tell that the engine took a request."""
+        """Queue the event that the engine admitted a request."""
         self._put(lambda: self._emitter.admitted(key, prompt_tokens))
 
     def failed(self, key: int, code: ErrorCode, message: str) -> None:
-        """Tell that a request ended with an error."""
+        """Queue the event that a request ended with an error."""
         self._put(lambda: self._emitter.failed(key, code, message))
 
     def emit(self, arrays: StepArrays) -> None:
-        """Publish one batch of a step; the engine may use its arrays again when this returns."""
-        own = _own(arrays)
-        self._put(lambda: self._emitter.emit(own))
+        """Queue one batch of a step; the engine may reuse its arrays when this returns."""
+        copied = _copied(arrays)
+        self._put(lambda: self._emitter.emit(copied))
 
     def _put(self, task: Callable[[], None]) -> None:
         if self._waiting.qsize() >= self._most:
@@ -91,31 +91,31 @@ class Outbox:
                 with self._room:
                     self._room.notify()
             if self._error is not None:
-                continue  # nothing is published any more: what waits is let go, so that nobody waits for room
+                continue  # drop what is queued, so that the engine's thread does not block for room
             try:
                 task()
             except NotRunningError as error:
                 self._error = error
-            except Exception as error:  # noqa: BLE001 - a defect of ours: the engine's thread is to learn of it
+            except Exception as error:  # noqa: BLE001 - a defect of ours, which the engine's thread raises
                 _log.exception("a step was not published")
                 self._error = error
         self._error = self._error or NotRunningError("the outbox was closed")
-        with self._room:  # whoever waits learns that nothing is published any more
+        with self._room:  # a thread that waits for room raises the error
             self._room.notify()
 
 
-def _own(arrays: StepArrays) -> StepArrays:
-    """Return the same on the host, in arrays that nobody else writes to."""
-    mine = object.__new__(StepArrays)  # copy.copy() takes longer than all that follows
+def _copied(arrays: StepArrays) -> StepArrays:
+    """Return the same arrays on the host, copied where the engine could write to them."""
+    copy = object.__new__(StepArrays)  # copy.copy() takes longer than all that follows
     for name in _OTHERS:
-        setattr(mine, name, getattr(arrays, name))
+        setattr(copy, name, getattr(arrays, name))
     for name in _ARRAYS:
         values = getattr(arrays, name)
         if type(values) is np.ndarray:
             values = values.copy()
         elif values is not None:
-            # What cannot become an array is refused where all else is: by the emitter.
+            # The emitter refuses what cannot become an array, as it does all else.
             with contextlib.suppress(ContractError):
                 values = np.array(on_host(name, values))
-        setattr(mine, name, values)
-    return mine
+        setattr(copy, name, values)
+    return copy

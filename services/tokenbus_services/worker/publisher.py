@@ -4,7 +4,9 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -23,19 +25,52 @@ from tokenbus_services.delivery.final_statuses import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.counts import WorkerCounts
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
-from tokenbus_services.worker.handshake import HandoffPoint, hello_of
 from tokenbus_services.worker.retention import Retention
-from tokenbus_services.worker.session import WorkerSession
-from tokenbus_services.worker.taken import TakenOver
+from tokenbus_services.worker.session import HandoffPoint, WorkerSession, hello_of
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Counters of the engine's loop and of hand-offs, each written by one of them; read by the metrics."""
+
+    failed_steps: int = 0
+    """Steps that raised."""
+    engine_errors: int = 0
+    """Requests that the engine failed to admit or to abort, with another exception than ValueError."""
+    handing_off: int = 0
+    """Requests that wait for a decode worker's answer now."""
+    handed_off: int = 0
+    """Requests that a decode worker accepted."""
+    untaken: int = 0
+    """Requests that no decode worker accepted: they ended with an error."""
+    taken_over: int = 0
+    """Requests of prefill workers that this worker's engine accepted."""
+    refused: int = 0
+    """Hand-offs that were refused, by the engine or before it."""
+    waiting_state_bytes: int = 0
+    """Of the states that were handed off to this worker, those that wait for its engine now."""
+    refused_connections: int = 0
+    """Connections for hand-offs that were refused or cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedHandoff:
+    """A request that a prefill worker handed off to this one."""
+
+    generate: Generate
+    state: bytes
+    answer: Callable[[str], None]
+    """Takes why the engine refuses it, or an empty string; any thread may call it."""
 
 
 class Publisher:
-    """One engine process's stream.
+    """One engine process's stream, from `with` or `async with` until its end.
 
-    `with Publisher(settings) as publisher` runs the connection in a thread of its own, for an engine with its
-    own loop; `async with` runs it on the current event loop. `publish` may be called from any thread.
+    `with Publisher(settings) as publisher` runs the connection in a thread of its own, for an engine with a loop of its
+    own; `async with` runs it on the current event loop. At the end it takes nothing more, waits until all is
+    acknowledged, at most for `worker.drain_timeout_ms`, and leaves; after an exception it leaves at once. Any thread
+    may call `publish`.
     """
 
     def __init__(  # noqa: PLR0913 - each but the first is given by name
@@ -48,52 +83,53 @@ class Publisher:
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take the settings and the model's vocabulary; a later epoch than this process's time may be given.
+        """Take the settings, by default the environment's, and the size of the model's vocabulary.
 
-        A decode worker says where prefill workers hand requests off to it.
+        The epoch is this process's time unless a later one is given. A decode worker passes the point where it accepts
+        hand-offs. Raises SettingsError for settings that cannot be used.
         """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
         self.epoch = epoch or time.time_ns()
         worker = self.settings.worker
         self._limits = self.settings.limits
-        self._retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
-        self._publishing = threading.Lock()  # held while waiting for room, so that batches keep their order
+        self.retention = Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
+        self._publishing = threading.Lock()  # held while waiting for room, to keep the batches' order
         self._room = threading.Condition()
         self._requests: deque[Generate | Abort] = deque()
-        self._taken_over: deque[TakenOver] = deque()
+        self._handoffs: deque[ReceivedHandoff] = deque()
         self._arrived = threading.Condition()
-        self._session = WorkerSession(
+        self.session = WorkerSession(
             hello_of(self.settings, vocabulary_size, handoff),
             self.epoch,
-            self._retention,
+            self.retention,
             interval=self.settings.bus.heartbeat_interval_ms / 1000,
             timeout=self.settings.bus.heartbeat_timeout_ms / 1000,
+            on_request=self._take_request,
+            on_room=self._room.notify_all,
         )
-        self._session.on_request = self._take_request
-        self._session.on_room = self._room.notify_all
         self._clock = clock or SystemClock()
         self._transport = transport
-        self._link = Link(self._session, self._room, self._clock, "worker")
+        self.link = Link(self.session, self._room, self._clock, "worker")
         self._vocabulary_size = vocabulary_size
         self._last_step = 0
-        self._noted_keys = b""
+        self._last_keys = b""
         self._running = False
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
         self.counts = WorkerCounts()
         self.gated = 0
-        """How many batches and events were not this rank's to publish."""
+        """Batches and events that were not this rank's to publish."""
         self.shed = 0
-        """How many batches lost their alternatives for want of room."""
+        """Batches that lost their alternatives because retention was full."""
         self.failed = 0
-        """How many rows' requests ended for want of room."""
+        """Rows whose requests ended because retention was full."""
         self.blocked = 0
-        """How many batches had to wait for room."""
+        """Batches that had to wait for room in retention."""
         self.blocked_seconds = 0.0
         """How long they waited in all."""
 
-    # Its life.
+    # Start and end.
 
     def __enter__(self) -> Self:
         """Start, in a thread of its own."""
@@ -126,8 +162,8 @@ class Publisher:
             await self._task
 
     def _close(self, error: BaseException | None) -> None:
-        self._stop_taking()
-        self._link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
+        self._stop_running()
+        self.link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
 
     async def _run(self, started: Future[None]) -> None:
         def _connected() -> None:
@@ -136,11 +172,11 @@ class Publisher:
 
         transport = self._transport or transport_for(self.settings.bus)
         try:
-            await self._link.run(transport, self.settings.bus.workers_address, _connected)
-        finally:  # whyever it ended: what is published now would go nowhere
-            self._stop_taking()
+            await self.link.run(transport, self.settings.bus.workers_address, _connected)
+        finally:  # nothing that is published from now on would be sent
+            self._stop_running()
 
-    def _stop_taking(self) -> None:
+    def _stop_running(self) -> None:
         with self._room:
             self._running = False
             self._room.notify_all()
@@ -149,38 +185,23 @@ class Publisher:
 
     @property
     def is_running(self) -> bool:
-        """Whether batches are taken."""
+        """Whether batches can be published."""
         return self._running
 
     @property
-    def link(self) -> Link:
-        """What carries its messages."""
-        return self._link
-
-    @property
-    def retention(self) -> Retention:
-        """What is kept until it is acknowledged."""
-        return self._retention
-
-    @property
-    def session(self) -> WorkerSession:
-        """The worker's side of the protocol."""
-        return self._session
-
-    @property
     def waiting_requests(self) -> int:
-        """How many requests the engine has not taken yet."""
+        """How many requests and aborts wait for the engine."""
         return len(self._requests)
 
-    # What goes out.
+    # Outgoing: batches and events.
 
     def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
         """Publish one batch; return its sequence, or 0 where it is not this rank's to publish.
 
-        Worker, epoch and sequence are filled in here, whatever the header says. It never waits for the network;
-        it waits only under the policies `block` and `shed`, and only while retention is full. A batch that
-        breaks the contract is a ContractError, and one that finds no room a RetentionFullError: then the
-        batch's requests end with an error, and all of them are named in it.
+        Worker, epoch and sequence of the header are filled in here. This never waits for the network; under the
+        policies `block` and `shed` it blocks while retention is full. Raises ContractError for a batch that breaks the
+        contract, RetentionFullError for one that finds no room (its requests end with an error, which names them), and
+        NotRunningError outside of `with`.
         """
         if self.settings.worker.tp_rank and not every_rank:
             self.gated += 1
@@ -188,43 +209,42 @@ class Publisher:
         with self._publishing:
             self._check_running()
             payload = encode(self.addressed(batch), self._limits)
-            with self._room:  # for both, so that no hello tells of the item and not of its requests
+            with self._room:  # both at once, so that a hello that counts the item names its requests
                 sequence = self._keep(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_keys)
-                # What was drafted in a request's last step comes after the row that ended it.
+                # A draft batch comes after the row that ended its request, so it adds none.
                 if batch.header.kind is BatchKind.TARGET:
-                    self._note(batch)
+                    self._update_requests(batch)
             self._last_step = max(self._last_step, batch.header.step)
         return sequence
 
-    def _note(self, batch: LogprobBatch) -> None:
-        """Know which requests there are after a batch of theirs."""
+    def _update_requests(self, batch: LogprobBatch) -> None:
+        """Add the requests of a batch to those that the worker has, and remove those that it ends."""
         keys = batch.request_keys.tobytes()
-        # Step after step has the same requests, most of the time.
-        if keys != self._noted_keys:
-            self._session.requests.update(batch.request_keys.tolist())
+        if keys != self._last_keys:  # most steps have the same requests as the one before
+            self.session.requests.update(batch.request_keys.tolist())
         leaving = LEAVES[batch.statuses]
         if leaving.any():
-            self._session.requests.difference_update(batch.request_keys[leaving].tolist())
+            self.session.requests.difference_update(batch.request_keys[leaving].tolist())
             keys = b""
-        self._noted_keys = keys
+        self._last_keys = keys
 
     async def published(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
-        """Publish one batch as `publish` does, and let the event loop go on while retention is full."""
+        """Publish one batch as `publish` does, without blocking the event loop while retention is full."""
         with self._room:
-            has_room = self._retention.has_room(self._limits.max_message_bytes)
+            has_room = self.retention.has_room(self._limits.max_message_bytes)
         if has_room and not self._publishing.locked():
             return self.publish(batch, every_rank=every_rank)
         return await asyncio.to_thread(self.publish, batch, every_rank=every_rank)
 
     def admitted(self, key: int, prompt_tokens: int) -> int:
-        """Tell that the engine took a request; return the event's sequence, or 0: not this rank's to tell."""
+        """Publish that the engine admitted a request; return the event's sequence, or 0: not this rank's to publish."""
         admitted = Admitted(
             request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=max(1, prompt_tokens)
         )
         return self._publish_event(key, RequestEvent(admitted=admitted))
 
     def failed_request(self, key: int, code: ErrorCode, message: str, emitted_tokens: int = 0) -> int:
-        """Tell that a request ended with an error; return the event's sequence, or 0 as above."""
+        """Publish that a request ended with an error; return the event's sequence, or 0 as above."""
         self.forget(key)
         error = RequestError(request_key=key, code=code, message=brief(message, code), emitted_tokens=emitted_tokens)
         return self._publish_event(key, RequestEvent(error=error))
@@ -235,19 +255,21 @@ class Publisher:
             return 0
         with self._publishing:
             self._check_running()
-            event.sequence = self._retention.next_sequence
+            event.sequence = self.retention.next_sequence
             return self._keep(PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, write_frame(event), np.array([key], np.uint64))
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
-        """Return a batch as it goes out next: with this worker's name, the next sequence, and no more than may be."""
-        # A processor takes the step of long ago for a repetition: better said here, where it can be mended.
+        """Return a batch with this worker's id and epoch and the next sequence, and with what the policy leaves of it.
+
+        Raises ContractError for a step that is so old that a processor would take it for a duplicate.
+        """
         oldest = self._last_step - self.settings.processor.max_open_steps
         if batch.header.step < oldest:
             raise ContractError("header.step", oldest, batch.header.step, rule=Rule.MIN)
         header = batch.header._replace(
             worker_id=self.worker_id,
             epoch=self.epoch,
-            sequence=self._retention.next_sequence,
+            sequence=self.retention.next_sequence,
             tp_rank=self.settings.worker.tp_rank,
             dp_rank=self.settings.worker.dp_rank,
             vocabulary_size=batch.header.vocabulary_size or self._vocabulary_size,
@@ -255,40 +277,40 @@ class Publisher:
             schema_major=MAJOR,
             schema_minor=MINOR,
         )
-        if self.settings.worker.policy == "shed" and self._retention.share_used() >= self.settings.worker.shed_at:
+        if self.settings.worker.policy == "shed" and self.retention.share_used() >= self.settings.worker.shed_at:
             self.shed += 1
             return _without_alternatives(header, batch)
         return batch.headed(header)
 
     def _keep(self, kind: PayloadKind, payload: bytes, of: npt.NDArray[np.uint64]) -> int:
         with self._room:
-            if not self._retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
+            if not self.retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
                 keys: list[int] = of.tolist()
-                if keys:  # a gap that names nobody would be everybody's
-                    self._retention.drop(keys)
-                    # Their last row may be among these, and then no other would say that they are gone.
-                    self._session.requests.difference_update(keys)
-                    self._noted_keys = b""
-                self._link.wake()
+                if keys:  # a gap that names no request ends all of the stream's
+                    self.retention.drop(keys)
+                    # The rows may be the requests' last ones: no later batch would remove them.
+                    self.session.requests.difference_update(keys)
+                    self._last_keys = b""
+                self.link.wake()
                 self.failed += len(keys)
                 worker = self.settings.worker
                 why = "policy fail" if worker.policy == "fail" else f"waited {worker.block_timeout_ms} ms"
-                raise RetentionFullError(keys, len(self._retention), self._retention.bytes, why)
-            sequence = self._retention.keep(kind, payload).sequence
-            self._link.wake()
+                raise RetentionFullError(keys, len(self.retention), self.retention.bytes, why)
+            sequence = self.retention.keep(kind, payload).sequence
+            self.link.wake()
         return sequence
 
     def _wait_for_room(self, size: int) -> bool:
         if self.settings.worker.policy == "fail":
             return False
-        if threading.get_ident() == self._link.thread_id:
+        if threading.get_ident() == self.link.thread_id:
             raise WouldWaitError(
                 "retention is full, and this thread empties it: use `await publisher.published(batch)`"
             )
         seconds = self.settings.worker.block_timeout_ms / 1000
         self.blocked += 1
         began = self._clock.now()
-        found = self._room.wait_for(lambda: not self._running or self._retention.has_room(size), seconds)
+        found = self._room.wait_for(lambda: not self._running or self.retention.has_room(size), seconds)
         self.blocked_seconds += self._clock.now() - began
         self._check_running()
         return found
@@ -297,50 +319,50 @@ class Publisher:
         if not self._running:
             raise NotRunningError("the publisher is not running: it was not started, or it was closed")
 
-    # What comes in.
+    # Incoming: requests, aborts and hand-offs.
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:
-        """Return the requests that came since the last call; wait for some at most so many seconds."""
+        """Return the requests and aborts that came since the last call; block for at most so many seconds for some."""
         with self._arrived:
             if seconds:
-                self._arrived.wait_for(lambda: self._requests or self._taken_over or not self._running, seconds)
-            taken = list(self._requests)
+                self._arrived.wait_for(lambda: self._requests or self._handoffs or not self._running, seconds)
+            requests = list(self._requests)
             self._requests.clear()
-        return taken
+        return requests
 
     def take_no_more(self) -> None:
-        """Tell the processor that this worker leaves when its requests are done, so that others get the new ones."""
+        """Tell the processor that this worker finishes its requests and takes no new one."""
         with self._room:
-            self._session.take_no_more()
-        self._link.wake()
+            self.session.take_no_more()
+        self.link.wake()
 
-    def hand_in(self, taken: TakenOver) -> None:
-        """Give the engine a request that another worker began; a processor that comes back is told that it is here."""
+    def add_handoff(self, handoff: ReceivedHandoff) -> None:
+        """Queue a hand-off for the engine; the next hello to a processor names its request."""
         with self._room:
-            self._session.begin(taken.generate)
+            self.session.add_request(handoff.generate)
         with self._arrived:
-            self._taken_over.append(taken)
+            self._handoffs.append(handoff)
             self._arrived.notify_all()
 
-    def take_handoffs(self) -> list[TakenOver]:
-        """Return the requests that others handed off to this worker since the last call."""
+    def take_handoffs(self) -> list[ReceivedHandoff]:
+        """Return the hand-offs to this worker since the last call."""
         with self._arrived:
-            taken = list(self._taken_over)
-            self._taken_over.clear()
-        return taken
+            handoffs = list(self._handoffs)
+            self._handoffs.clear()
+        return handoffs
 
     def forget(self, key: int) -> None:
-        """Learn that the engine did not take a request over: whoever began it says so."""
+        """Drop a hand-off that the engine refused, or a request that failed."""
         with self._room:
-            self._session.requests.discard(key)
-            self._noted_keys = b""
+            self.session.requests.discard(key)
+            self._last_keys = b""
 
     def _take_request(self, request: Generate | Abort) -> None:
-        """Keep a request for the engine: called on the link's thread."""
-        most = 2 * self.settings.worker.max_requests  # as many may be aborted as may be open
+        """Queue a request or an abort for the engine; called on the link's thread."""
+        most = 2 * self.settings.worker.max_requests  # as many aborts as open requests
         with self._arrived:
             if len(self._requests) >= most:
-                # A processor keeps to max_requests, and gives up what is not admitted in time.
+                # A processor keeps to max_requests, and fails a request that is not admitted in time.
                 limit = f"at most {most} requests that the engine has not taken yet"
                 raise ContractError("generate", limit, len(self._requests) + 1)
             self._requests.append(request)
@@ -348,7 +370,7 @@ class Publisher:
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:
-    """Return the batch with its tokens, logprobs and ranks, but without alternatives, and its rows marked as shed."""
+    """Return the batch with tokens, logprobs and ranks, but no alternatives, and its rows marked as shed."""
     shed = {name: NO_COLUMNS[name] for name in ("alternative_token_ids", "alternative_logprobs")}
     shed["scorings"] = np.where(batch.top_ks > 0, np.uint8(Scoring.SHED), batch.scorings)
     shed["top_ks"] = np.zeros_like(batch.top_ks)

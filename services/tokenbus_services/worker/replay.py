@@ -1,27 +1,45 @@
-"""Replay: publishes the items of a recording to a processor, as the worker that published them once did."""
+"""Replay: publishes the items of a recording to a processor, as the worker did that published them first."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tokenbus_contracts.generated.stream_pb2 import Gap, Hello, WorkerFrame
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode, encode
+from tokenbus_contracts.codec import parse
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import Gap, Hello, PayloadKind, WorkerFrame
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
+from tokenbus_services.delivery.final_statuses import LEAVES
 from tokenbus_services.link import Link, SessionState
-from tokenbus_services.recording import Entry
+from tokenbus_services.recording import Entry, RecordingError
 from tokenbus_services.settings import Settings
-from tokenbus_services.worker.recorded import Contents, contents_of, renamed
 from tokenbus_services.worker.retention import Dropped, Retention
 from tokenbus_services.worker.session import WorkerSession
 
+_LIMITS = Limits.schema()
 _NS = 1_000_000_000
 _TURN = 16
-"""After how many items the event loop has a turn, when nothing else gives it one."""
+"""After how many items the event loop runs others, if nothing else lets it."""
 
 
 class ReplayError(RuntimeError):
-    """A recording could not be published: the processor does not take it, or there is none."""
+    """A recording could not be published: the processor refused it, or none answered."""
+
+
+class _Contents(NamedTuple):
+    """When a recorded item was produced, which requests are in it, and which of them it ends."""
+
+    produced_at_ns: int
+    """0: unknown."""
+    present: Iterable[int]
+    ended: Iterable[int]
+
+
+_NOTHING = _Contents(0, (), ())
 
 
 @dataclass(slots=True)
@@ -49,11 +67,10 @@ class Replay:
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take the recording, perhaps another worker and epoch to publish it as, and how many times as fast.
+        """Take the recording, another worker id and epoch to publish it as, and a factor of its speed; 0: no pauses.
 
-        At speed 0 items follow each other at once.
-        Items wait in a retention that is bounded as a worker's is. A recording that cannot be read is a RecordingError,
-        here or while it runs.
+        Retention is bounded as a worker's is. Raises RecordingError, here or in `run`, for a recording that cannot be
+        read.
         """
         self._entries = entries
         begin = next(entries).frame
@@ -73,6 +90,8 @@ class Replay:
             self._retention,
             interval=bus.heartbeat_interval_ms / 1000,
             timeout=bus.heartbeat_timeout_ms / 1000,
+            on_request=lambda _: None,  # a recording answers no request
+            on_room=lambda: None,
         )
         self._session.on_change = self._changed.set
         self._link = Link(self._session, contextlib.nullcontext(), self._clock, "replay")
@@ -81,10 +100,10 @@ class Replay:
         self._is_stopped = False
 
     async def run(self, stop: asyncio.Event, shown: Callable[[], None] = lambda: None) -> Replayed:
-        """Publish everything, or as much as there is time for until told to stop, and wait for the acknowledgements.
+        """Publish all items, or as many as there is time for until `stop` is set, and wait for their acks.
 
-        `shown` is called after each item. What the processor refuses, or no processor takes for
-        `worker.block_timeout_ms`, is a ReplayError; so long it waits for the last acknowledgements too.
+        `shown` is called after each item. Raises ReplayError if the processor refuses the worker, or if there is no
+        answer, room or last ack for `worker.block_timeout_ms`.
         """
         transport = self._transport or transport_for(self._settings.bus)
         address = self._settings.bus.workers_address
@@ -114,7 +133,7 @@ class Replay:
         if not await self._until(lambda: self._session.state is SessionState.OPEN, patience):
             raise ReplayError(f"no processor answered for {self._settings.worker.block_timeout_ms} ms")
         for entry in self._entries:
-            contents = contents_of(entry)
+            contents = _contents_of(entry)
             await self._until(lambda: False, self._seconds_early(contents))
             if not await self._until(lambda: self._retention.has_room(len(entry.payload)), patience):  # noqa: B023 - now
                 raise ReplayError(
@@ -127,11 +146,11 @@ class Replay:
             shown()
             if not self.done.items % _TURN:
                 await asyncio.sleep(0)
-        # What nobody takes, the processor acknowledges when nobody came for it in time.
+        # The processor acknowledges what no client takes when its time is over.
         await self._until(lambda: not self._session.outstanding, patience)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until a condition holds, at most so many seconds, or until there is a reason to go no further."""
+        """Wait until a condition holds or this was stopped, for at most so many seconds; tell whether it does."""
         deadline = self._clock.now() + seconds
         while True:
             if self._running is not None and self._running.done():
@@ -146,38 +165,38 @@ class Replay:
             self._changed.clear()
             await self._clock.wait(self._changed, remaining)
 
-    def _seconds_early(self, contents: Contents) -> float:
+    def _seconds_early(self, contents: _Contents) -> float:
         if self._pace is None:
             return 0
         return self._pace.seconds_early(contents.produced_at_ns, self._clock.now())
 
-    def _publish(self, entry: Entry, contents: Contents) -> None:
+    def _publish(self, entry: Entry, contents: _Contents) -> None:
         if entry.frame.WhichOneof("body") == "gap":
             gap = entry.frame.gap
             self._retention.skip(gap)
             self.done.missing_items += gap.last_sequence - gap.first_sequence + 1
         else:
-            payload = entry.payload if self._renamed_to is None else renamed(entry, *self._renamed_to)
+            payload = entry.payload if self._renamed_to is None else _renamed(entry, *self._renamed_to)
             self._retention.keep(entry.frame.item.payload_kind, payload)
             self.done.items += 1
             self.done.payload_bytes += len(payload)
-        # A processor that comes back asks which requests are open.
+        # The hello to a processor that comes back names the open requests.
         self._session.requests.update(contents.present)
         self._session.requests.difference_update(contents.ended)
         self._link.wake()
 
 
 class _Retention(Retention):
-    """A worker's retention that can also hold a gap of any size as one entry."""
+    """A worker's retention that can also keep a recorded gap of any size as one entry."""
 
     def skip(self, gap: Gap) -> None:
-        """Keep a gap in the place of its items."""
+        """Keep a gap instead of its items."""
         self._kept.append(Dropped(gap.first_sequence, gap.last_sequence, frozenset(gap.request_keys)))
         self.next_sequence = gap.last_sequence + 1
 
 
 class _Session(WorkerSession):
-    """A worker's session that tells when anything came."""
+    """A worker's session that calls back after each message."""
 
     on_change: Callable[[], None]
 
@@ -208,7 +227,56 @@ def _hello(begin: WorkerFrame, worker_id: str) -> Hello:
     hello = Hello()
     hello.CopyFrom(begin.hello)
     hello.worker_id = worker_id
-    hello.max_requests = 0  # a recording answers no new request
-    for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys"):  # the replay's own, or none
+    hello.max_requests = 0
+    for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys"):  # the session sets its own
         hello.ClearField(name)
     return hello
+
+
+def _contents_of(entry: Entry) -> _Contents:
+    """Return the contents of an entry; empty for a payload that cannot be read."""
+    if entry.frame.WhichOneof("body") == "gap":
+        return _NOTHING._replace(ended=entry.frame.gap.request_keys)
+    try:
+        match entry.frame.item.payload_kind:
+            case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
+                return _batch_contents(parse(entry.payload, _LIMITS))
+            case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
+                return _event_contents(read_frame(RequestEvent, entry.payload))
+    except ContractError:
+        pass  # the processor refuses it again, and says why
+    return _NOTHING
+
+
+def _renamed(entry: Entry, worker_id: str, epoch: int) -> bytes:
+    """Return an item's payload as another worker would have published it; raises RecordingError if it is invalid."""
+    try:
+        match entry.frame.item.payload_kind:
+            case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
+                batch = decode(entry.payload, _LIMITS)
+                header = batch.header._replace(worker_id=worker_id, epoch=epoch)
+                return encode(LogprobBatch.of_views(header, batch.columns), _LIMITS)
+            case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
+                event = read_frame(RequestEvent, entry.payload)
+                if event.WhichOneof("event") == "admitted":
+                    event.admitted.worker_id, event.admitted.epoch = worker_id, epoch
+                return write_frame(event)
+    except ContractError as error:
+        raise RecordingError(entry.offset, f"item {entry.frame.item.sequence}: {error}") from None
+    return entry.payload
+
+
+def _batch_contents(batch: LogprobBatch) -> _Contents:
+    if not batch.has_consistent_lengths():
+        return _NOTHING
+    keys = batch.request_keys
+    return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[LEAVES[batch.statuses]].tolist())
+
+
+def _event_contents(event: RequestEvent) -> _Contents:
+    match event.WhichOneof("event"):
+        case "admitted":
+            return _NOTHING._replace(present=[event.admitted.request_key])
+        case "error":
+            return _NOTHING._replace(ended=[event.error.request_key])
+    return _NOTHING

@@ -1,4 +1,4 @@
-"""What a worker keeps until it is acknowledged: bounded in items and in bytes."""
+"""Retention: the items that a worker keeps until they are acknowledged, bounded in items and in bytes."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ _MOST_KEYS = 65_536
 
 @dataclass(slots=True)
 class Retained:
-    """One item as it was published; it is sent again as the same bytes."""
+    """One published item; a replay sends the same bytes."""
 
     sequence: int
     kind: PayloadKind
@@ -23,32 +23,32 @@ class Retained:
 
     @property
     def checksum(self) -> int | None:
-        """The payload's CRC-32: computed when it is sent first, so not on the engine's thread."""
+        """The payload's CRC-32, computed at the first send, and so not on the engine's thread."""
         if self._checksum is None and self.has_checksum:
             self._checksum = crc32(self.payload)
         return self._checksum
 
     @property
     def last_sequence(self) -> int:
-        """The sequence that it reaches to: its own."""
+        """Its own sequence, as it is no run."""
         return self.sequence
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A run of items that found no room: their numbers are used up, and their requests end with an error."""
+    """A run of items that found no room: their sequences are used up, and their requests end with an error."""
 
     sequence: int
     last_sequence: int
     keys: frozenset[int]
-    """Of the requests that had rows in them; empty: too many to say."""
+    """The ids of the requests that had rows in them; empty: too many to name."""
 
 
 class Retention:
-    """The items that were published and not acknowledged yet; one thread at a time may use it."""
+    """The items that are published and not acknowledged. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, max_items: int, max_bytes: int, *, checksum: bool) -> None:
-        """Keep at most so many items, and so many bytes of payload."""
+        """Take the most items and payload bytes to keep, and whether items have a checksum."""
         self._kept: deque[Retained | Dropped] = deque()
         self._max_items = max_items
         self._max_bytes = max_bytes
@@ -56,7 +56,7 @@ class Retention:
         self.next_sequence = 1
         self.bytes = 0
         self.kept_bytes = 0
-        """How many bytes were ever kept."""
+        """The payload bytes of all items that were ever kept."""
         self.peak_items = 0
         self.peak_bytes = 0
 
@@ -70,15 +70,15 @@ class Retention:
         return self._kept[0].sequence if self._kept else self.next_sequence
 
     def has_room(self, size: int) -> bool:
-        """Tell whether an item of that size fits. The last place is for a `Dropped`, so that a loss is always told."""
+        """Tell whether an item of that size fits. The last place is for a `Dropped`, so that a loss can be named."""
         return len(self._kept) + 1 < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:
-        """Return how full it is, from 0 to 1, by items or by bytes, whichever is fuller."""
+        """Return how full it is, from 0 to 1, by items or by bytes, whichever is more."""
         return max(len(self._kept) / self._max_items, self.bytes / self._max_bytes)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
-        """Keep an item under the next sequence; its owner asked for room before."""
+        """Keep an item under the next sequence; the caller has checked `has_room`."""
         item = Retained(self.next_sequence, kind, payload, self._checksum)
         self._kept.append(item)
         self.next_sequence += 1
@@ -89,12 +89,12 @@ class Retention:
         return item
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Use the next sequence for an item that is not kept; neighbours become one entry, so this always fits."""
+        """Use the next sequence for an item that is not kept; a run of them is one entry, so this always fits."""
         lost = frozenset(keys)
         last = self._kept[-1] if self._kept else None
         if isinstance(last, Dropped):
             together = last.keys | lost
-            # A new entry, not a changed one: the old one may be on its way out.
+            # A new entry, because the old one may be in a message that is being sent.
             known = bool(last.keys) and len(together) <= _MOST_KEYS
             self._kept[-1] = Dropped(last.sequence, self.next_sequence, together if known else frozenset())
         else:
@@ -102,7 +102,7 @@ class Retention:
         self.next_sequence += 1
 
     def acknowledge(self, through: int) -> bool:
-        """Let go of everything up to a sequence; tell whether that made room."""
+        """Remove all entries up to a sequence; tell whether that made room."""
         before = len(self._kept)
         while self._kept and self._kept[0].last_sequence <= through:
             gone = self._kept.popleft()
@@ -111,10 +111,10 @@ class Retention:
         return len(self._kept) < before
 
     def find(self, sequence: int) -> Retained | Dropped | None:
-        """Return the entry that has a sequence, or None: it was acknowledged, or is yet to come."""
+        """Return the entry that has a sequence, or None: it was acknowledged, or is not published yet."""
         if not self._kept or not self.first_sequence <= sequence < self.next_sequence:
             return None
-        # Without a run of dropped items the place follows from the sequence; with one it lies before that.
+        # Without runs of dropped items the index follows from the sequence; with runs it is a smaller one.
         place = min(sequence - self.first_sequence, len(self._kept) - 1)
         entry = self._kept[place]
         if entry.sequence <= sequence <= entry.last_sequence:

@@ -19,12 +19,12 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import Engine, EngineBrokenError
+from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
-from tokenbus_services.worker.handshake import HandoffPoint
 from tokenbus_services.worker.outbox import Outbox
 from tokenbus_services.worker.publisher import Publisher
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.session import HandoffPoint
 
 _POLL_SECONDS = 0.05
 _log = logger("worker")

@@ -1,12 +1,12 @@
-"""A worker's side of the stream protocol, without sockets and without a clock of its own.
+"""WorkerSession: a worker's side of the stream protocol, without sockets and without a clock of its own.
 
-Frames come in through `receive`, what is to be sent next comes out of `next_message`. Its owner calls it from
-one thread at a time, and tells it what time it is.
+`receive` takes frames, `next_message` returns the next one to send. One thread at a time uses it, and passes the time.
 """
 
 import secrets
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -19,29 +19,62 @@ from tokenbus_contracts.generated.stream_pb2 import (
     Hello,
     Item,
     ProcessorFrame,
+    StreamLimits,
     Welcome,
     WorkerFrame,
+    WorkerRole,
 )
+from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.link import SessionState
 from tokenbus_services.reconnecting import PROOF_BYTES, ReconnectingSession, check_times
+from tokenbus_services.settings import Settings
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
+_ROLES = {
+    "mixed": WorkerRole.WORKER_ROLE_MIXED,
+    "prefill": WorkerRole.WORKER_ROLE_PREFILL,
+    "decode": WorkerRole.WORKER_ROLE_DECODE,
+}
+
+
+class HandoffPoint(NamedTuple):
+    """Where a decode worker accepts hand-offs, and what a prefill worker needs to reach it; empty: nowhere."""
+
+    address: str = ""
+    ticket: bytes = b""
+    server_key: bytes = b""
 
 
 class WorkerSession(ReconnectingSession):
-    """One worker's connection to a processor, whichever processor that is just now."""
+    """One worker's connection to a processor, which may be another one after a reconnection."""
 
-    def __init__(self, hello: Hello, epoch: int, retention: Retention, *, interval: float, timeout: float) -> None:
-        """Take what the worker says of itself, what it retains, and how often peers are to be heard, in seconds."""
+    def __init__(  # noqa: PLR0913 - each but the first three is given by name
+        self,
+        hello: Hello,
+        epoch: int,
+        retention: Retention,
+        *,
+        interval: float,
+        timeout: float,
+        on_request: Callable[[Generate | Abort], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        """Take the worker's hello, what it retains, the times of heartbeats in seconds, and two callbacks.
+
+        `on_request` gets each new request and each abort; a ContractError of its refuses a request. `on_room` is
+        called when an ack has made room in retention.
+        """
         super().__init__(interval, timeout)
         self._introduction = Hello()
         self._introduction.CopyFrom(hello)
         self._introduction.proof = secrets.token_bytes(PROOF_BYTES)
         self._epoch = epoch
         self._retention = retention
+        self._on_request = on_request
+        self._on_room = on_room
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
@@ -49,31 +82,29 @@ class WorkerSession(ReconnectingSession):
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
         self.requests: set[int] = set()
-        """The keys of the requests that the worker has, whether the engine took them yet or not."""
+        """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
         self._is_news = False
-        """Whether the processor is still to learn that."""
+        """Whether the processor has still to be told that."""
         self.acknowledged = 0
         self.replayed = 0
-        self.on_request: Callable[[Generate | Abort], None] = _ignore
-        self.on_room: Callable[[], None] = _nothing
 
     @property
     def credit(self) -> tuple[int, int]:
-        """How many more items, and how many more bytes, may be sent just now."""
+        """The credit that is left: items, and bytes."""
         return self._granted_sequence + 1 - self._next_sequence, self._granted_bytes - self._sent_bytes
 
     @property
     def outstanding(self) -> int:
-        """How many items no processor has acknowledged yet."""
+        """How many items are not acknowledged yet."""
         return len(self._retention)
 
     def take_no_more(self) -> None:
-        """Tell every processor from now on that this worker takes no new requests; what comes nevertheless is taken."""
+        """Tell processors from now on that this worker takes no new requests; one that comes all the same is taken."""
         self._takes_no_more = self._is_news = True
 
-    def begin(self, generate: Generate) -> None:
-        """Have a request, and know whose it is."""
+    def add_request(self, generate: Generate) -> None:
+        """Add a request to those that the worker has, with its owner."""
         self.requests.add(generate.request_key)
         self._owners[generate.request_key] = generate.owner
         if len(self._owners) > 2 * len(self.requests) + _SPARE_OWNERS:
@@ -111,19 +142,19 @@ class WorkerSession(ReconnectingSession):
             case "goodbye":
                 self._greet_again(now + self._interval)
             case "generate":
-                # One that is known is being asked for again, because nobody could tell whether it came.
+                # The processor sends a request again where it cannot know whether it arrived.
                 if frame.generate.request_key not in self.requests:
                     self._take(frame.generate, now)
             case "abort":
-                self.on_request(frame.abort)
+                self._on_request(frame.abort)
 
     def _take(self, generate: Generate, now: float) -> None:
         try:
-            self.on_request(generate)
+            self._on_request(generate)
         except ContractError:
-            self._greet_again(now + self._interval)  # a hello without it has it handed out again: nobody else would
+            self._greet_again(now + self._interval)  # the next hello does not name it, so the processor sends it again
             raise
-        self.begin(generate)
+        self.add_request(generate)
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.resume_from > self._retention.next_sequence:
@@ -137,7 +168,7 @@ class WorkerSession(ReconnectingSession):
         self._sent_bytes = 0
         self._granted_sequence = welcome.credit.through_sequence
         self._granted_bytes = welcome.credit.bytes
-        # What the processor does not want again may still be on its way to a client: it is kept until an Ack.
+        # What is not to be sent again may still be on its way to a client: it is retained until its ack.
 
     def _acknowledge(self, through: int) -> None:
         if through >= self._retention.next_sequence:
@@ -145,13 +176,13 @@ class WorkerSession(ReconnectingSession):
             raise ContractError("ack.through_sequence", limit, through)
         self.acknowledged = max(self.acknowledged, through)
         if self._retention.acknowledge(through):
-            self.on_room()
+            self._on_room()
 
     def _replay(self, first: int, last: int) -> None:
         if not first <= last < self._next_sequence:
             limit = f"a range within what was sent, up to {self._next_sequence - 1}"
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
-        if len(self._replays) < _MOST_REPLAYS:  # beyond that it will be asked for again
+        if len(self._replays) < _MOST_REPLAYS:  # beyond that the processor asks again
             self._replays.append((first, last))
 
     # What goes out.
@@ -166,7 +197,7 @@ class WorkerSession(ReconnectingSession):
         return message
 
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        """Leave: return the last message to send."""
+        """Leave, and return the last message to send."""
         self.state = SessionState.LEFT
         body = Goodbye(reason=reason, message=message, last_sequence=self._next_sequence - 1)
         return [write_frame(WorkerFrame(epoch=self._epoch, goodbye=body))]
@@ -185,7 +216,7 @@ class WorkerSession(ReconnectingSession):
     def _next_replay(self) -> list[bytes] | None:
         while self._replays:
             first, last = self._replays.popleft()
-            # What was acknowledged in the meantime, nobody needs.
+            # Skip what was acknowledged in the meantime.
             entry = self._retention.find(max(first, self._retention.first_sequence))
             if entry is None or entry.sequence > last:
                 continue
@@ -198,14 +229,14 @@ class WorkerSession(ReconnectingSession):
     def _next_item(self) -> list[bytes] | None:
         sequence = self._next_sequence
         if sequence < self._retention.first_sequence:
-            # What was asked for from here on is gone: it was acknowledged to another processor.
+            # The processor resumes from before what is retained: an earlier processor acknowledged those items.
             self._next_sequence = self._retention.first_sequence
             return [self._gap(sequence, self._next_sequence - 1, frozenset())]
         entry = self._retention.find(sequence)
         if entry is None:
             return None
         size = len(entry.payload) if isinstance(entry, Retained) else 0
-        # Of a run that found no room only the first needs credit: the whole may be longer than any grant.
+        # Of a run of dropped items only the first needs credit: the run may be longer than any grant.
         if sequence > self._granted_sequence or self._sent_bytes + size > self._granted_bytes:
             return None
         self._next_sequence = entry.last_sequence + 1
@@ -233,9 +264,27 @@ class WorkerSession(ReconnectingSession):
         return write_frame(WorkerFrame(epoch=self._epoch, gap=gap))
 
 
-def _ignore(_request: Generate | Abort) -> None:
-    """Take a request that nobody waits for."""
-
-
-def _nothing() -> None:
-    """Nobody waits for room."""
+def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) -> Hello:
+    """Return a worker's hello; the session adds what it retains and which requests it has."""
+    worker, limits = settings.worker, settings.limits
+    return Hello(
+        schema_major=MAJOR,
+        schema_minor=MINOR,
+        worker_id=worker.id,
+        role=_ROLES[worker.role],
+        limits=StreamLimits(
+            max_message_bytes=limits.max_message_bytes,
+            max_rows=limits.max_rows,
+            max_tokens_per_row=limits.max_tokens_per_row,
+            max_draft_tokens_per_row=limits.max_draft_tokens_per_row,
+            max_top_k=limits.max_top_k,
+        ),
+        model=worker.model,
+        vocabulary_size=vocabulary_size,
+        tp_rank=worker.tp_rank,
+        dp_rank=worker.dp_rank,
+        max_requests=worker.max_requests,
+        handoff_address=handoff.address,
+        handoff_ticket=handoff.ticket,
+        handoff_server_key=handoff.server_key,
+    )

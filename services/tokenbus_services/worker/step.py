@@ -1,73 +1,122 @@
-"""StepArrays: what an engine's step emitted, as arrays of any framework."""
+"""StepArrays: what an engine's step computed, as arrays of any framework; and Launches, for steps that overlap."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenbus_contracts import BatchKind, SpeculativeMethod, StepPhase, ValueKind
+from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod, StepPhase, ValueKind
 
 Array = Any
-"""An array of numpy, paddle, torch, cupy or whatever else can become a numpy array, on any device; or a sequence."""
+"""An array of numpy, paddle, torch, cupy or anything else that numpy can convert, on any device; or a sequence."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepArrays:
-    """One batch of a step: the target's, or the draft's. StepAssembler makes messages of it.
+    """One batch of a step, the target's or the draft's, as the engine has it; StepAssembler makes batches of it.
 
-    Arrays "of tokens" are either flat, the tokens of all rows one after the other as `token_counts` says, or have
-    one line for each row with its tokens from the left; what lies behind them is not looked at.
+    Arrays "of tokens" are either flat, the tokens of all rows one after the other as `token_counts` says, or padded:
+    one line for each row, its tokens first; the padding is ignored.
     """
 
     request_keys: Array
-    """Of rows: which request each is."""
+    """Of rows: the request's id."""
     positions: Array
-    """Of rows: the place of the first token in the request's output; where there is none, of the next one."""
+    """Of rows: the position of the first token in the request's output; of a row without tokens, of the next one."""
     token_counts: Array
-    """Of rows: how many tokens each was given in this step."""
+    """Of rows: how many tokens it got in this step."""
     token_ids: Array
     """Of tokens."""
     statuses: Array | None = None
     """Of rows: RowStatus; if absent, ACTIVE with tokens and IDLE without."""
     kept_counts: Array | None = None
-    """Of rows: how many tokens are left of it, where a stop was met inside an accepted block; if absent, all are.
+    """Of rows: how many of these tokens are kept, where a stop lies inside an accepted block; if absent, all are.
 
-    Ids, logprobs, ranks and alternatives behind them are left out together.
+    Ids, logprobs, ranks and alternatives of the others are cut off together.
     """
     logprobs: Array | None = None
     """Of tokens, or flat of the tokens of scored rows alone; if absent, no row is scored."""
     ranks: Array | None = None
     """As logprobs."""
     alternative_token_ids: Array | None = None
-    """As logprobs, with one line more for each token, the most probable first; or flat, as `top_ks` says."""
+    """As logprobs, with one dimension more, the most probable first; or flat, as `top_ks` says."""
     alternative_logprobs: Array | None = None
     """As alternative_token_ids."""
     scored: Array | None = None
     """Of rows: whether its request wants logprobs; if absent, all do where there are logprobs."""
     top_ks: Array | None = None
-    """Of rows: how many alternatives its request wants; if absent, as many as there are in a line."""
+    """Of rows: how many alternatives its request wants; if absent, as many as are given."""
     draft_token_counts: Array | None = None
     """Of rows: how many draft tokens were verified in this step; if absent, none."""
     proposal_token_ids: Array | None = None
-    """Of proposals: draft tokens that were not verified yet, flat or in lines, as arrays of tokens are."""
+    """Of proposals: draft tokens that are not verified yet, flat or padded, as arrays of tokens are."""
     proposal_counts: Array | None = None
-    """Of rows: how many of them are its own."""
+    """Of rows: how many proposals it has."""
     index_to_batch_id: Array | None = None
-    """Of rows: its place in the original batch; if absent, rows are in that order."""
+    """Of rows: the index in the original batch; if absent, rows are in that order."""
     kind: BatchKind = BatchKind.TARGET
     phase: StepPhase = StepPhase.MIXED
     method: SpeculativeMethod = SpeculativeMethod.NONE
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """What the numbers are, where there are any."""
+    """What `logprobs` and `alternative_logprobs` are."""
     step: int = 0
     """The engine's own number of the step; 0: the one after the last target's, and for a draft, that of the last.
 
     An engine that launches a step while the one before is computed has it from `Launches`.
     """
     draft_follows: bool = False
-    """Whether the draft of this step comes after it; it may come some steps later."""
+    """Whether a draft batch of this step follows, be it some steps later."""
     weight_version: int = 0
-    """Which weights computed the step; 0: not counted."""
+    """The version of the weights that computed the step; 0: unknown."""
     parts: int = 1
-    """In how many messages it goes at least; as many more as its size needs."""
+    """The least number of messages that it is split into; its size may need more."""
     states: Mapping[int, bytes] = field(default_factory=dict)
-    """By key, what a decode worker needs to go on with each request that this step hands off."""
+    """By request id, the state with which a decode worker goes on with a request that this step hands off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launched step: the number that its batches carry, and the most tokens that it can emit."""
+
+    step: int
+    tokens: int
+
+
+class Launches:
+    """Numbers steps when they are launched, and checks what they emit, for an engine with overlap scheduling.
+
+    Such an engine prepares a step while the one before it is still computed: how many tokens that one will accept is
+    not known yet, and its draft may finish only after the next target.
+    """
+
+    def __init__(self, tokens_per_step: int, most: int = 2) -> None:
+        """Take how many tokens a row can get in one step, and how many launched steps may be unfinished at once."""
+        self._tokens_per_step = tokens_per_step
+        self._most = most
+        self._next = 1
+        self._open: OrderedDict[int, Launch] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many launched steps are unfinished."""
+        return len(self._open)
+
+    def launch(self, real_batch_size: int) -> Launch:
+        """Launch the next step for so many requests, padding not counted.
+
+        The most tokens are the real batch size times the tokens of one step: what the step before accepts changes where
+        a row's tokens begin, and not how many this step can have.
+        """
+        if len(self._open) >= self._most:
+            raise ContractError("launched steps", self._most, len(self._open) + 1, rule=Rule.MAX)
+        launch = Launch(self._next, real_batch_size * self._tokens_per_step)
+        self._next += 1
+        self._open[launch.step] = launch
+        return launch
+
+    def finish(self, step: int, tokens: int) -> None:
+        """Finish a step, in any order, with the number of tokens that it emitted; its draft may come later."""
+        launch = self._open.pop(step, None)
+        if launch is None:
+            raise ContractError("step", f"one of those launched, {list(self._open)}", step)
+        if tokens > launch.tokens:
+            raise ContractError(f"tokens of step {step}", launch.tokens, tokens, rule=Rule.MAX)

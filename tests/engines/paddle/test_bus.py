@@ -16,7 +16,7 @@ from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.engine_loop import EngineLoop
 
 pytestmark = NEEDS_PADDLE
 

@@ -19,7 +19,7 @@ from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
+from tokenbus_services.worker.engine_loop import EngineLoop
 
 _USUAL = {
     "bus.workers_address": "memory://workers",

@@ -1,10 +1,11 @@
 """A worker's session, and a processor that the test plays."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.services.builders import BATCH, EPOCH, hello_of
 from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import Credit, ProcessorFrame, Welcome, WorkerFrame
 from tokenbus_services.link import SessionState
 from tokenbus_services.worker.retention import Retention
@@ -29,8 +30,18 @@ class Peer:
             self.retention,
             interval=INTERVAL,
             timeout=TIMEOUT,
+            on_request=self._request,
+            on_room=self._room,
         )
+        self.on_request: Callable[[Generate | Abort], None] = lambda _: None
+        self.on_room: Callable[[], None] = lambda: None
         self.now = FIRST
+
+    def _request(self, request: Generate | Abort) -> None:
+        self.on_request(request)
+
+    def _room(self) -> None:
+        self.on_room()
 
     def hear(self, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
         """Take a frame."""

@@ -10,10 +10,10 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.active_requests import BegunRequests
+from tokenbus_services.worker.active_requests import ActiveRequests
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.taken import TakenOver
+from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.publisher import ReceivedHandoff
 
 DEADLINE = ErrorCode.ERROR_CODE_DEADLINE
 LONG = 100_000
@@ -95,7 +95,7 @@ def test_deadline_goes_along_with_a_hand_off() -> None:
     for key, ms in ((1, 500), (2, 0)):
         generate = kind.asked(key)
         generate.deadline_unix_ms = worker.clock.unix_ms() + ms
-        worker.publisher.hand_in(TakenOver(generate, states[key], answers.append))
+        worker.publisher.add_handoff(ReceivedHandoff(generate, states[key], answers.append))
     worker.turn()
     assert answers == ["", "deadline_unix_ms: a moment to come, got one 0 ms ago"]
     worker.clock.advance(0.5)
@@ -134,18 +134,18 @@ class Counted(dict[int, float]):
 
 def test_requests_are_looked_through_only_when_one_may_be_overdue() -> None:
     """A step costs one comparison, however many requests there are, until the earliest deadline comes."""
-    begun = BegunRequests(hands_off=False)
-    begun._deadlines = counted = Counted()
+    active = ActiveRequests(keep_requests=False)
+    active._deadlines = counted = Counted()
     for key in range(1, 1000):
-        begun.begin(generate_of(key, deadline_unix_ms=1000 + key))
+        active.add(generate_of(key, deadline_unix_ms=1000 + key))
     for now in range(1001):
-        assert begun.end_overdue(now) == []
+        assert active.end_overdue(now) == []
     assert counted.looks == 0
-    assert begun.end([1]) == [1]
-    assert begun.end_overdue(1001) == []
-    assert begun.end_overdue(1001) == []
+    assert active.end([1]) == [1]
+    assert active.end_overdue(1001) == []
+    assert active.end_overdue(1001) == []
     assert counted.looks == 1
-    assert begun.end_overdue(1004) == [2, 3, 4]
+    assert active.end_overdue(1004) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("hands_off", [False, True])
@@ -153,11 +153,11 @@ def test_engine_that_keeps_no_request_is_aborted_all_the_same(*, hands_off: bool
     """What is overdue is ended in the engine too."""
     clock, engine, publisher = ManualClock(), Engine(), running()
     emitter = Emitter(publisher, 0)
-    emitter.begun = BegunRequests(hands_off=hands_off)
+    emitter.active = ActiveRequests(keep_requests=hands_off)
     publisher._take_request(generate_of(8, deadline_unix_ms=clock.unix_ms() + 10))
     loop = EngineLoop(engine, emitter, unix_ms=clock.unix_ms)
     loop.serve(Once())
     clock.advance(1)
     loop.serve(Once())
     assert engine.aborted == [8]
-    assert emitter.begun.take_asked(8) is None
+    assert emitter.active.take_generate(8) is None

@@ -10,8 +10,8 @@ from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_services.worker import NotRunningError, Publisher, RetentionFullError, StepArrays
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.taken import TakenOver
+from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.publisher import ReceivedHandoff
 
 STEP = StepArrays(request_keys=[3], positions=[0], token_counts=[1], token_ids=[5])
 
@@ -31,7 +31,7 @@ class Outlet:
         """Return the next thing that arrives."""
         return [self.arriving.popleft()] if self.arriving else []
 
-    def take_handoffs(self) -> list[TakenOver]:
+    def take_handoffs(self) -> list[ReceivedHandoff]:
         """Return none."""
         return []
 

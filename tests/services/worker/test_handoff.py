@@ -21,10 +21,16 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.bus import Listener, MemoryTransport, Role, ZeroMQTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
-from tokenbus_services.worker.counts import WorkerCounts
-from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
-from tokenbus_services.worker.handoff.message import handoff_of, read_handoff, read_reply, reply_of
-from tokenbus_services.worker.handshake import HandoffPoint
+from tokenbus_services.worker.handoff import (
+    HandoffReceiver,
+    HandoffSender,
+    handoff_of,
+    read_handoff,
+    read_reply,
+    reply_of,
+)
+from tokenbus_services.worker.publisher import WorkerCounts
+from tokenbus_services.worker.session import HandoffPoint
 
 ADDRESS = "memory://decode"
 CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4}
@@ -257,7 +263,7 @@ async def test_leaving_waits_for_the_answers() -> None:
 @pytest.mark.parametrize(
     ("generate", "state", "line"),
     [
-        (request(7, ""), b"s", "no decode worker is there to go on with it"),
+        (request(7, ""), b"s", "no decode worker is available"),
         (request(7), b"s" * 2001, r"its state: at most 2000 bytes \(bus.max_part_bytes\), got 2001"),
         (request(7), b"", "state_bytes: at least 1, got 0"),
     ],
@@ -293,7 +299,7 @@ async def test_connections_are_bounded() -> None:
             assert handoff is not None
             listener.send(peer, reply_of(handoff, ""))
             await both.answered()
-        assert list(both.sender._peers) == [("memory://d1", b""), ("memory://d2", b"")]
+        assert list(both.sender._connections) == [("memory://d1", b""), ("memory://d2", b"")]
         for listener in listeners:
             await listener.close()
 

@@ -12,8 +12,8 @@ from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import EngineBrokenError, EngineStepError, Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.taken import TakenOver
+from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.publisher import ReceivedHandoff
 
 ENGINE = ErrorCode.ERROR_CODE_ENGINE
 POISON = 666
@@ -204,7 +204,7 @@ def test_request_that_cannot_be_admitted_ends_alone(
     answers: list[str] = []
     for _ in range(3):
         if is_handed_off:
-            made.publisher.hand_in(TakenOver(generate_of(POISON), state_of(POISON, 1), answers.append))
+            made.publisher.add_handoff(ReceivedHandoff(generate_of(POISON), state_of(POISON, 1), answers.append))
             made.turn()
         else:
             made.turn(generate_of(POISON))
@@ -286,7 +286,7 @@ def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureF
     made = Worker(PoisonedEngine(lambda: OSError("never")))
     made.engine.fails_from = 1000
     for key in range(1, 20):
-        made.loop._outlet.emit(StepArrays(request_keys=[key], positions=[-1], token_counts=[1], token_ids=[1]))
+        made.loop._out.emit(StepArrays(request_keys=[key], positions=[-1], token_counts=[1], token_ids=[1]))
     assert len(made.errors()) == 19
     (line,) = caplog.messages
     assert line.startswith("requests ended: their batch breaks the contract")

@@ -137,13 +137,13 @@ def test_what_is_no_array_is_refused_where_all_else_is() -> None:
     """A step whose arrays are none ends its own requests, as if the engine's thread had published it."""
     publisher = running()
     emitter = Emitter(publisher, 0)
-    emitter.begun.begin(generate_of(7))
+    emitter.active.add(generate_of(7))
     with Outbox(emitter, 8) as outbox:
         outbox.emit(StepArrays(request_keys=[7], positions=[0], token_counts=[1], token_ids=[[1], [2, 3]]))
         outbox.flush(MOST)
         assert said(publisher) == ["error"]
         assert emitter.take_aborts() == [7]
-        assert emitter.begun.end_all() == []
+        assert emitter.active.end_all() == []
 
 
 def test_batch_is_that_of_the_engines_own_thread() -> None:

@@ -8,7 +8,7 @@ from tests.services.builders import Wanted, arrays_of, batch, settings
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.worker import StepArrays, StepAssembler
-from tokenbus_services.worker.overlap import Launches
+from tokenbus_services.worker.step import Launches
 
 
 @pytest.mark.parametrize(("real_batch_size", "tokens_per_step", "tokens"), [(0, 4, 0), (1, 1, 1), (3, 4, 12)])

@@ -37,11 +37,11 @@ class Bare(Publisher):
     def hear(self, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
         """Take a frame from the processor, on whichever thread."""
         with self._room:
-            self._session.receive([write_frame(ProcessorFrame(**body))], 0.0)
+            self.session.receive([write_frame(ProcessorFrame(**body))], 0.0)
 
     def connect(self) -> None:
         """Do the handshake."""
-        self._session.next_message(0.0)
+        self.session.next_message(0.0)
         credit = Credit(through_sequence=1000, bytes=2**30)
         welcome = Welcome(
             processor_id="p", resume_from=1, credit=credit, heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000
@@ -50,7 +50,7 @@ class Bare(Publisher):
 
     def kept(self, sequence: int) -> Retained:
         """Return an item that must be retained."""
-        entry = self._retention.find(sequence)
+        entry = self.retention.find(sequence)
         assert isinstance(entry, Retained)
         return entry
 
@@ -103,7 +103,7 @@ def test_other_ranks_publish_nothing() -> None:
     assert other.publish(batch(rows([1]))) == 0
     assert other.admitted(1, 1) == other.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke") == 0
     assert (first.gated, other.gated) == (0, 3)
-    assert len(other._retention) == 0
+    assert len(other.retention) == 0
     assert other.publish(batch(rows([1])), every_rank=True) == 1
 
 
@@ -124,7 +124,7 @@ def test_batch_over_the_bound_is_refused_before_it_is_kept() -> None:
     publisher._running = True
     with pytest.raises(ContractError, match=f"at most {size} bytes"):
         publisher.publish(batch(rows(range(1, 30), tokens=3)))
-    assert len(publisher._retention) == 0
+    assert len(publisher.retention) == 0
     assert publisher.publish(batch(rows([1]))) == 1
 
 
@@ -135,17 +135,17 @@ def test_sizes_follow_content() -> None:
         publisher.publish(batch(rows(range(1, count + 1))))
     small, large = publisher.kept(1), publisher.kept(2)
     assert len(small.payload) < len(large.payload) < 10 * len(small.payload)
-    assert publisher._retention.bytes == len(small.payload) + len(large.payload)
+    assert publisher.retention.bytes == len(small.payload) + len(large.payload)
 
 
 def test_requests_are_known_from_first_to_last_row() -> None:
     """Every request of a batch is the worker's until a row says that it leaves, and however it leaves."""
     publisher = Bare()
     publisher.publish(batch(rows(range(1, 7), tokens=0, status=RowStatus.IDLE)))
-    assert publisher._session.requests == set(range(1, 7))
+    assert publisher.session.requests == set(range(1, 7))
     leaving = [Wanted(key, 0, 0, status) for key, status in enumerate(LEAVING, 1)]
     publisher.publish(batch([*leaving, Wanted(6, 0, 0, RowStatus.PREEMPTED)], step=2))
-    assert publisher._session.requests == {6}
+    assert publisher.session.requests == {6}
 
 
 class Watched(threading.Condition):
@@ -169,7 +169,7 @@ def test_hello_never_tells_of_an_item_without_its_requests() -> None:
     told: list[tuple[int, set[int]]] = []
 
     def look() -> None:
-        told.append((publisher._retention.next_sequence, set(publisher._session.requests)))
+        told.append((publisher.retention.next_sequence, set(publisher.session.requests)))
 
     publisher._room = Watched(look)
     publisher.publish(batch(rows([1, 2])))
@@ -206,7 +206,7 @@ def test_failed_request_is_no_longer_the_workers() -> None:
     publisher = Bare()
     publisher.publish(batch(rows([1, 2])))
     publisher.failed_request(1, ErrorCode.ERROR_CODE_ENGINE, "broke")
-    assert publisher._session.requests == {2}
+    assert publisher.session.requests == {2}
 
 
 def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
@@ -217,7 +217,7 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
     assert isinstance(raised.value, PublishError)
     assert raised.value.request_keys == {5, 6}
     assert publisher.failed == 2
-    gap = publisher._retention.find(2)
+    gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
     assert gap.keys == {5, 6}
     publisher.connect()
@@ -231,7 +231,7 @@ def test_batch_without_rows_that_finds_no_room_ends_no_request() -> None:
     with pytest.raises(RetentionFullError) as raised:
         publisher.publish(batch([]))
     assert not raised.value.request_keys
-    assert publisher._retention.find(2) is None
+    assert publisher.retention.find(2) is None
 
 
 def test_policy_block_waits_for_an_acknowledgement() -> None:
@@ -242,7 +242,7 @@ def test_policy_block_waits_for_an_acknowledgement() -> None:
         waiting = pool.submit(publisher.publish, batch(rows([2])))
         until_it_waits(publisher)
         assert not waiting.done()
-        list(iter(lambda: publisher._session.next_message(0.0), None))
+        list(iter(lambda: publisher.session.next_message(0.0), None))
         publisher.hear(ack=Ack(through_sequence=1))
         assert waiting.result() == 2
 
@@ -253,7 +253,7 @@ def test_waiting_has_an_end(policy: str) -> None:
     publisher = full(policy=policy, block_timeout_ms=1)
     with pytest.raises(RetentionFullError, match="waited 1 ms"):
         publisher.publish(batch(rows([5])))
-    assert isinstance(publisher._retention.find(2), Dropped)
+    assert isinstance(publisher.retention.find(2), Dropped)
 
 
 def test_policy_shed_drops_alternatives_from_the_share_on() -> None:
@@ -306,10 +306,10 @@ def test_order_is_kept_while_waiting_for_room() -> None:
         first = pool.submit(publisher.publish, batch(rows([2])))
         until_it_waits(publisher)
         second = pool.submit(publisher.publish, batch(rows([3])))
-        list(iter(lambda: publisher._session.next_message(0.0), None))
+        list(iter(lambda: publisher.session.next_message(0.0), None))
         publisher.hear(ack=Ack(through_sequence=1))
         assert first.result() == 2
-        publisher._session.next_message(0.0)
+        publisher.session.next_message(0.0)
         publisher.hear(ack=Ack(through_sequence=2))
         assert second.result() == 3
     assert decode(publisher.kept(3).payload).request_keys.tolist() == [3]
@@ -324,7 +324,7 @@ def test_waiting_ends_when_the_publisher_is_closed() -> None:
         publisher._close(None)
         with pytest.raises(NotRunningError):
             waiting.result()
-    assert publisher._retention.next_sequence == 2
+    assert publisher.retention.next_sequence == 2
 
 
 def test_replayed_bytes_are_the_live_bytes() -> None:
@@ -333,9 +333,9 @@ def test_replayed_bytes_are_the_live_bytes() -> None:
     for place in range(3):
         publisher.publish(batch([Wanted(1, place, top_k=2)], step=place + 1))
     publisher.connect()
-    live = [publisher._session.next_message(0.0) for _ in range(3)]
+    live = [publisher.session.next_message(0.0) for _ in range(3)]
     publisher.connect()
-    again = [publisher._session.next_message(0.0) for _ in range(3)]
+    again = [publisher.session.next_message(0.0) for _ in range(3)]
     assert live == again
     sequences = [read_frame(WorkerFrame, parts[0]).item.sequence for parts in live if parts is not None]
     assert sequences == [1, 2, 3]

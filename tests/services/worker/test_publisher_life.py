@@ -18,7 +18,7 @@ from tokenbus_services.bus import AddressError, Listener, MemoryTransport
 from tokenbus_services.bus.memory import MemoryConnection
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import NotRunningError, Publisher, WouldWaitError
-from tokenbus_services.worker.handshake import HandoffPoint
+from tokenbus_services.worker.session import HandoffPoint
 
 ADDRESS = "memory://workers"
 

@@ -11,8 +11,8 @@ from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestEvent
 from tokenbus_services.worker import EngineBrokenError, Publisher, StepArrays
 from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.retention import Dropped, Retained
-from tokenbus_services.worker.service import EngineLoop
 
 
 class Engine:

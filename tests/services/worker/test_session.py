@@ -245,7 +245,7 @@ def test_room_is_told_only_when_there_is_some() -> None:
     """Whoever waits for room is told of an acknowledgement that made some, and of no other."""
     peer = opened(items=2)
     told: list[int] = []
-    peer.session.on_room = lambda: told.append(len(peer.retention))
+    peer.on_room = lambda: told.append(len(peer.retention))
     peer.hear(ack=Ack(through_sequence=1))
     peer.hear(ack=Ack(through_sequence=1))
     assert told == [1]

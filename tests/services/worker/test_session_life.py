@@ -122,7 +122,7 @@ def test_requests_are_handed_over_once() -> None:
     """A request that is sent again, because nobody knew whether it came, is handed over once; an abort each time."""
     peer = opened()
     got: list[Generate | Abort] = []
-    peer.session.on_request = got.append
+    peer.on_request = got.append
     for _ in range(2):
         peer.hear(generate=generate_of(9))
         peer.hear(abort=Abort(request_key=9))
@@ -137,7 +137,7 @@ def test_request_that_finds_no_room_is_not_believed_to_be_here() -> None:
     def refuse(_request: Generate | Abort) -> None:
         raise ContractError("generate", "at most 2 requests", 3)
 
-    peer.session.on_request = refuse
+    peer.on_request = refuse
     with pytest.raises(ContractError):
         peer.hear(generate=generate_of(9))
     assert not peer.session.requests

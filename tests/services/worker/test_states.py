@@ -20,8 +20,8 @@ from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import Engine
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.service import EngineLoop
-from tokenbus_services.worker.taken import TakenOver
+from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.publisher import ReceivedHandoff
 
 HUGE = [b"0", b"-1", b"65536", b"4294967296", b"18446744073709551615", b"9" * 30, b"1e308", b"null", b"[]"]
 ENDS = {RowStatus.FINISHED_LENGTH, RowStatus.FINISHED_STOP}
@@ -84,7 +84,7 @@ class Worker:
                 assert key not in self.answers
                 self.answers[key] = refusal
 
-            self.publisher.hand_in(TakenOver(generate, state, _answer))
+            self.publisher.add_handoff(ReceivedHandoff(generate, state, _answer))
         self.loop._take_all(0)
         if self.engine.has_work:
             self.loop.compute()

@@ -1,8 +1,7 @@
-"""The engine's loop: takes requests, computes steps and hands them on, and ends what goes wrong."""
+"""EngineLoop: admits requests, computes steps, publishes them, and ends the requests that fail."""
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_services.clock import SystemClock
@@ -11,8 +10,8 @@ from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine import Engine, EngineBrokenError, EngineStepError
 from tokenbus_services.worker.errors import NotRunningError
-from tokenbus_services.worker.step import StepArrays
-from tokenbus_services.worker.taken import TakenOver
+from tokenbus_services.worker.outbox import Outbox
+from tokenbus_services.worker.publisher import ReceivedHandoff
 
 _log = logger("worker")
 _IDLE_SECONDS = 0.1
@@ -20,21 +19,8 @@ _STOPPING = "the worker is stopping"
 _MOST_PROMPT_TOKENS = 2**32 - 1
 
 
-class Outlet(Protocol):
-    """Where what the engine says goes: an Emitter, or what uses one in a thread of its own."""
-
-    def admitted(self, key: int, prompt_tokens: int) -> None:
-        """Tell that the engine took a request."""
-
-    def failed(self, key: int, code: ErrorCode, message: str) -> None:
-        """Tell that a request ended with an error."""
-
-    def emit(self, arrays: StepArrays) -> None:
-        """Publish one batch of a step."""
-
-
 class _RefusedError(Exception):
-    """A request does not begin: why, as its client is told."""
+    """A request is not admitted: the code and the message for its client."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -44,36 +30,36 @@ class _RefusedError(Exception):
 class EngineLoop:
     """Runs one engine, on the engine's own thread.
 
-    What the engine raises for a request ends that request, at most the engine's others too, and never this. A request
-    whose deadline comes ends here, whether a processor is there or not.
+    An exception of the engine ends requests, and the loop only if it is an EngineBrokenError. A request whose deadline
+    passes ends here, whether a processor is connected or not.
     """
 
     def __init__(
         self,
         engine: Engine,
         emitter: Emitter,
-        outlet: Outlet | None = None,
+        outbox: Outbox | None = None,
         *,
         unix_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Take the engine and what publishes for it, here or, through an outlet, elsewhere; others close both.
+        """Take the engine, its emitter, and an outbox to run the emitter in another thread; the caller closes them.
 
         Deadlines are compared with `unix_ms`, by default the system's clock.
         """
         self._engine = engine
         self._emitter = emitter
-        self._outlet: Outlet = outlet or emitter
+        self._out: Emitter | Outbox = outbox or emitter
         self._publisher = emitter.publisher
         self._unix_ms = unix_ms or SystemClock().unix_ms
         self._repeated_log = DeduplicatedLog()
         self._untried: list[int] = []
-        """The requests that were admitted since the last step that succeeded."""
+        """The ids of the requests that were admitted since the last step that succeeded."""
         self._failed_in_a_row = 0
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
-        """Take requests, compute steps and publish them, until told to stop; `pace` is called before each step.
+        """Admit requests, compute steps and publish them until `stop` is set; `pace` is called before each step.
 
-        An engine that is broken ends its requests, and this, with its error.
+        Raises EngineBrokenError if the engine breaks, after its requests have ended.
         """
         while not stop.is_set() and self._publisher.is_running:
             try:
@@ -90,7 +76,7 @@ class EngineLoop:
     def finish(self, seconds: float, now: Callable[[], float]) -> None:
         """Compute and publish steps until the engine has nothing left, for at most so many seconds.
 
-        Requests that come now end with an error that says why; what the engine has not finished in time ends when the
+        Requests that come meanwhile end with an error. Those that the engine has not finished in time end when the
         publisher leaves.
         """
         deadline = now() + seconds
@@ -103,58 +89,58 @@ class EngineLoop:
             return
 
     def compute(self) -> None:
-        """Compute one step and hand all of it on."""
+        """Compute one step and publish its batches."""
         try:
             step = self._engine.step()
             for arrays in step:
                 if arrays.states:
-                    self._emitter.begun.leave(arrays.states)
-                self._outlet.emit(arrays)
+                    self._emitter.active.hand_off(arrays.states)
+                self._out.emit(arrays)
         except NotRunningError:
             raise
         except EngineBrokenError as error:
             self._end_all_as_broken(error)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever an engine raises ends its requests, and not its worker
+        except Exception as error:  # noqa: BLE001 - it ends the engine's requests, and not the worker
             self._step_failed(error)
             return
         self._failed_in_a_row = 0
         self._untried.clear()
-        self._end_what_was_ended()
+        self._end_aborted_and_overdue()
 
     def _take_all(self, seconds: float) -> None:
         requests = self._publisher.take_requests(seconds)
-        for taken in self._publisher.take_handoffs():
-            self._take_over(taken)
+        for handoff in self._publisher.take_handoffs():
+            self._accept(handoff)
         for request in requests:
             if isinstance(request, Generate):
                 self._admit(request)
             else:
                 self._abort(request.request_key)
-        self._end_what_was_ended()
+        self._end_aborted_and_overdue()
 
     def _admit(self, generate: Generate) -> None:
         key = generate.request_key
         try:
             prompt_tokens = self._admitted(generate)
         except _RefusedError as refused:
-            self._outlet.failed(key, refused.code, str(refused))
+            self._out.failed(key, refused.code, str(refused))
             return
-        self._outlet.admitted(key, prompt_tokens)
+        self._out.admitted(key, prompt_tokens)
 
-    def _take_over(self, taken: TakenOver) -> None:
-        key = taken.generate.request_key
+    def _accept(self, handoff: ReceivedHandoff) -> None:
+        key = handoff.generate.request_key
         try:
-            prompt_tokens = self._admitted(taken.generate, taken.state)
+            prompt_tokens = self._admitted(handoff.generate, handoff.state)
         except _RefusedError as refused:
             self._publisher.forget(key)
-            taken.answer(brief(str(refused), refused.code))
+            handoff.answer(brief(str(refused), refused.code))
             return
-        self._outlet.admitted(key, prompt_tokens)
-        taken.answer("")
+        self._out.admitted(key, prompt_tokens)
+        handoff.answer("")
 
     def _admitted(self, generate: Generate, state: bytes | None = None) -> int:
-        """Have the engine take a request, and return how long its prompt is in tokens."""
+        """Have the engine admit a request, and return the length of its prompt in tokens."""
         key, deadline = generate.request_key, generate.deadline_unix_ms
         if deadline and (late := self._unix_ms() - deadline) >= 0:
             message = f"deadline_unix_ms: a moment to come, got one {late} ms ago"
@@ -164,19 +150,19 @@ class EngineLoop:
         except ValueError as error:
             raise _RefusedError(ErrorCode.ERROR_CODE_INVALID_REQUEST, str(error)) from None
         except EngineBrokenError as error:
-            self._outlet.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
+            self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
             self._end_all_as_broken(error)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a request makes an engine raise, it ends that request
+        except Exception as error:  # noqa: BLE001 - it ends this request, and no other
             message = self._engine_error("admit", key, error)
-            self._abort(key)  # an engine that kept a part of it must not compute that
+            self._abort(key)  # an engine that kept a part of the request must not compute it
             raise _RefusedError(ErrorCode.ERROR_CODE_ENGINE, message) from None
-        self._emitter.begun.begin(generate)
+        self._emitter.active.add(generate)
         self._untried.append(key)
         return min(max(prompt_tokens, 1), _MOST_PROMPT_TOKENS)
 
     def _abort(self, key: int) -> None:
-        """Have the engine end a request; one for which that fails has ended here."""
+        """Have the engine abort a request; if that fails, the request ends with an error."""
         try:
             self._engine.abort(key)
         except EngineBrokenError as error:
@@ -184,61 +170,61 @@ class EngineLoop:
             raise
         except Exception as error:  # noqa: BLE001 - as above
             message = self._engine_error("abort", key, error)
-            for known in self._emitter.begun.end([key]):
-                self._outlet.failed(known, ErrorCode.ERROR_CODE_ENGINE, message)
+            for known in self._emitter.active.end([key]):
+                self._out.failed(known, ErrorCode.ERROR_CODE_ENGINE, message)
 
     def _engine_error(self, doing: str, key: int, error: Exception) -> str:
-        """Count and log that the engine failed for one request, and return what its client is told."""
+        """Count and log that the engine failed for one request, and return the message for its client."""
         self._publisher.counts.engine_errors += 1
         kind = type(error).__name__
         self._repeated_log.begin((doing, kind), _log.error, "engine error", doing=doing, request_key=key, reason=error)
         return f"the engine failed: {kind}: {error}"
 
     def _refuse_new(self) -> None:
-        for taken in self._publisher.take_handoffs():
-            self._publisher.forget(taken.generate.request_key)
-            taken.answer(_STOPPING)
+        for handoff in self._publisher.take_handoffs():
+            self._publisher.forget(handoff.generate.request_key)
+            handoff.answer(_STOPPING)
         for request in self._publisher.take_requests():
             if isinstance(request, Generate):
-                self._outlet.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
+                self._out.failed(request.request_key, ErrorCode.ERROR_CODE_OVERLOADED, _STOPPING)
             else:
                 self._abort(request.request_key)
-        self._end_what_was_ended()
+        self._end_aborted_and_overdue()
 
-    def _end_what_was_ended(self) -> None:
-        """End in the engine what could not be published, and what has come to its deadline."""
+    def _end_aborted_and_overdue(self) -> None:
+        """Abort in the engine the requests that could not be published, and end those whose deadline has passed."""
         for key in self._emitter.take_aborts():
             self._abort(key)
-        overdue = self._emitter.begun.end_overdue(self._unix_ms())
+        overdue = self._emitter.active.end_overdue(self._unix_ms())
         self._end(overdue, ErrorCode.ERROR_CODE_DEADLINE, "its deadline came before its last token")
 
     def _step_failed(self, error: Exception) -> None:
-        """End the requests that a step may have failed for.
+        """End the requests that a failed step may be the fault of; raise EngineBrokenError after too many failures.
 
-        Only steps that failed without a request that may be the reason say that the engine is broken: one is named, or
-        has not been in a step that succeeded. An engine that is broken fails also when these have ended.
+        A request may be at fault if the error names it, or if it has not been in a step that succeeded. Only a step
+        that fails without such a request counts towards a broken engine, which keeps failing when they have ended.
         """
         self._publisher.counts.failed_steps += 1
         self._repeated_log.begin(("step", type(error).__name__), _log.error, "step failed", exc_info=error)
-        begun = self._emitter.begun
+        active = self._emitter.active
         is_whole = isinstance(error, EngineStepError)
-        ended = begun.end(error.keys) if isinstance(error, EngineStepError) else []
+        ended = active.end(error.keys) if isinstance(error, EngineStepError) else []
         if not ended:
-            ended = begun.end(self._untried)
+            ended = active.end(self._untried)
             self._untried.clear()
         self._failed_in_a_row += not ended
         if not ended or not is_whole:
-            ended += begun.end_all()
+            ended += active.end_all()
         self._end(ended, ErrorCode.ERROR_CODE_ENGINE, f"the engine failed: {type(error).__name__}: {error}")
         if self._failed_in_a_row >= self._publisher.settings.worker.failed_steps:
             raise EngineBrokenError(f"{self._failed_in_a_row} steps failed one after the other, the last with: {error}")
 
     def _end(self, keys: Iterable[int], code: ErrorCode, message: str) -> None:
-        """Publish that requests end, and end them in the engine."""
+        """Publish that requests end, and abort them in the engine."""
         for key in keys:
-            self._outlet.failed(key, code, message)
+            self._out.failed(key, code, message)
             self._abort(key)
 
     def _end_all_as_broken(self, error: EngineBrokenError) -> None:
-        for key in self._emitter.begun.end_all():
-            self._outlet.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")
+        for key in self._emitter.active.end_all():
+            self._out.failed(key, ErrorCode.ERROR_CODE_ENGINE, f"the engine is broken: {error}")

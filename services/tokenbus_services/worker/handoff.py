@@ -1,0 +1,390 @@
+"""Hand-offs: a prefill worker sends its requests to decode workers, which accept each once and go on with it."""
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.schema import MAJOR
+from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport
+from tokenbus_services.clock import Clock
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff, WorkerCounts
+from tokenbus_services.worker.session import HandoffPoint
+
+_log = logger("worker")
+_TICKET_BYTES = 32
+_MOST_REFUSAL = 1000
+_TRIES = 4
+"""How often a hand-off is sent until its timeout, while no answer comes."""
+_FULL_WAIT = 0.005
+_Target = tuple[str, bytes]
+"""A decode worker's address and public key, empty where it asks for none: a restarted one may have another key."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A hand-off that is not answered yet."""
+
+    key: int
+    parts: list[bytes]
+    address: str
+    server_key: bytes
+    deadline: float
+    next_try: float
+
+
+@dataclass(slots=True)
+class _TargetConnection:
+    """A connection to one hand-off target."""
+
+    connection: Connection
+    receiving: "asyncio.Task[None]"
+
+
+class HandoffSender:
+    """Sends a prefill worker's hand-offs while `async with` lasts, and reports those that no decode worker accepts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        transport: Transport,
+        clock: Clock,
+        counts: WorkerCounts,
+        failed: Callable[[int, str], None],
+    ) -> None:
+        """Take a prefill worker's settings, its counters, and a callback for a request that no decode worker accepts.
+
+        The callback gets the request id and the reason, in a thread of its own, where it may block.
+        """
+        self.counts = counts
+        self._settings = settings
+        self._transport = transport
+        self._clock = clock
+        self._failed = failed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._new: deque[tuple[int, _Pending]] = deque()
+        self._pending: dict[int, _Pending] = {}
+        self._reporting: set[asyncio.Task[None]] = set()
+        self._settled = asyncio.Event()
+        self._connections: OrderedDict[_Target, _TargetConnection] = OrderedDict()
+        self._repeated_log = DeduplicatedLog()
+
+    async def __aenter__(self) -> Self:
+        """Begin to send."""
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until each hand-off is answered or has timed out, and close the connections."""
+        while error is None and self.pending:  # each ends by its timeout
+            self._settled.clear()
+            await self._settled.wait()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*self._reporting)
+        for target in list(self._connections):
+            await self._close(target)
+
+    @property
+    def pending(self) -> int:
+        """How many hand-offs are not answered yet."""
+        return len(self._new) + len(self._pending)
+
+    def send(self, generate: Generate, state: bytes) -> None:
+        """Hand a request off, from any thread. Raises ValueError, with the reason, if it cannot be sent."""
+        worker, bus = self._settings.worker, self._settings.bus
+        if not generate.handoff_address:
+            raise ValueError("no decode worker is available")
+        if len(state) > bus.max_part_bytes:
+            raise ValueError(f"its state: at most {bus.max_part_bytes} bytes (bus.max_part_bytes), got {len(state)}")
+        if self.pending >= worker.max_requests:
+            raise ValueError(f"at most {worker.max_requests} hand-offs that are not answered yet")
+        number = secrets.randbits(63) + 1
+        try:
+            parts = handoff_of(generate, state, number, self._settings)
+        except ContractError as error:
+            raise ValueError(str(error)) from None
+        now = self._clock.now()
+        deadline = now + worker.handoff_timeout_ms / 1000
+        key, address, server_key = generate.request_key, generate.handoff_address, generate.handoff_server_key
+        self._new.append((number, _Pending(key, parts, address, server_key, deadline, now)))
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            while self._new:  # other threads only append
+                number, pending = self._new[0]
+                self._pending[number] = pending
+                self._new.popleft()
+            self.counts.handing_off = len(self._pending)
+            now = self._clock.now()
+            for number, pending in list(self._pending.items()):
+                if number not in self._pending:  # it was answered while another one was sent
+                    continue
+                if now >= pending.deadline:
+                    waited = self._settings.worker.handoff_timeout_ms
+                    self._end(number, f"the decode worker at {pending.address} did not answer for {waited} ms")
+                elif now >= pending.next_try:
+                    await self._try(number, pending, now)
+            times = [min(pending.next_try, pending.deadline) for pending in self._pending.values()]
+            await self._clock.wait(self._wake, max(0.0, min(times) - self._clock.now()) if times else 1.0)
+
+    async def _try(self, number: int, pending: _Pending, now: float) -> None:
+        try:
+            target = await self._connection((pending.address, pending.server_key))
+            is_sent = target.connection.send(pending.parts)
+        except Exception as error:  # noqa: BLE001 - it ends this hand-off, and not the sender
+            self._end(number, f"the decode worker at {pending.address} cannot be reached: {error}")
+            return
+        every = self._settings.worker.handoff_timeout_ms / 1000 / _TRIES
+        pending.next_try = now + (every if is_sent else _FULL_WAIT)
+
+    async def _connection(self, target: _Target) -> _TargetConnection:
+        opened = self._connections.get(target)
+        if opened is None:
+            if len(self._connections) >= self._settings.worker.handoff_connections:
+                await self._close(next(iter(self._connections)))
+            connection = await self._transport.connect(*target)
+            opened = self._connections[target] = _TargetConnection(
+                connection, asyncio.create_task(self._receive(connection))
+            )
+        self._connections.move_to_end(target)
+        return opened
+
+    async def _close(self, target: _Target) -> None:
+        opened = self._connections.pop(target)
+        opened.receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opened.receiving
+        await opened.connection.close()
+
+    async def _receive(self, connection: Connection) -> None:
+        while True:
+            try:
+                reply = read_reply(await connection.receive())
+            except ClosedError:
+                return
+            except ContractError as error:
+                self._repeated_log.begin("reply", _log.warning, "answer to a hand-off refused", reason=str(error))
+                continue
+            if reply is None or reply.number not in self._pending:
+                continue  # it was sent twice and answered twice
+            if reply.refusal:
+                address = self._pending[reply.number].address
+                self._end(reply.number, f"the decode worker at {address} refused it: {reply.refusal}")
+            else:
+                self.counts.handed_off += 1
+                self._drop(reply.number)
+
+    def _end(self, number: int, why: str) -> None:
+        key = self._pending[number].key
+        self.counts.untaken += 1
+        self._repeated_log.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
+        # Reporting may block until retention has room; the other hand-offs must not.
+        reporting = asyncio.create_task(asyncio.to_thread(self._failed, key, why))
+        self._reporting.add(reporting)
+        reporting.add_done_callback(self._reporting.discard)
+        self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        self._pending.pop(number, None)
+        self.counts.handing_off = len(self._pending)
+        if not self.pending:
+            self._settled.set()
+
+
+class HandoffReceiver:
+    """Listens for hand-offs while `async with` lasts, and queues them for the publisher's engine from `serve` on."""
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        """Take a decode worker's settings."""
+        self._settings = settings
+        self._transport = transport
+        self._ticket = secrets.token_bytes(_TICKET_BYTES)
+        self._listener: Listener | None = None
+        self._publisher: Publisher | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answers: OrderedDict[int, str | None] = OrderedDict()
+        self._repeated_log = DeduplicatedLog()
+        self.counts = WorkerCounts()
+
+    async def __aenter__(self) -> Self:
+        """Listen; raises AddressError for an address that cannot be used."""
+        self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._listener is not None:
+            await self._listener.close()
+
+    @property
+    def point(self) -> HandoffPoint:
+        """Where prefill workers send to, with the port that the system chose, and the ticket and key they need."""
+        if self._listener is None:
+            return HandoffPoint()
+        return HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
+
+    def serve(self, publisher: Publisher) -> None:
+        """Begin to accept hand-offs, for the engine that takes its requests from a publisher."""
+        self._publisher = publisher
+        self.counts = publisher.counts
+        self._task = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        while self._listener is not None:
+            try:
+                peer, parts = await self._listener.receive()
+            except ClosedError:
+                return
+            try:
+                handoff = read_handoff(parts, self._ticket)
+                if handoff is not None:
+                    self._check_identity(peer, handoff.worker_id)
+            except ContractError as error:
+                self.counts.refused += 1
+                self._repeated_log.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
+                continue
+            if handoff is not None:
+                self._listener.admit(peer)
+                self._accept(peer, handoff, parts[1])
+
+    def _connection_refused(self, reason: str) -> None:
+        self.counts.refused_connections += 1
+        self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
+
+    def _check_identity(self, peer: bytes, worker_id: str) -> None:
+        identity = None if self._listener is None else self._listener.identity(peer)
+        if identity is None or not identity.may(Role.HANDOFF, worker_id):
+            who = "" if identity is None else identity.name
+            raise ContractError("handoff.worker_id", f"one that the key {who!r} may hand off as", repr(worker_id))
+
+    def _accept(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
+        number, key = handoff.number, handoff.generate.request_key
+        if number in self._answers:
+            answer = self._answers[number]
+            if answer is not None:  # the first time it was answered, nobody heard
+                self._reply(peer, handoff, answer)
+            return
+        publisher, worker = self._publisher, self._settings.worker
+        if publisher is None or len(publisher.session.requests) >= worker.max_requests:
+            self._decide(peer, handoff, f"it has {worker.max_requests} requests, as many as it takes")
+            return
+        if key in publisher.session.requests:
+            self._decide(peer, handoff, "it has an open request of that key")
+            return
+        waiting = self.counts.waiting_state_bytes
+        if waiting and waiting + len(state) > worker.handoff_bytes:
+            limit = f"at most {worker.handoff_bytes} bytes of states that wait (worker.handoff_bytes)"
+            self._decide(peer, handoff, f"state: {limit}, got {waiting + len(state)}")
+            return
+        self._answers[number] = None
+        self.counts.waiting_state_bytes += len(state)
+        loop = asyncio.get_running_loop()
+
+        def _answered(refusal: str) -> None:
+            self.counts.waiting_state_bytes -= len(state)
+            self._decide(peer, handoff, refusal)
+
+        def _answer(refusal: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and the listener with it
+                loop.call_soon_threadsafe(_answered, refusal)
+
+        publisher.add_handoff(ReceivedHandoff(handoff.generate, state, _answer))
+        # Twice as many as may be open: an older one has timed out at its sender long ago.
+        while len(self._answers) > 2 * worker.max_requests:
+            self._answers.popitem(last=False)
+
+    def _decide(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
+        key = handoff.generate.request_key
+        if refusal:
+            self.counts.refused += 1
+            self._answers.pop(handoff.number, None)  # it may be accepted when it is sent again
+            # Deduplicated by the field: a value that differs each time must not fill the log.
+            kind = ("handoff", refusal.partition(":")[0])
+            self._repeated_log.begin(kind, _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}")
+        else:
+            self.counts.taken_over += 1
+            self._answers[handoff.number] = refusal
+        self._reply(peer, handoff, refusal)
+
+    def _reply(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
+        if self._listener is not None:
+            self._listener.send(peer, reply_of(handoff, refusal))  # after a lost reply the hand-off is sent again
+
+
+def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings) -> list[bytes]:
+    """Return the message that hands a request off, with the target's ticket; sent again, it is the same message."""
+    handoff = Handoff(
+        schema_major=MAJOR,
+        ticket=generate.handoff_ticket,
+        worker_id=settings.worker.id,
+        generate=generate,
+        state_bytes=len(state),
+        state_crc32=crc32(state),
+        number=number,
+    )
+    return [write_frame(PrefillFrame(handoff=handoff)), state]
+
+
+def read_handoff(parts: list[bytes], ticket: bytes) -> Handoff | None:
+    """Return the hand-off in a message, or None for one of a newer minor version.
+
+    Raises ContractError if it does not show the decode worker's ticket, or its state is damaged.
+    """
+    if len(parts) != 2:  # noqa: PLR2004 - a frame, and the state
+        raise ContractError("message", "a frame and a state", f"{len(parts)} parts", rule=Rule.LENGTH)
+    frame = read_frame(PrefillFrame, parts[0])
+    if not frame.HasField("handoff"):
+        return None
+    handoff, state = frame.handoff, parts[1]
+    if not hmac.compare_digest(handoff.ticket, ticket):
+        raise ContractError("handoff.ticket", "the decode worker's", "another")
+    if handoff.state_bytes != len(state):
+        raise ContractError("handoff.state_bytes", f"{len(state)}, as it has", handoff.state_bytes)
+    if handoff.state_crc32 != crc32(state):
+        raise ContractError("handoff.state_crc32", f"{crc32(state)}, as it has", handoff.state_crc32)
+    return handoff
+
+
+def reply_of(handoff: Handoff, refusal: str) -> list[bytes]:
+    """Return the answer to a hand-off; an empty refusal accepts it."""
+    fitting = refusal.encode()[:_MOST_REFUSAL].decode(errors="ignore")
+    reply = HandoffReply(request_key=handoff.generate.request_key, number=handoff.number, refusal=fitting)
+    return [write_frame(DecodeFrame(reply=reply))]
+
+
+def read_reply(parts: list[bytes]) -> HandoffReply | None:
+    """Return the answer in a message, or None for one of a newer minor version."""
+    if len(parts) != 1:
+        raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
+    frame = read_frame(DecodeFrame, parts[0])
+    return frame.reply if frame.HasField("reply") else None
