@@ -1,32 +1,23 @@
-"""What went wrong elsewhere stays covered: each case has a test whose docstring names its number."""
+"""What went wrong elsewhere stays covered: each case has a test whose docstring cites its number."""
 
 import ast
-import re
-from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent
-CASES = frozenset(range(1, 34))
+from tests.failure_cases import PAGE, TESTS, cited, listed, with_tests
+
 PACKAGES = [TESTS.parent / name for name in ("contracts", "gpu_ops", "services")]
-
-_CASES = re.compile(r"\(case ([0-9, ]+)\)")
-
-
-def named_cases() -> set[int]:
-    """Return the numbers that the docstrings of tests name."""
-    found: set[int] = set()
-    for path in TESTS.rglob("test_*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                for numbers in _CASES.findall(ast.get_docstring(node) or ""):
-                    found |= {int(number) for number in numbers.split(",")}
-    return found
 
 
 def test_no_case_loses_its_test() -> None:
-    """Every case has a test, and every number that is named is one of the list's."""
-    found = named_cases()
-    assert found >= CASES
-    assert found <= CASES
+    """Every case of docs/failure-cases.md has a test, and every number that a test cites is a case of that page."""
+    cases = listed(PAGE.read_text())
+    assert cases == list(range(1, len(cases) + 1))
+    assert set(cited()) == set(cases)
+
+
+def test_page_names_the_modules_that_hold_each_case() -> None:
+    """The page's last column is what `python -m tests.failure_cases` writes."""
+    page = PAGE.read_text()
+    assert page == with_tests(page)
 
 
 def test_nothing_that_came_from_the_network_is_unpickled() -> None:
