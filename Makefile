@@ -96,11 +96,9 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUT
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
-bench: setup ## Run every benchmark, beside its peers where it has some
-	@for each in codec bus fastdeploy worker ngram gateway gpu_ops attacks; do \
-		echo "==> bench: $$each"; \
-		$(BIN)/python -m benchmarks.$$each || exit; \
-	done
+bench: setup ## Run every benchmark, beside its peers where it has some, into tokenbus-bench.html
+	@echo "==> bench"
+	@$(BIN)/python -m benchmarks
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"
