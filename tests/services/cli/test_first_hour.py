@@ -18,6 +18,7 @@ COMMANDS = re.findall(r"^\$ (tokenbus .*)$", PAGE, re.MULTILINE)
 def test_page_has_each_of_the_commands() -> None:
     """The page shows how to start, watch, record, replay and measure."""
     assert {"up", "tap", "record", "replay"} <= {shlex.split(line)[1] for line in COMMANDS}
+    assert "python -m benchmarks --quick" in PAGE
     assert "$ make demo\n" in PAGE
     assert "demo: setup" in (ROOT / "Makefile").read_text()
 
