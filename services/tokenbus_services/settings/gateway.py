@@ -25,7 +25,7 @@ _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings(Section):
-    """The gateway, and what it holds for whoever speaks HTTP to it."""
+    """The gateway, and what it holds for its HTTP clients."""
 
     section = "gateway"
 
@@ -120,7 +120,7 @@ class GatewaySettings(Section):
     )
     buffer_bytes: int = setting(
         268_435_456,
-        size("the most that waits for all clients together, and in front of them; then who holds the most ends first"),
+        size("the most that waits for all clients together, and before them; then the largest answer ends first"),
     )
     answer_bytes: int = setting(
         67_108_864, size("the most that is collected for an answer that is not streamed; then its request ends")
@@ -128,9 +128,7 @@ class GatewaySettings(Section):
     write_timeout_ms: int = setting(
         10_000, milliseconds("how long a client may take nothing of what waits for it; then it is cut off")
     )
-    retry_after_ms: int = setting(
-        1000, milliseconds("after how long those with status 429 or 503 are told to try again")
-    )
+    retry_after_ms: int = setting(1000, milliseconds("the Retry-After of status 429 and 503"))
     bus_timeout_ms: int = setting(
         1000, milliseconds("how long the processor may take to tell its status, which /bus and /readyz ask for")
     )

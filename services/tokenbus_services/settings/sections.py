@@ -242,7 +242,7 @@ class ProcessorSettings(Section):
         10_000, milliseconds("how long what belongs to no known request is kept for its client to come back")
     )
     pending_items: int = setting(
-        2048, count("items", "the most of a stream that may wait for consumers; then who holds the oldest gives way")
+        2048, count("items", "the most of a stream that may wait for consumers; then the slowest consumer is evicted")
     )
     pending_bytes: int = setting(134_217_728, size("the most of a stream that may wait for consumers, as above"))
     handoff_timeout_ms: int = setting(
@@ -250,14 +250,14 @@ class ProcessorSettings(Section):
     )
     request_timeout_ms: int = setting(600_000, milliseconds("how long a request may take, unless it asks for less"))
     abort_timeout_ms: int = setting(5000, milliseconds("how long a worker may take to end a request that was aborted"))
-    step_queue: int = setting(64, count("steps", "the most that wait for whoever iterates by step"))
-    request_buffer_rows: int = setting(1024, count("rows", "the most that wait for whoever iterates by request"))
+    step_queue: int = setting(64, count("steps", "the most that wait for the iterator over steps"))
+    request_buffer_rows: int = setting(1024, count("rows", "the most that wait for the iterator over one request"))
     slow_consumer: Literal["end", "wait"] = setting(
         "wait",
         choice(
             ("end", "wait"),
             "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
-            "worker waits; a client that is slow loses its requests in any case, and nobody else notices",
+            "worker waits; a client that is slow loses its requests in any case, and no other client notices",
         ),
     )
     drain_timeout_ms: int = setting(
@@ -296,7 +296,7 @@ class ClientSettings(Section):
         64, count("frames", "the most that are on their way to it, not confirmed yet", high=65536)
     )
     window_bytes: int = setting(16_777_216, size("the most that is on its way; one frame may be of any size"))
-    request_buffer_rows: int = setting(4096, count("rows", "the most that wait for whoever iterates over one request"))
+    request_buffer_rows: int = setting(4096, count("rows", "the most that wait for the iterator over one request"))
     max_requests: int = setting(65_536, count("requests", "the most that are open at once; others are refused"))
     resume_timeout_ms: int = setting(
         30_000, milliseconds("how long open requests wait for a processor that went away to come back")
