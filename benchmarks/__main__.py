@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.page import page
 from benchmarks.running import Benchmark, Result, chosen, find, measure
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.terminal import styled
+from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.printable import printable
 
 ROOT = Path(__file__).resolve().parents[1]

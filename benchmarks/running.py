@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.local.suspending import suspended_together
+from tokenbus_services.cli.local.signals import suspended_together
 from tokenbus_services.printable import printable
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
