@@ -7,14 +7,16 @@ KILLS ?= 200
 MINUTES ?= 10
 STEPS ?= 100000
 BIN := .venv/bin
+RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := contracts/tokenbus_contracts/native/accept.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
 # Pins that still hold are kept; `make lock UPGRADE=1` moves them all.
-LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --generate-hashes --no-annotate \
+COMPILE := $(BIN)/uv pip compile --quiet --system-certs --generate-hashes --no-annotate \
 	--python-version 3.11 --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+LOCK := $(COMPILE) pyproject.toml
 # One version of each package for every Python and platform, so that all test the same thing.
 EVERYWHERE := --universal --fork-strategy fewest
 # paddlepaddle-gpu's Windows builds want a protobuf too old for our generated code, so no "everywhere" for it.
@@ -29,7 +31,8 @@ help: ## Show this list
 
 setup: $(INSTALLED) ## Make .venv and install the locked tools and Tokenbus itself into it
 
-$(INSTALLED): requirements/dev.txt pyproject.toml hatch_build.py $(NATIVE)
+# Two stages in one environment: what the demo needs is some twenty packages, the tools are a hundred.
+$(RUNTIME): requirements/gateway.txt requirements/build.txt pyproject.toml hatch_build.py $(NATIVE)
 	@command -v "$(PYTHON)" >/dev/null || \
 		{ echo "error: $(PYTHON) not found; say which Python to use with make PYTHON=..." >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,13 +41,17 @@ $(INSTALLED): requirements/dev.txt pyproject.toml hatch_build.py $(NATIVE)
 		{ echo "error: $(PYTHON) has no venv module; install it (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "==> setup: .venv"
 	@"$(PYTHON)" -m venv .venv
-	@echo "==> setup: locked dependencies"
-	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
-	@echo "==> setup: tokenbus, editable"
+	@echo "==> setup: tokenbus and what it runs with"
+	@$(PIP_INSTALL) --require-hashes --requirement requirements/gateway.txt --requirement requirements/build.txt
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-demo: setup ## Run the demo
+$(INSTALLED): $(RUNTIME) requirements/dev.txt
+	@echo "==> setup: the locked tools"
+	@$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	@touch $@
+
+demo: $(RUNTIME) ## Install what the demo needs, and run it
 	@$(BIN)/tokenbus demo
 
 test: check ## Run every check, then the tests
@@ -96,15 +103,15 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUT
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
-bench: setup ## Run every benchmark, beside its peers where it has some
-	@for each in codec bus fastdeploy worker ngram gateway gpu_ops attacks; do \
-		echo "==> bench: $$each"; \
-		$(BIN)/python -m benchmarks.$$each || exit; \
-	done
+bench: setup ## Run every benchmark, beside its peers where it has some, into tokenbus-bench.html
+	@echo "==> bench"
+	@$(BIN)/python -m benchmarks
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"
 	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra nats --extra paddle -o requirements/dev.txt
+	@echo "==> lock: build"
+	@echo 'hatchling>=1.27' | $(COMPILE) - $(EVERYWHERE) $(AS_TESTED) -o requirements/build.txt
 	@echo "==> lock: base"
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
 	@for extra in gateway nats paddle; do \

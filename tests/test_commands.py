@@ -28,7 +28,7 @@ NOT_RUN = {
     "pip install 'tokenbus[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
     "OMP_NUM_THREADS=2 .venv/bin/python -m tokenbus_engines.paddle.train": "it takes minutes on two cores",
-    "tokenbus bench --quick --output bench.html": "it takes minutes; tests/services/cli/test_bench.py has small ones",
+    ".venv/bin/python -m benchmarks --quick --output bench.html": "tests/benchmarks/test_benchmarks.py has small ones",
     "docker compose up --build --wait": ("no Docker here; tests/test_compose.py runs the services as the file says"),
 }
 SERVICES = {
@@ -44,7 +44,7 @@ SCENARIOS = {
     "README.md": ["tokenbus check", "tokenbus processor", "tokenbus worker"],
     "docs/first-hour.md": [
         *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus replay", "kill"),
-        "tokenbus bench --list",
+        ".venv/bin/python -m benchmarks --list",
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
@@ -291,8 +291,9 @@ def _of_hour(begin: str, port: int) -> str:
 
 
 def test_list_of_benchmarks(folder: Path) -> None:
-    """`tokenbus bench --list` names the benchmarks, beside which the documents have their figures."""
-    with Shell(line("docs/first-hour.md", "tokenbus bench --list").command, folder, variables(folder)) as shell:
+    """`python -m benchmarks --list` names the benchmarks, from whose records the documents have their figures."""
+    command = line("docs/first-hour.md", ".venv/bin/python -m benchmarks --list").command
+    with Shell(command.replace(".venv/bin/python", sys.executable), ROOT, variables(folder)) as shell:
         status, printed = shell.end()
     assert status == 0
     assert {"bus", "codec", "gateway"} <= {each.split()[0] for each in printed.splitlines()}

@@ -26,7 +26,6 @@ _COMMANDS = {
     "replay": "publish a recorded stream again",
     "keygen": "make a key for a process that others reach over tcp",
     "keys": "say which keys may connect, and what each may do",
-    "bench": "measure what this machine can run, into one page",
 }
 _INTERRUPTED = 130
 

@@ -11,20 +11,25 @@ from pathlib import Path
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.demonstration.asking import Asked, ask, requests
-from tokenbus_services.cli.demonstration.front import Front, front_of
-from tokenbus_services.cli.demonstration.outcome import Outcome, heads_of
-from tokenbus_services.cli.demonstration.rates import REQUESTS, Rate, rates
-from tokenbus_services.cli.demonstration.sample import sample
-from tokenbus_services.cli.demonstration.truth import computed, differing
+from tokenbus_services.cli.demo_checks import (
+    RATE_REQUESTS,
+    Asked,
+    Front,
+    Rate,
+    ask,
+    computed,
+    differing,
+    front_of,
+    rates,
+    requests,
+)
+from tokenbus_services.cli.demo_report import Outcome, heads_of, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
-from tokenbus_services.cli.local.gateway import gateway_address
+from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.cli.local.stopping import told_to_stop
-from tokenbus_services.cli.local.suspending import suspended_together
-from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.terminal import styled
+from tokenbus_services.cli.local.signals import suspended_together, told_to_stop
+from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
@@ -188,7 +193,9 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         show.line()
         show.line("   no gateway was started: the extra gateway is not installed" if front is None else front.told())
 
-        show.title(f"4. Rates, {REQUESTS} requests at once: medians of rounds in turns, and their lowest and highest")
+        show.title(
+            f"4. Rates, {RATE_REQUESTS} requests at once: medians of rounds in turns, and their lowest and highest"
+        )
         found = await rates(client, lambda number, of: show.bar(number, of, "rounds"))
         truth = await asyncio.to_thread(computed, wanted, settings.limits)
         outcome = _outcome(asked, differing(asked.answers, truth), found, status, front)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.progress import Progress
+from tokenbus_services.cli.terminal import Progress
 from tokenbus_services.printable import printable
 from tokenbus_services.recording import Entry, RecordingError, entries
 from tokenbus_services.settings import Settings

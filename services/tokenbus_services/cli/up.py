@@ -10,11 +10,10 @@ from tokenbus_services.cli.configuration import declare_settings, faults_told, l
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, engine_names
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
-from tokenbus_services.cli.local.gateway import gateway_address
+from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
 from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
-from tokenbus_services.cli.local.stopping import told_to_stop
-from tokenbus_services.cli.local.suspending import suspended_together
+from tokenbus_services.cli.local.signals import suspended_together, told_to_stop
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 

@@ -6,11 +6,13 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
+    DeadLetterSettings,
+    LogSettings,
+    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
 from tokenbus_services.settings.settings import Settings
-from tokenbus_services.settings.watching import DeadLetterSettings, LogSettings, MetricsSettings
 
 __all__ = [
     "BusSettings",

@@ -9,10 +9,13 @@ from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
+    DeadLetterSettings,
+    LogSettings,
+    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
+    limit_kind,
 )
-from tokenbus_services.settings.watching import DeadLetterSettings, LogSettings, MetricsSettings, limit_kind
 
 SECTIONS: dict[str, type] = {
     "bus": BusSettings,
@@ -30,7 +33,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting: its section and name, its default, and what it may hold."""
+    """One setting."""
 
     section: str
     name: str

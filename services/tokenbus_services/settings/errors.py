@@ -31,7 +31,7 @@ class SettingsError(ValueError):
 
 
 class Shown(str):
-    """A value as it is to be shown: quoted already, or instead of one that nobody may see."""
+    """A value that is shown as it is: quoted already, or in the place of a secret."""
 
     __slots__ = ()
 

@@ -6,16 +6,17 @@ from typing import Literal
 
 from tokenbus_services.settings.errors import SettingsError, Shown
 from tokenbus_services.settings.kinds import (
-    Choice,
-    Flag,
-    HostAndPort,
-    Share,
-    Text,
-    check,
+    Section,
+    choice,
     count,
+    flag,
+    host_and_port,
     milliseconds,
+    path,
     setting,
+    share,
     size,
+    text,
 )
 
 MOST_REQUESTS_PER_MINUTE = 10_000_000
@@ -24,31 +25,31 @@ _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySettings:
-    """The gateway, and what it holds for whoever speaks HTTP to it."""
+class GatewaySettings(Section):
+    """The gateway, and what it holds for its HTTP clients."""
+
+    section = "gateway"
 
     address: str = setting(
-        "127.0.0.1:8000", HostAndPort("where it serves HTTP; port 0: any free one; it cannot be empty")
+        "127.0.0.1:8000", host_and_port("where it serves HTTP; port 0: any free one; it cannot be empty")
     )
     metrics_address: str = setting(
         "",
-        HostAndPort("where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"),
+        host_and_port("where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"),
     )
     insecure: bool = setting(
-        default=False, kind=Flag("whether it serves more than loopback addresses without gateway.keys_file")
+        default=False, kind=flag("whether it serves more than loopback addresses without gateway.keys_file")
     )
     keys_file: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the file of the API keys that `tokenbus api-keys` writes, read again when it changes; while it is not "
             "there no key is known; empty: no keys are asked for",
         ),
     )
     key_share: float = setting(
         0.5,
-        Share("the most of max_requests that one API key has open, unless the key has a limit of its own"),
+        share("the most of max_requests that one API key has open, unless the key has a limit of its own"),
     )
     key_requests_per_minute: int = setting(
         0,
@@ -62,39 +63,33 @@ class GatewaySettings:
     )
     tls_certificate: str = setting(
         "",
-        Text(0, 4096, "the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"),
+        path("the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"),
     )
-    tls_key: str = setting("", Text(0, 4096, "the file of the certificate's private key, in PEM, without a password"))
+    tls_key: str = setting("", path("the file of the certificate's private key, in PEM, without a password"))
     hosts: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the names by which clients may call it, without ports and with commas between, beside localhost, the host "
             "of gateway.address and the IP address that they connected to; others get status 421",
         ),
     )
     origins: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the origins of web pages that may use it, as https://app.example, with commas between; its own page "
             "always may; others get status 403",
         ),
     )
     models: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the models that may be asked for, as workers name them, with commas between; empty: whatever workers "
             "there are, as the one model `tokenbus`",
         ),
     )
     tokenizer: str = setting(
         "ngram",
-        Text(
+        text(
             1,
             64,
             "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, or "
@@ -103,7 +98,7 @@ class GatewaySettings:
     )
     chat_template: Literal["text", "roles"] = setting(
         "text",
-        Choice(
+        choice(
             ("text", "roles"),
             "what becomes of a chat's messages: their texts alone, or each with its role's name before it",
         ),
@@ -128,7 +123,7 @@ class GatewaySettings:
     )
     buffer_bytes: int = setting(
         268_435_456,
-        size("the most that waits for all clients together, and in front of them; then who holds the most ends first"),
+        size("the most that waits for all clients together, and before them; then the largest answer ends first"),
     )
     answer_bytes: int = setting(
         67_108_864, size("the most that is collected for an answer that is not streamed; then its request ends")
@@ -136,9 +131,7 @@ class GatewaySettings:
     write_timeout_ms: int = setting(
         10_000, milliseconds("how long a client may take nothing of what waits for it; then it is cut off")
     )
-    retry_after_ms: int = setting(
-        1000, milliseconds("after how long those with status 429 or 503 are told to try again")
-    )
+    retry_after_ms: int = setting(1000, milliseconds("the Retry-After of status 429 and 503"))
     bus_timeout_ms: int = setting(
         1000, milliseconds("how long the processor may take to tell its status, which /bus and /readyz ask for")
     )
@@ -146,9 +139,7 @@ class GatewaySettings:
         10_000, milliseconds("how long a stopping gateway waits for its open requests; 0: not at all", low=0)
     )
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range, and an address that is none."""
-        check(self, "gateway")
+    def _check_rules(self) -> None:
         if not self.address:
             raise SettingsError("gateway.address", "HOST:PORT", self.address)
         for name in listed(self.hosts):

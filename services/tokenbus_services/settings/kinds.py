@@ -1,8 +1,14 @@
-"""The kinds of settings: what each may hold, how it is read from text, and what it means."""
+"""The kinds of settings: what each may hold, how it is read from text, and what it means.
+
+A kind is a few lines of our own rather than a type of msgspec or pydantic: a refused value is told in one line with
+key, limit and value, lengths are in bytes, addresses have forms of their own, and the page of all settings needs each
+range in words.
+"""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from tokenbus_services.settings.errors import SettingsError
 
@@ -17,199 +23,139 @@ _MANY = 2**31 - 1
 _MOST_BYTES = 2**40
 
 
-class Kind(Protocol):
+@dataclass(frozen=True, slots=True)
+class Kind:
     """What a setting may hold, in which unit, and what it means."""
 
-    @property
-    def unit(self) -> str:
-        """The unit, or nothing where there is none."""
-
-    @property
-    def meaning(self) -> str:
-        """What it is for, and what its special values mean."""
-
-    @property
-    def range(self) -> str:
-        """What is valid, in words."""
-
-    def read(self, text: str) -> object:
-        """Return the value that a text from outside stands for; a text that is none comes back as it is."""
-
-    def fault(self, value: object) -> str | None:
-        """Return the limit that a value breaks, or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number within two bounds."""
-
-    low: int
-    high: int
-    unit: str
     meaning: str
+    """What it is for, and what its special values mean."""
+    range: str
+    """What is valid, in words."""
+    fault: Callable[[Any], str | None]
+    """Returns the limit that a value breaks, or None."""
+    read: Callable[[str], object] = str
+    """Returns the value that a text stands for; a text that stands for none comes back as it is."""
+    unit: str = ""
+    bounds: tuple[int, int] | None = None
+    """The least and the most, of a whole number and of the bytes of a text."""
+    words: tuple[str, ...] = ()
+    """The words, of a choice."""
 
-    @property
-    def range(self) -> str:
-        """Both bounds."""
-        return f"{self.low} to {self.high}"
 
-    def read(self, text: str) -> object:
-        """Return the number in decimal digits, which may be grouped by underscores."""
-        return int(text) if len(text) <= _LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(text) else text
+def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
+    """Return the kind of a whole number; its digits may be grouped by underscores."""
 
-    def fault(self, value: object) -> str | None:
-        """Return the bound that is broken, or None."""
+    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
         if type(value) is not int:
             return "a whole number"
-        if value < self.low:
-            return f"at least {self.low}"
-        return f"at most {self.high}" if value > self.high else None
+        if value < low:
+            return f"at least {low}"
+        return f"at most {high}" if value > high else None
+
+    def read(text: str) -> object:
+        return int(text) if len(text) <= _LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(text) else text
+
+    return Kind(meaning, f"{low} to {high}", fault, read, unit, (low, high))
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A number from 0 to 1."""
+def count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Kind:
+    """Return the kind of a number of things."""
+    return whole(low, high, unit, meaning)
 
-    meaning: str
-    unit: str = "share"
-    range: str = "0 to 1"
 
-    def read(self, text: str) -> object:
-        """Return the number."""
+def milliseconds(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Kind:
+    """Return the kind of a time."""
+    return whole(low, high, "ms", meaning)
+
+
+def size(meaning: str) -> Kind:
+    """Return the kind of a number of bytes."""
+    return whole(1, _MOST_BYTES, "bytes", meaning)
+
+
+def share(meaning: str) -> Kind:
+    """Return the kind of a number from 0 to 1."""
+
+    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
+        return None if type(value) in (int, float) and 0 <= value <= 1 else "a number from 0 to 1"
+
+    def read(text: str) -> object:
         try:
             return float(text)
         except ValueError:
             return text
 
-    def fault(self, value: object) -> str | None:
-        """Return that it is no such number, or None."""
-        if type(value) not in (int, float) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            return "a number from 0 to 1"
-        return None
+    return Kind(meaning, "0 to 1", fault, read, "share")
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Yes or no."""
-
-    meaning: str
-    unit: str = ""
-    range: str = "true, false"
-
-    def read(self, text: str) -> object:
-        """Return the truth of true, false, 1 or 0."""
-        return _TRUTH.get(text.lower(), text)
-
-    def fault(self, value: object) -> str | None:
-        """Return that it is neither, or None."""
-        return None if type(value) is bool else "true or false"
+def flag(meaning: str) -> Kind:
+    """Return the kind of true or false."""
+    return Kind(
+        meaning,
+        "true, false",
+        lambda value: None if type(value) is bool else "true or false",
+        lambda text: _TRUTH.get(text.lower(), text),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text whose length in UTF-8 lies within two bounds."""
+def text(low: int, high: int, meaning: str) -> Kind:
+    """Return the kind of a text whose length in UTF-8 lies within two bounds, in bytes."""
+    valid = f"{low} to {high} bytes"
 
-    low: int
-    high: int
-    meaning: str
-    unit: str = ""
-
-    @property
-    def range(self) -> str:
-        """Both lengths."""
-        return f"{self.low} to {self.high} bytes"
-
-    def read(self, text: str) -> object:
-        """Return the text."""
-        return text
-
-    def fault(self, value: object) -> str | None:
-        """Return that it is no text, or the length that is broken, or None."""
+    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
         if not isinstance(value, str):
             return "text"
         try:
             length = len(value.encode())
         except UnicodeEncodeError:  # what the environment held was no UTF-8
             return "text in UTF-8"
-        return None if self.low <= length <= self.high else f"text of {self.range}"
+        return None if low <= length <= high else f"text of {valid}"
+
+    return Kind(meaning, valid, fault, bounds=(low, high))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few words."""
-
-    words: tuple[str, ...]
-    meaning: str
-    unit: str = ""
-
-    @property
-    def range(self) -> str:
-        """The words."""
-        return ", ".join(self.words)
-
-    def read(self, text: str) -> object:
-        """Return the text."""
-        return text
-
-    def fault(self, value: object) -> str | None:
-        """Return the words, if it is none of them, or None."""
-        return None if isinstance(value, str) and value in self.words else f"one of {self.range}"
+def path(meaning: str) -> Kind:
+    """Return the kind of a file's path, or nothing."""
+    return text(0, 4096, meaning)
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a ZeroMQ socket binds or connects."""
+def choice(words: tuple[str, ...], meaning: str) -> Kind:
+    """Return the kind of one of a few words."""
+    valid = ", ".join(words)
+    is_word = words.__contains__
+    return Kind(
+        meaning,
+        valid,
+        lambda value: None if isinstance(value, str) and is_word(value) else f"one of {valid}",
+        words=words,
+    )
 
-    meaning: str
-    unit: str = ""
-    range: str = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
 
-    def read(self, text: str) -> object:
-        """Return the text."""
-        return text
+def endpoint(meaning: str) -> Kind:
+    """Return the kind of an address at which a ZeroMQ socket binds or connects."""
+    forms = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
 
-    def fault(self, value: object) -> str | None:
-        """Return the forms, if it has none of them, or None."""
+    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
         if isinstance(value, str) and value.isprintable():
             scheme, _, rest = value.partition("://")
             if scheme in ("ipc", "memory") and rest:
                 return None
             if scheme == "tcp" and _is_host_and_port(rest, wildcard=True):
                 return None
-        return self.range
+        return forms
+
+    return Kind(meaning, forms, fault)
 
 
-@dataclass(frozen=True, slots=True)
-class HostAndPort:
-    """Where a server listens, or nothing."""
+def host_and_port(meaning: str) -> Kind:
+    """Return the kind of an address at which a server listens, or nothing."""
+    form = "HOST:PORT, or empty"
 
-    meaning: str
-    unit: str = ""
-    range: str = "HOST:PORT, or empty"
-
-    def read(self, text: str) -> object:
-        """Return the text."""
-        return text
-
-    def fault(self, value: object) -> str | None:
-        """Return the form, if it has another, or None."""
+    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
         valid = isinstance(value, str) and value.isprintable() and (not value or _is_host_and_port(value))
-        return None if valid else self.range
+        return None if valid else form
 
-
-def count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Whole:
-    """Return the kind of a number of things."""
-    return Whole(low, high, unit, meaning)
-
-
-def milliseconds(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Whole:
-    """Return the kind of a time."""
-    return Whole(low, high, "ms", meaning)
-
-
-def size(meaning: str) -> Whole:
-    """Return the kind of a number of bytes."""
-    return Whole(1, _MOST_BYTES, "bytes", meaning)
+    return Kind(meaning, form, fault)
 
 
 def setting(default: Any, kind: Kind) -> Any:  # noqa: ANN401 - a dataclass field stands for a value of its type
@@ -218,7 +164,7 @@ def setting(default: Any, kind: Kind) -> Any:  # noqa: ANN401 - a dataclass fiel
 
 
 def kind_of(metadata: Any) -> Kind:  # noqa: ANN401 - a mapping that dataclasses leave untyped
-    """Return what a dataclass field may hold, from its metadata."""
+    """Return a dataclass field's kind, from its metadata."""
     kind: Kind = metadata[_KIND]
     return kind
 
@@ -230,10 +176,21 @@ def refuse(key: str, kind: Kind, value: object, where: str = "") -> None:
         raise SettingsError(key, limit, value, where=where)
 
 
-def check(section: object, name: str) -> None:
-    """Raise a SettingsError if a value of a section is none of its kind."""
-    for item in fields(section):  # type: ignore[arg-type]  # every caller is a dataclass
-        refuse(f"{name}.{item.name}", kind_of(item.metadata), getattr(section, item.name))
+class Section:
+    """A section of the settings: a frozen dataclass that refuses values out of range."""
+
+    __slots__ = ()
+    section: ClassVar[str]
+    """Its name in keys."""
+
+    def __post_init__(self) -> None:
+        """Raise a SettingsError at the first value that is none of its kind, or that contradicts another."""
+        for item in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            refuse(f"{self.section}.{item.name}", kind_of(item.metadata), getattr(self, item.name))
+        self._check_rules()
+
+    def _check_rules(self) -> None:
+        """Raise a SettingsError if values contradict each other."""
 
 
 def _is_host_and_port(text: str, *, wildcard: bool = False) -> bool:

@@ -1,15 +1,26 @@
-"""The sections of the settings: frozen, each value with its default, its range, its unit and its meaning."""
+"""The sections of the settings but the gateway's: each value with its default, its range, its unit and its meaning."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from tokenbus_services.settings.errors import SettingsError
-from tokenbus_services.settings.kinds import HOUR_MS as _HOUR_MS
-from tokenbus_services.settings.kinds import Choice, Endpoint, Flag, HostAndPort, Share, Text, setting
-from tokenbus_services.settings.kinds import check as _check
-from tokenbus_services.settings.kinds import count as _count
-from tokenbus_services.settings.kinds import milliseconds as _time
-from tokenbus_services.settings.kinds import size as _size
+from tokenbus_services.settings.kinds import (
+    HOUR_MS,
+    Kind,
+    Section,
+    choice,
+    count,
+    endpoint,
+    flag,
+    host_and_port,
+    milliseconds,
+    path,
+    setting,
+    share,
+    size,
+    text,
+    whole,
+)
 
 
 def _wildcard(address: str) -> bool:
@@ -22,44 +33,46 @@ def _at_least(section: object, name: str, what: str, least: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class BusSettings:
+class BusSettings(Section):
     """Where the processor is found, and what holds for every connection to it."""
 
+    section = "bus"
+
     workers_address: str = setting(
-        "tcp://127.0.0.1:5570", Endpoint("where the processor takes workers, and where workers connect")
+        "tcp://127.0.0.1:5570", endpoint("where the processor takes workers, and where workers connect")
     )
     clients_address: str = setting(
-        "tcp://127.0.0.1:5571", Endpoint("where the processor takes clients, and where clients connect")
+        "tcp://127.0.0.1:5571", endpoint("where the processor takes clients, and where clients connect")
     )
     high_water_mark: int = setting(
-        4096, _count("messages", "the most that a socket holds in each direction for one peer", high=2**20)
+        4096, count("messages", "the most that a socket holds in each direction for one peer", high=2**20)
     )
     linger_ms: int = setting(
-        1000, _time("how long a closing socket tries to send what it holds; 0: not at all", low=0, high=_HOUR_MS)
+        1000, milliseconds("how long a closing socket tries to send what it holds; 0: not at all", low=0, high=HOUR_MS)
     )
     max_part_bytes: int = setting(
-        8_388_608, _size("the largest part of a message; a peer that sends a larger one is cut off")
+        8_388_608, size("the largest part of a message; a peer that sends a larger one is cut off")
     )
     max_pending_bytes: int = setting(
         100_663_296,
-        _size(
+        size(
             "the most that one peer may have sent and not been read, an unfinished message too; one that sends more is "
             "cut off; at least processor.credit_bytes and twice max_part_bytes"
         ),
     )
     max_unadmitted_bytes: int = setting(
         33_554_432,
-        _size(
+        size(
             "as above, of all peers together that have not introduced themselves, and of each; those that hold most "
             "are cut off; at least twice max_part_bytes"
         ),
     )
     max_total_pending_bytes: int = setting(
-        134_217_728, _size("as above, of all peers together; at least max_pending_bytes")
+        134_217_728, size("as above, of all peers together; at least max_pending_bytes")
     )
     max_connections: int = setting(
         4096,
-        _count(
+        count(
             "connections",
             "the most at once to all addresses of a process; fewer where it may not open two files for each",
             low=2,
@@ -68,55 +81,49 @@ class BusSettings:
     )
     max_unadmitted_connections: int = setting(
         256,
-        _count(
+        count(
             "connections",
             "the most that have not introduced themselves; the oldest make room; at most max_connections",
             high=2**20,
         ),
     )
     introduction_timeout_ms: int = setting(
-        5000, _time("how long a connection may take to introduce itself; then it is cut off", high=_HOUR_MS)
+        5000, milliseconds("how long a connection may take to introduce itself; then it is cut off", high=HOUR_MS)
     )
-    heartbeat_interval_ms: int = setting(1000, _time("how often each side must be heard", high=_HOUR_MS))
+    heartbeat_interval_ms: int = setting(1000, milliseconds("how often each side must be heard", high=HOUR_MS))
     heartbeat_timeout_ms: int = setting(
         3000,
-        _time(
+        milliseconds(
             "after how long a silent peer is lost; at least twice heartbeat_interval_ms, and reconnect_max_ms",
-            high=_HOUR_MS,
+            high=HOUR_MS,
         ),
     )
-    reconnect_ms: int = setting(100, _time("how long a broken connection waits for its next try at first"))
-    reconnect_max_ms: int = setting(500, _time("how long it waits at most, after many tries; at least reconnect_ms"))
+    reconnect_ms: int = setting(100, milliseconds("how long a broken connection waits for its next try at first"))
+    reconnect_max_ms: int = setting(
+        500, milliseconds("how long it waits at most, after many tries; at least reconnect_ms")
+    )
     key_file: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none",
         ),
     )
     server_key: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the processor's public key, or the path of its certificate: what workers and clients with a key need",
         ),
     )
     allowed_keys: str = setting(
         "",
-        Text(
-            0,
-            4096,
+        path(
             "the file of the keys that may connect, as `tokenbus keys` writes it: what the processor needs that has a "
             "key, and decode workers, for hand-offs; it is read again when it changes",
         ),
     )
-    insecure: bool = setting(default=False, kind=Flag("whether tcp addresses beyond loopback may be used without keys"))
+    insecure: bool = setting(default=False, kind=flag("whether tcp addresses beyond loopback may be used without keys"))
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range, and times that contradict each other."""
-        _check(self, "bus")
+    def _check_rules(self) -> None:
         _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_pending_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_total_pending_bytes", "bus.max_pending_bytes", self.max_pending_bytes)
@@ -130,173 +137,231 @@ class BusSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings:
+class WorkerSettings(Section):
     """A worker, and what it retains."""
 
-    id: str = setting("worker-0", Text(1, 64, "what the worker is called; no two live workers have one id"))
+    section = "worker"
+
+    id: str = setting("worker-0", text(1, 64, "what the worker is called; no two live workers have one id"))
     role: Literal["mixed", "prefill", "decode"] = setting(
         "mixed",
-        Choice(
+        choice(
             ("mixed", "prefill", "decode"),
             "what it does: all of a request, its prompt and first token, or what follows them",
         ),
     )
-    model: str = setting("", Text(0, 256, "the model's name, as clients ask for it; empty: the only one"))
-    tp_rank: int = setting(0, _count("", "its tensor-parallel rank", low=0, high=65535))
-    dp_rank: int = setting(0, _count("", "its data-parallel rank", low=0, high=65535))
-    retention_items: int = setting(4096, _count("items", "the most that it keeps until they are acknowledged", low=2))
+    model: str = setting("", text(0, 256, "the model's name, as clients ask for it; empty: the only one"))
+    tp_rank: int = setting(0, count("", "its tensor-parallel rank", low=0, high=65535))
+    dp_rank: int = setting(0, count("", "its data-parallel rank", low=0, high=65535))
+    retention_items: int = setting(4096, count("items", "the most that it keeps until they are acknowledged", low=2))
     retention_bytes: int = setting(
-        268_435_456, _size("the most that it keeps until they are acknowledged; at least limits.max_message_bytes")
+        268_435_456, size("the most that it keeps until they are acknowledged; at least limits.max_message_bytes")
     )
     policy: Literal["block", "shed", "fail"] = setting(
         "block",
-        Choice(
+        choice(
             ("block", "shed", "fail"),
             "what happens when retention fills: the engine waits, alternatives are dropped, or requests end",
         ),
     )
     block_timeout_ms: int = setting(
-        60_000, _time("how long the engine waits for room under the policies block and shed; then requests end")
+        60_000, milliseconds("how long the engine waits for room under the policies block and shed; then requests end")
     )
-    shed_at: float = setting(0.75, Share("how full retention is when the policy shed begins to drop alternatives"))
-    checksum: bool = setting(default=True, kind=Flag("whether each payload carries its CRC-32"))
+    shed_at: float = setting(0.75, share("how full retention is when the policy shed begins to drop alternatives"))
+    checksum: bool = setting(default=True, kind=flag("whether each payload carries its CRC-32"))
     max_requests: int = setting(
-        1024, _count("requests", "the most that it works on at once; 0: it takes none from the processor", low=0)
+        1024, count("requests", "the most that it works on at once; 0: it takes none from the processor", low=0)
     )
     handoff_address: str = setting(
         "tcp://127.0.0.1:0",
-        Endpoint("where a decode worker takes requests from prefill workers, which must reach it; port 0: any"),
+        endpoint("where a decode worker takes requests from prefill workers, which must reach it; port 0: any"),
     )
     handoff_timeout_ms: int = setting(
-        5000, _time("how long a prefill worker waits for a decode worker to take a request; then it ends")
+        5000, milliseconds("how long a prefill worker waits for a decode worker to take a request; then it ends")
     )
     handoff_bytes: int = setting(
-        268_435_456, _size("the most of states that wait for a decode worker's engine; one alone may be of any size")
+        268_435_456, size("the most of states that wait for a decode worker's engine; one alone may be of any size")
     )
     handoff_connections: int = setting(
-        64, _count("connections", "to how many decode workers a prefill worker stays connected", high=65536)
+        64, count("connections", "to how many decode workers a prefill worker stays connected", high=65536)
     )
     outbox: int = setting(
-        8, _count("batches", "how many the engine's thread may have handed over that are not published yet", high=4096)
+        8, count("batches", "how many the engine's thread may have handed over that are not published yet", high=4096)
     )
     failed_steps: int = setting(
-        3, _count("steps", "how many steps may fail one after the other until the engine is taken for broken")
+        3, count("steps", "how many steps may fail one after the other until the engine is taken for broken")
     )
     metrics_address: str = setting(
         "",
-        HostAndPort("where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"),
+        host_and_port("where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"),
     )
     drain_timeout_ms: int = setting(
-        10_000, _time("how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0)
+        10_000,
+        milliseconds("how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0),
     )
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "worker")
+    def _check_rules(self) -> None:
         if _wildcard(self.handoff_address):
             limit = "an address that prefill workers can reach: no address of every interface"
             raise SettingsError("worker.handoff_address", limit, self.handoff_address)
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessorSettings:
+class ProcessorSettings(Section):
     """The processor, and what it holds for workers and requests."""
 
-    id: str = setting("processor", Text(1, 48, "what the processor is called; what is drawn at each start is added"))
-    max_workers: int = setting(64, _count("workers", "the most at once; others are refused", high=65536))
-    credit_items: int = setting(256, _count("items", "the most that a worker may have sent and not yet seen taken"))
+    section = "processor"
+
+    id: str = setting("processor", text(1, 48, "what the processor is called; what is drawn at each start is added"))
+    max_workers: int = setting(64, count("workers", "the most at once; others are refused", high=65536))
+    credit_items: int = setting(256, count("items", "the most that a worker may have sent and not yet seen taken"))
     credit_bytes: int = setting(
         67_108_864,
-        _size("the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"),
+        size("the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"),
     )
     max_open_steps: int = setting(
-        16, _count("steps", "the most of a stream that wait for their other parts", high=65536)
+        16, count("steps", "the most of a stream that wait for their other parts", high=65536)
     )
-    step_timeout_ms: int = setting(2000, _time("after how long a step whose other parts do not come is given up"))
+    step_timeout_ms: int = setting(
+        2000, milliseconds("after how long a step whose other parts do not come is given up")
+    )
     draft_lag_steps: int = setting(
-        1, _count("steps", "how many later steps may begin before a draft that was announced is given up", low=0)
+        1, count("steps", "how many later steps may begin before a draft that was announced is given up", low=0)
     )
-    replay_attempts: int = setting(3, _count("attempts", "how often missing items are asked for again", high=1000))
-    replay_timeout_ms: int = setting(1000, _time("how long each such attempt waits for the items"))
-    max_requests: int = setting(65_536, _count("requests", "the most that are open at once; others are refused"))
+    replay_attempts: int = setting(3, count("attempts", "how often missing items are asked for again", high=1000))
+    replay_timeout_ms: int = setting(1000, milliseconds("how long each such attempt waits for the items"))
+    max_requests: int = setting(65_536, count("requests", "the most that are open at once; others are refused"))
     requests_per_peer: int = setting(
         8192,
-        _count("requests", "the most that one client may have open, or a worker bring unasked"),
+        count("requests", "the most that one client may have open, or a worker bring unasked"),
     )
     ended_requests: int = setting(
-        65_536, _count("requests", "the most that are remembered after their end, so that a late row is known")
+        65_536, count("requests", "the most that are remembered after their end, so that a late row is known")
     )
     unclaimed_timeout_ms: int = setting(
-        10_000, _time("how long what belongs to no known request is kept for its client to come back")
+        10_000, milliseconds("how long what belongs to no known request is kept for its client to come back")
     )
     pending_items: int = setting(
-        2048, _count("items", "the most of a stream that may wait for consumers; then who holds the oldest gives way")
+        2048, count("items", "the most of a stream that may wait for consumers; then the slowest consumer is evicted")
     )
-    pending_bytes: int = setting(134_217_728, _size("the most of a stream that may wait for consumers, as above"))
+    pending_bytes: int = setting(134_217_728, size("the most of a stream that may wait for consumers, as above"))
     handoff_timeout_ms: int = setting(
-        10_000, _time("how long a request that was handed off waits for its decode worker's first row")
+        10_000, milliseconds("how long a request that was handed off waits for its decode worker's first row")
     )
-    request_timeout_ms: int = setting(600_000, _time("how long a request may take, unless it asks for less"))
-    abort_timeout_ms: int = setting(5000, _time("how long a worker may take to end a request that was aborted"))
-    step_queue: int = setting(64, _count("steps", "the most that wait for whoever iterates by step"))
-    request_buffer_rows: int = setting(1024, _count("rows", "the most that wait for whoever iterates by request"))
+    request_timeout_ms: int = setting(600_000, milliseconds("how long a request may take, unless it asks for less"))
+    abort_timeout_ms: int = setting(5000, milliseconds("how long a worker may take to end a request that was aborted"))
+    step_queue: int = setting(64, count("steps", "the most that wait for the iterator over steps"))
+    request_buffer_rows: int = setting(1024, count("rows", "the most that wait for the iterator over one request"))
     slow_consumer: Literal["end", "wait"] = setting(
         "wait",
-        Choice(
+        choice(
             ("end", "wait"),
             "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
-            "worker waits; a client that is slow loses its requests in any case, and nobody else notices",
+            "worker waits; a client that is slow loses its requests in any case, and no other client notices",
         ),
     )
     drain_timeout_ms: int = setting(
-        10_000, _time("how long a stopping processor waits for its requests; 0: not at all", low=0)
+        10_000, milliseconds("how long a stopping processor waits for its requests; 0: not at all", low=0)
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "processor")
 
 
 @dataclass(frozen=True, slots=True)
-class ClientsSettings:
+class ClientsSettings(Section):
     """What the processor holds for its clients."""
 
-    max_clients: int = setting(256, _count("clients", "the most at once; others are refused", high=65536))
-    send_queue_frames: int = setting(16_384, _count("frames", "the most that wait for one client"))
+    section = "clients"
+
+    max_clients: int = setting(256, count("clients", "the most at once; others are refused", high=65536))
+    send_queue_frames: int = setting(16_384, count("frames", "the most that wait for one client"))
     send_queue_bytes: int = setting(
-        67_108_864, _size("the most that waits for one client; at least limits.max_message_bytes")
+        67_108_864, size("the most that waits for one client; at least limits.max_message_bytes")
     )
     buffer_bytes: int = setting(
         268_435_456,
-        _size("the most that waits for all clients together; then the one with most loses its requests"),
+        size("the most that waits for all clients together; then the one with most loses its requests"),
     )
     detached_timeout_ms: int = setting(
-        30_000, _time("how long the requests of a client that went away wait for it to come back")
+        30_000, milliseconds("how long the requests of a client that went away wait for it to come back")
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "clients")
 
 
 @dataclass(frozen=True, slots=True)
-class ClientSettings:
+class ClientSettings(Section):
     """A client of the processor, as the gateway is one."""
 
-    name: str = setting("client", Text(1, 64, "what the client is called in logs; several may have one name"))
+    section = "client"
+
+    name: str = setting("client", text(1, 64, "what the client is called in logs; several may have one name"))
     window_frames: int = setting(
-        64, _count("frames", "the most that are on their way to it, not confirmed yet", high=65536)
+        64, count("frames", "the most that are on their way to it, not confirmed yet", high=65536)
     )
-    window_bytes: int = setting(16_777_216, _size("the most that is on its way; one frame may be of any size"))
-    request_buffer_rows: int = setting(4096, _count("rows", "the most that wait for whoever iterates over one request"))
-    max_requests: int = setting(65_536, _count("requests", "the most that are open at once; others are refused"))
+    window_bytes: int = setting(16_777_216, size("the most that is on its way; one frame may be of any size"))
+    request_buffer_rows: int = setting(4096, count("rows", "the most that wait for the iterator over one request"))
+    max_requests: int = setting(65_536, count("requests", "the most that are open at once; others are refused"))
     resume_timeout_ms: int = setting(
-        30_000, _time("how long open requests wait for a processor that went away to come back")
+        30_000, milliseconds("how long open requests wait for a processor that went away to come back")
     )
     drain_timeout_ms: int = setting(
-        5000, _time("how long a closing client waits for its requests; 0: not at all", low=0)
+        5000, milliseconds("how long a closing client waits for its requests; 0: not at all", low=0)
     )
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        _check(self, "client")
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSettings(Section):
+    """Where messages go that were refused, for people to look at."""
+
+    section = "dead_letters"
+
+    directory: str = setting("dead-letters", text(1, 4096, "the folder they are kept in"))
+    max_files: int = setting(
+        1000, count("files", "the most messages, each with a note beside it that does not count; the oldest go first")
+    )
+    max_bytes: int = setting(268_435_456, size("the most of all files together, notes too; the oldest go first"))
+    per_second: int = setting(
+        50, count("files", "the most messages that are written in a second; others are only counted", high=1000)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings(Section):
+    """How a process is watched from outside."""
+
+    section = "metrics"
+
+    address: str = setting(
+        "127.0.0.1:9470", host_and_port("where the processor serves its metrics; port 0: any free one; empty: nowhere")
+    )
+    stall_timeout_ms: int = setting(
+        5000, milliseconds("after how long an event loop that does not answer makes its process unhealthy")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings(Section):
+    """How and what is logged."""
+
+    section = "log"
+
+    format: Literal["auto", "json", "console"] = setting(
+        "auto",
+        choice(("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"),
+    )
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", choice(("debug", "info", "warning", "error"), "the least that is logged")
+    )
+
+
+LIMIT_MEANINGS = {
+    "max_message_bytes": ("bytes", "the largest encoded batch"),
+    "max_rows": ("rows", "the most of a batch"),
+    "max_tokens_per_row": ("tokens", "the most of a row"),
+    "max_draft_tokens_per_row": ("tokens", "the most draft tokens verified, and the most proposals, of a row"),
+    "max_top_k": ("alternatives", "the most of a token"),
+    "max_token_id": ("", "the largest token id"),
+}
+
+
+def limit_kind(name: str, most: int) -> Kind:
+    """Return what one of the contract's limits may be set to, up to the schema's own."""
+    unit, meaning = LIMIT_MEANINGS[name]
+    return whole(0, most, unit, meaning)

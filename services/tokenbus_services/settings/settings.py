@@ -1,26 +1,39 @@
 """The settings of a deployment as one frozen object, and the rules that hold between its sections."""
 
+import difflib
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from tokenbus_contracts import Limits
-from tokenbus_services.settings.entries import ENTRIES, SECTIONS
-from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.entries import ENTRIES, SECTIONS, Entry
+from tokenbus_services.settings.errors import SettingsError, Shown, shown
 from tokenbus_services.settings.gateway import GatewaySettings
+from tokenbus_services.settings.kinds import refuse
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
+    DeadLetterSettings,
+    LogSettings,
+    MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
-from tokenbus_services.settings.sources import collect
-from tokenbus_services.settings.watching import DeadLetterSettings, LogSettings, MetricsSettings
 
 _HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.send_queue_bytes")
+
+
+_PREFIX = "TOKENBUS_"
+_FILE_VARIABLE = "TOKENBUS_SETTINGS"
+# The contract's own, and those of FastDeploy's ops.
+_OF_OTHERS = {_FILE_VARIABLE, "TOKENBUS_PURE_PYTHON", "TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS"}
+_LARGEST_FILE = 2**20
+_NEAR = 0.8  # the prefix that all variables share makes any two of them alike
+_VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,7 @@ class Settings:
         else the one that TOKENBUS_SETTINGS names. Keys of overrides are ``section.field``; a value may be text, which
         is read as a variable's is.
         """
-        found = collect(file, environment, overrides or {})
+        found = _collect(file, environment, overrides or {})
         try:
             return cls(**{name: maker(**found.section(name)) for name, maker in SECTIONS.items()})
         except SettingsError as error:
@@ -72,3 +85,78 @@ class Settings:
     def describe(self) -> dict[str, object]:
         """Return every key with its value, for logs and for people."""
         return {key: entry.value_in(self) for key, entry in ENTRIES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was set, and where; each value is of its kind."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+
+    def put(self, entry: Entry, value: object, where: str) -> None:
+        """Keep a value in the place of one that counts less; refuse one that is not of its kind."""
+        refuse(entry.key, entry.kind, value, where)
+        self.values[entry.key] = value
+        self.where[entry.key] = where
+
+    def section(self, name: str) -> dict[str, object]:
+        """Return a section's values, defaults where none was set."""
+        own = (entry for entry in ENTRIES.values() if entry.section == name)
+        return {entry.name: self.values.get(entry.key, entry.default) for entry in own}
+
+
+def _collect(file: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, object]) -> _Found:
+    """Return what a file, the environment and overrides set, the last of which wins; all of it is looked at."""
+    found = _Found()
+    file = file or environment.get(_FILE_VARIABLE)
+    if file:
+        _from_file(found, Path(file))
+    for variable in sorted(name for name in environment if name.startswith(_PREFIX) and name not in _OF_OTHERS):
+        entry = _VARIABLES.get(variable)
+        if entry is None:
+            raise _unknown(variable, variable, _VARIABLES)
+        found.put(entry, entry.kind.read(environment[variable]), variable)
+    for key, value in overrides.items():
+        entry = ENTRIES.get(key)
+        if entry is None:
+            raise _unknown(key, key, ENTRIES)
+        if value is not None:  # an option that was not given
+            found.put(entry, entry.kind.read(value) if isinstance(value, str) else value, key)
+    return found
+
+
+def _from_file(found: _Found, path: Path) -> None:
+    name = shown(str(path))[1:-1]
+    for section, values in _tables(path, name).items():
+        if section not in SECTIONS:
+            raise _unknown(section, f"{name}: {shown(section)[1:-1]}", SECTIONS)
+        if not isinstance(values, dict):
+            raise SettingsError(section, "a table of settings", values, where=f"{name}: {section}")
+        for field_name, value in values.items():
+            key = f"{section}.{field_name}"
+            entry = ENTRIES.get(key)
+            if entry is None:
+                raise _unknown(key, f"{name}: {shown(key)[1:-1]}", ENTRIES)
+            found.put(entry, value, f"{name}: {key}")
+
+
+def _tables(path: Path, name: str) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_FILE + 1)
+    except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise SettingsError(name, f"a settings file that can be read: {reason}", Shown(""), where=name) from None
+    if len(data) > _LARGEST_FILE:
+        raise SettingsError(name, f"a settings file of at most {_LARGEST_FILE} bytes", Shown("a larger one"))
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(name, "a settings file in TOML", str(error)) from None
+
+
+def _unknown(key: str, where: str, known: Iterable[str]) -> SettingsError:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=_NEAR)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return SettingsError(key, f"no such setting{hint}", Shown(""), where=where)

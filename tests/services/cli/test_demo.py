@@ -14,16 +14,22 @@ import pytest
 from tests.services.cli.local import Command, children_of, environment, is_running
 from tokenbus_contracts import Limits, Row
 from tokenbus_services.cli import demo as demo_module
+from tokenbus_services.cli import demo_checks as checks_module
+from tokenbus_services.cli import demo_report as report_module
 from tokenbus_services.cli import main
-from tokenbus_services.cli.demonstration import outcome as outcome_module
-from tokenbus_services.cli.demonstration import rates as rates_module
-from tokenbus_services.cli.demonstration import sample as sample_module
-from tokenbus_services.cli.demonstration.asking import Answer, Asked, requests
-from tokenbus_services.cli.demonstration.front import Front
-from tokenbus_services.cli.demonstration.outcome import Outcome, heads_of
-from tokenbus_services.cli.demonstration.rates import MODES, Rate, rates
-from tokenbus_services.cli.demonstration.sample import sample
-from tokenbus_services.cli.demonstration.truth import Truth, computed, differing
+from tokenbus_services.cli.demo_checks import (
+    MODES,
+    Answer,
+    Asked,
+    Front,
+    Rate,
+    Truth,
+    computed,
+    differing,
+    rates,
+    requests,
+)
+from tokenbus_services.cli.demo_report import Outcome, heads_of, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
@@ -173,7 +179,7 @@ def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
 
 def test_sample_is_coloured_for_a_terminal(answers: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     """With colours each token has one that stands for its probability, and a legend says for which."""
-    monkeypatch.setattr(sample_module, "wants_colour", lambda: True)
+    monkeypatch.setattr(report_module, "wants_colour", lambda: True)
     lines = list(sample(answers[0]))
     text = "\n".join(lines[: lines.index("")])
     assert text.count("\x1b[38;5;16;48;5;") == answers[0].tokens + 5
@@ -207,7 +213,7 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
         """Return answers that are too short."""
         return Asked(answers, 1.0)
 
-    monkeypatch.setattr(rates_module, "ask", ask)
+    monkeypatch.setattr(checks_module, "ask", ask)
     with pytest.raises(CommandError, match="6 of 256 requests had other than their 200 tokens: ids only"):
         await rates(Client(Settings()))
 
@@ -215,17 +221,15 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
 def test_busy_machine_makes_no_demo_wrong(tmp_path: Path) -> None:
     """However far the engines run ahead of who asks, no request of the demo ends because its client is slow."""
     settings = demo_module._of_the_demo(Settings(), tmp_path)
-    most = rates_module.REQUESTS * rates_module._TOKENS
+    most = checks_module.RATE_REQUESTS * checks_module.RATE_TOKENS
     assert settings.clients.send_queue_frames >= most
     assert settings.processor.pending_items >= most
 
 
 def test_lines_fit_the_terminal(answers: list[Answer], truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a narrow terminal the text breaks between tokens, and the rates do without their bars."""
-    for module in (sample_module, outcome_module):
-        monkeypatch.setattr(module, "columns", lambda: 80)
+    """In a narrow terminal the text breaks between tokens, and the rates fit into a line each."""
+    monkeypatch.setattr(report_module, "columns", lambda: 80)
     lines = list(sample(answers[0]))
     assert max(map(len, lines[: lines.index("")])) <= 80
     told = list(outcome(answers, truth).told_rates())
     assert max(map(len, told)) <= 80
-    assert not any("#" in line for line in told)

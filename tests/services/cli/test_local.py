@@ -11,11 +11,10 @@ import pytest
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.local import LocalSystem, StartError, gateway
-from tokenbus_services.cli.local.child import Child
-from tokenbus_services.cli.local.gateway import free_address, usable
-from tokenbus_services.cli.local.news import News
-from tokenbus_services.cli.local.plan import Service, environment_of, plan_for
+from tokenbus_services.cli.local import LocalSystem, StartError
+from tokenbus_services.cli.local import plan as plan_module
+from tokenbus_services.cli.local.child import Child, News
+from tokenbus_services.cli.local.plan import Service, environment_of, free_address, plan_for, usable
 from tokenbus_services.cli.local.runtime import RuntimeFolder
 from tokenbus_services.cli.local.screen import Screen, status_line
 from tokenbus_services.settings import Settings
@@ -88,10 +87,10 @@ def test_status_as_a_line() -> None:
 
 def test_without_its_libraries_no_gateway_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra is not installed a system comes up without a gateway, unless a port is asked for."""
-    monkeypatch.setattr(gateway, "gateway_lacks", lambda: "uvicorn")
-    assert gateway.gateway_address(Settings(), None) == ""
+    monkeypatch.setattr(plan_module, "gateway_lacks", lambda: "uvicorn")
+    assert plan_module.gateway_address(Settings(), None) == ""
     with pytest.raises(CommandError, match="--port: no gateway can run here, uvicorn is not installed") as raised:
-        gateway.gateway_address(Settings(), 8000)
+        plan_module.gateway_address(Settings(), 8000)
     assert raised.value.status == 2
 
 

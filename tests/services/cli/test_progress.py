@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from tokenbus_services.cli.progress import Progress
+from tokenbus_services.cli.terminal import Progress
 
 
 class Terminal(io.StringIO):

@@ -25,8 +25,7 @@ from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport, Transport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
-from tokenbus_services.cli.files import Files
-from tokenbus_services.cli.record import record
+from tokenbus_services.cli.record import Files, record
 from tokenbus_services.client import WatchedItem
 from tokenbus_services.processor import Processor
 from tokenbus_services.recording import RecordingError, entries

@@ -16,8 +16,7 @@ from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
 from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
-from tokenbus_services.cli.seen import Values, item_values, left_out_values, lines_of
-from tokenbus_services.cli.tap import tap
+from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
 from tokenbus_services.client import WatchedItem
 from tokenbus_services.processor import Processor
 from tokenbus_services.recording import entries

@@ -1,7 +1,6 @@
 """A whole system on this machine: its services as child processes, which live no longer than whoever started them."""
 
-from tokenbus_services.cli.local.child import Child
-from tokenbus_services.cli.local.news import News
+from tokenbus_services.cli.local.child import Child, News
 from tokenbus_services.cli.local.plan import Plan, Service, plan_for
 from tokenbus_services.cli.local.system import START_SECONDS, LocalSystem, StartError
 

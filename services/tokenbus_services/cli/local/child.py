@@ -1,4 +1,4 @@
-"""Child: one service in a process of its own, whose log is read as it comes."""
+"""One service in a process of its own, and the news of what happens to it."""
 
 import asyncio
 import contextlib
@@ -7,12 +7,44 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from tokenbus_services.cli.local.news import News, logged
 from tokenbus_services.cli.local.plan import Service
 from tokenbus_services.printable import printable
+
+_OF_EVERY_LINE = ("timestamp", "level", "event", "logger", "exception")
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What happened to which service, in words and as values."""
+
+    service: str
+    event: str
+    """started, ready, log or ended."""
+    text: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether somebody should look."""
+        return self.event == "ended" or self.values.get("level") in ("error", "critical")
+
+
+def logged(service: str, line: Mapping[str, Any]) -> News:
+    """Return the news of a line that a service logged."""
+    facts = ", ".join(f"{name} {_short(value)}" for name, value in line.items() if name not in _OF_EVERY_LINE)
+    text = f"{line.get('event', '')}" + (f": {facts}" if facts else "")
+    if exception := str(line.get("exception", "")):
+        text += f": {exception.strip().splitlines()[-1]}"
+    return News(service, "log", text, line)
+
+
+def _short(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
 
 _MODULE = "tokenbus_services.cli.local"
 _CHUNK = 65_536

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
-from tokenbus_services.cli.local.gateway import gateway_lacks
-from tokenbus_services.cli.local.news import News
+from tokenbus_services.cli.local.child import News
+from tokenbus_services.cli.local.plan import gateway_lacks
 from tokenbus_services.cli.local.system import LocalSystem
-from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.terminal import styled
+from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.printable import printable
 
 

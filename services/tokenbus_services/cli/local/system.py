@@ -6,8 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.local.child import Child
-from tokenbus_services.cli.local.news import News
+from tokenbus_services.cli.local.child import Child, News
 from tokenbus_services.cli.local.plan import Plan, Service
 
 START_SECONDS = 60

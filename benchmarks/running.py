@@ -1,5 +1,6 @@
-"""One benchmark as a child process: what it prints, its figures and its plot."""
+"""The benchmarks there are, and how one runs as a child process: its report, its figures and its plot."""
 
+import ast
 import contextlib
 import json
 import os
@@ -15,47 +16,85 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenbus_services.cli.benching.finding import Benchmark
-from tokenbus_services.cli.errors import WRONG_USE
-from tokenbus_services.cli.local.suspending import suspended_together
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.local.signals import suspended_together
 from tokenbus_services.printable import printable
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _LAST_LINES = 20
+_PACKAGE = "benchmarks"
 _PROGRAM = "python -m"
 _LEAVE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One module that `python -m` runs."""
+
+    name: str
+    title: str
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return f"{_PACKAGE}.{self.name}"
+
+
+def find(root: Path) -> list[Benchmark]:
+    """Return the benchmarks of a checkout, by name: the modules whose first line says how they are run.
+
+    The other modules beside them are programs that a benchmark starts, or are shared.
+    """
+    folder = root / _PACKAGE
+    found = [(path.parent.name, path) for path in folder.glob("*/__main__.py")]
+    found += [(path.stem, path) for path in folder.glob("*.py")]
+    heads = [(name, (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]) for name, path in found]
+    return [
+        Benchmark(name, head.partition(": `")[0])
+        for name, head in sorted(heads)
+        if f"`python -m {_PACKAGE}.{name}`" in head
+    ]
+
+
+def chosen(names: list[str], of: list[Benchmark]) -> list[Benchmark]:
+    """Return the named benchmarks, or all; a CommandError says which names there are."""
+    known = {benchmark.name: benchmark for benchmark in of}
+    for name in names:
+        if name not in known:
+            raise CommandError(f"NAME: one of {', '.join(known)}, got {name!r}", WRONG_USE)
+    return [known[name] for name in dict.fromkeys(names or known)]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a benchmark."""
+    """The result of one benchmark."""
 
     benchmark: Benchmark
     status: int
     seconds: float
     report: str
-    """What it printed: its tables."""
+    """Its tables, as it printed them."""
     trouble: str
-    """The last line that it complained in, if it ended otherwise than well."""
+    """The last line of its standard error, if it failed."""
     record: dict[str, Any] | None = None
-    """Every figure, if it writes them."""
+    """Its figures, if it writes them."""
     plot: bytes | None = None
     """Its figure as SVG, if it draws one."""
 
     @property
     def ran(self) -> bool:
-        """Whether there is something to read: some measure all that they can here, and then say what they cannot."""
+        """Whether it measured something; one that lacks a peer or a device measures the rest."""
         return self.status == 0 or (self.status == WRONG_USE and bool(self.report.strip()))
 
     @property
     def goals(self) -> list[dict[str, Any]]:
-        """The goals that it knows, each with what was measured and whether it was met."""
+        """Its goals, each with the measured value and whether it was met."""
         found = (self.record or {}).get("goals")
         return [goal for goal in found if isinstance(goal, dict)] if isinstance(found, list) else []
 
     @property
     def verdict(self) -> str:
-        """How it went, in a few words."""
+        """Its outcome, in a few words."""
         if not self.ran:
             return f"did not run: {self.trouble}" if self.trouble else f"ended with status {self.status}"
         judged = [goal for goal in self.goals if isinstance(goal.get("met"), bool)]
@@ -66,11 +105,11 @@ class Result:
 
 
 def measure(benchmark: Benchmark, root: Path, *, quick: bool, on_line: Callable[[str], None]) -> Result:
-    """Run one with what it offers of --quick, --json and --plot, and tell each line of its progress."""
+    """Run a benchmark with those of --quick, --json and --plot that it has; `on_line` gets its progress."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tokenbus-bench-") as name:
         folder = Path(name)
-        offered = _run([benchmark.module, "--help"], root, folder / "help", _nobody)
+        offered = _run([benchmark.module, "--help"], root, folder / "help", lambda _line: None)
         if offered.status:
             return Result(benchmark, offered.status, time.monotonic() - begin, "", offered.complaint)
         options = set(_OPTION.findall(offered.output))
@@ -98,7 +137,7 @@ class _Done:
 
 def _run(arguments: list[str], root: Path, output: Path, on_line: Callable[[str], None]) -> _Done:
     with output.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - a benchmark of our own checkout
+        process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             cwd=root,
             stdin=subprocess.DEVNULL,
@@ -122,7 +161,7 @@ def _run(arguments: list[str], root: Path, output: Path, on_line: Callable[[str]
 
 @contextlib.contextmanager
 def _stopped_at_the_end(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """Let nothing that a benchmark started live longer than this, whatever ends it."""
+    """Kill the benchmark's process group at the end of the block, however that ends."""
     try:
         yield
     finally:
@@ -143,7 +182,3 @@ def _record(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _nobody(_line: str) -> None:
-    """Nobody wants to know."""

@@ -1,4 +1,4 @@
-"""tokenbus bench: every benchmark that this machine can run, into one page."""
+"""Run all benchmarks into one page: `python -m benchmarks`."""
 
 import argparse
 import contextlib
@@ -13,46 +13,52 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tokenbus_services.cli.benching.finding import Benchmark, checkout, chosen, find
-from tokenbus_services.cli.benching.page import page
-from tokenbus_services.cli.benching.running import Result, measure
+from benchmarks.page import page
+from benchmarks.running import Benchmark, Result, chosen, find, measure
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.progress import Progress
-from tokenbus_services.cli.terminal import styled
+from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.printable import printable
 
+ROOT = Path(__file__).resolve().parents[1]
 _DESCRIPTION = """\
-Run the benchmarks one after the other and write their tables and plots into one HTML page, which needs nothing else to
-be read. Each says itself what it needs; what cannot run here, as without a GPU, is named with the reason. Nothing under
-docs/ is changed: for that, each is run by hand, on a quiet machine, with --write-docs.
+Run the benchmarks one after the other and write their tables and plots into one self-contained HTML page. A benchmark
+that cannot run here, as without a GPU, is listed with the reason. Nothing under docs/ is changed: for that, each is run
+by hand, on a quiet machine, with --write-docs.
 
-The benchmarks lie beside the packages in the source repository and are not installed with them.
-
-The status is 0 if every one had something to show, 1 if one did not; goals that are missed do not change it.
+The status is 0 if every benchmark measured something, 1 if one did not; goals that are missed do not change it.
 
 examples:
-  tokenbus bench --list                  what there is
-  tokenbus bench --quick                 whether all of them work, in a few minutes
-  tokenbus bench codec bus               two of them, in full
-  tokenbus bench --output bench.html --json > bench.json
+  python -m benchmarks --list                  which benchmarks there are
+  python -m benchmarks --quick                 whether all of them work, in a few minutes
+  python -m benchmarks codec bus               two of them, in full
+  python -m benchmarks --output bench.html --json > bench.json
 """
 _OUTPUT = "tokenbus-bench.html"
+_INTERRUPTED = 130
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.description = _DESCRIPTION
-    parser.add_argument("files", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmarks, and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
     parser.add_argument("--quick", action="store_true", help="short runs with rough figures")
     parser.add_argument("--output", type=Path, default=Path(_OUTPUT), metavar="FILE", help=f"the page ({_OUTPUT})")
-    parser.add_argument("--list", action="store_true", help="say which benchmarks there are, and run none")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks, and run none")
     parser.add_argument("--json", action="store_true", help="print every figure as one JSON document")
+    options = parser.parse_args(arguments)
+    try:
+        return _run(options)
+    except CommandError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run them; return 1 if one had nothing to show."""
-    root = checkout()
-    benchmarks = chosen(options.files, find(root))
+def _run(options: argparse.Namespace) -> int:
+    benchmarks = chosen(options.names, find(ROOT))
     if options.list:
         _list(benchmarks, as_json=options.json)
         return 0
@@ -62,9 +68,9 @@ def run(options: argparse.Namespace) -> int:
     results: list[Result] = []
     try:
         with _ended_by_signals():
-            _measure(benchmarks, root, options, results)
+            _measure(benchmarks, options, results)
     finally:
-        if results:  # who breaks it off keeps what was measured before
+        if results:  # an interrupted run keeps what was measured before
             _write(options.output, results, quick=options.quick)
     if options.json:
         print(json.dumps([_values(result) for result in results], indent=2))
@@ -73,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(result.ran for result in results) else 1
 
 
-def _measure(benchmarks: Sequence[Benchmark], root: Path, options: argparse.Namespace, results: list[Result]) -> None:
+def _measure(benchmarks: Sequence[Benchmark], options: argparse.Namespace, results: list[Result]) -> None:
     progress = Progress()
     for number, benchmark in enumerate(benchmarks, 1):
         begin = time.monotonic()
@@ -85,24 +91,17 @@ def _measure(benchmarks: Sequence[Benchmark], root: Path, options: argparse.Name
 
         show("starting")
         try:
-            result = measure(benchmark, root, quick=options.quick, on_line=show)
+            result = measure(benchmark, ROOT, quick=options.quick, on_line=show)
         finally:
             progress.clear()
         results.append(result)
         line = f"{head:20} {result.seconds:>5.0f} s  {result.verdict}"
-        _tell(line if result.ran else styled(line, "red"), is_output=not options.json)
-
-
-def _tell(line: str, *, is_output: bool) -> None:
-    """Tell how one went; where standard output is for machines, on standard error."""
-    if is_output:
-        print(line, flush=True)
-    elif sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
+        # With --json standard output is one document.
+        print(line if result.ran else styled(line, "red"), file=sys.stderr if options.json else sys.stdout, flush=True)
 
 
 def _refuse_what_cannot_be_written(path: Path) -> None:
-    """Find out before the first benchmark runs, not after the last."""
+    """Raise before the first benchmark runs, not after the last."""
     is_new = not path.exists()
     try:
         with path.open("a"):
@@ -149,7 +148,7 @@ def _values(result: Result) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and the end of the terminal end this as Ctrl-C does: with what was started stopped first."""
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt, so that the running benchmark is stopped first."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         """Leave."""
@@ -162,3 +161,7 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,20 +1,19 @@
-"""tokenbus bench: what there is, how one runs, and the page that it comes to."""
+"""`python -m benchmarks`: which benchmarks there are, how one runs, and the page of their results."""
 
 import json
 import re
+import tempfile
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from signal import SIGHUP, SIGTERM, Signals
 
 import pytest
 
-import tokenbus_services
+from benchmarks.__main__ import ROOT, main
+from benchmarks.page import page
+from benchmarks.running import Benchmark, Result, chosen, find, measure
 from tests.services.cli.local import Command, children_of, environment, is_running, python
-from tokenbus_services.cli import main
-from tokenbus_services.cli.benching.finding import Benchmark, checkout, chosen, find
-from tokenbus_services.cli.benching.page import page
-from tokenbus_services.cli.benching.running import Result, measure
-from tokenbus_services.cli.errors import CommandError
 
 GOOD = '''\
 """Measure something: `python -m benchmarks.good`."""
@@ -53,6 +52,13 @@ if __name__ == "__main__" and "--help" not in sys.argv:
     print("what is here: 3")
     sys.exit("partly: no card")
 '''.replace('sys.exit("partly: no card")', 'print("partly: no card", file=sys.stderr)\n    sys.exit(2)')
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder with a short path."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture
@@ -104,7 +110,7 @@ class Page(HTMLParser):
 
 def test_all_benchmarks_of_the_checkout_are_found() -> None:
     """Every package and module under benchmarks/ that can be run is found, with what it does, and nothing else."""
-    found = {benchmark.name: benchmark.title for benchmark in find(checkout())}
+    found = {benchmark.name: benchmark.title for benchmark in find(ROOT)}
     assert {"bus", "codec", "ngram"} <= set(found)
     assert not {"machine", "errors", "paint", "workload"} & set(found)
     assert all(title and "`" not in title for title in found.values())
@@ -168,9 +174,9 @@ def test_what_a_benchmark_prints_cannot_become_markup() -> None:
 
 
 def test_real_benchmark_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`tokenbus bench --quick ngram` writes a page with its table, says where, and ends with status 0."""
+    """`python -m benchmarks --quick ngram` writes a page with its table, says where, and ends with status 0."""
     output = tmp_path / "bench.html"
-    assert main(["bench", "--quick", "ngram", "--output", str(output)]) == 0
+    assert main(["--quick", "ngram", "--output", str(output)]) == 0
     assert "tokens/s" in output.read_text()
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("[1/1] ngram")
@@ -181,9 +187,9 @@ def test_json_and_status_of_failures(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With --json standard output is one document, and one that did not run makes status 1."""
-    monkeypatch.setattr("tokenbus_services.cli.bench.checkout", lambda: root)
+    monkeypatch.setattr("benchmarks.__main__.ROOT", root)
     output = str(tmp_path / "bench.html")
-    assert main(["bench", "--json", "--output", output, "good", "broken"]) == 1
+    assert main(["--json", "--output", output, "good", "broken"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["ran"]) for each in found] == [("good", True), ("broken", False)]
     assert found[0]["record"]["goals"][0]["goal"] == "fast"
@@ -193,12 +199,12 @@ def test_json_and_status_of_failures(
 def test_signal_stops_what_runs_and_keeps_what_was_measured(root: Path, folder: Path, number: Signals) -> None:
     """SIGTERM and a terminal's end stop the benchmark and all it started; the page has those that were done before."""
     program = python(
-        "import sys; from pathlib import Path; import tokenbus_services.cli.bench as bench\n"
-        f"bench.checkout = lambda: Path({str(root)!r})\n"
-        "from tokenbus_services.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from pathlib import Path; import benchmarks.__main__ as bench\n"
+        f"bench.ROOT = Path({str(root)!r})\n"
+        "sys.exit(bench.main(sys.argv[1:]))"
     )
     output = folder / "bench.html"
-    arguments = ["bench", "good", "endless", "--output", str(output)]
+    arguments = ["good", "endless", "--output", str(output)]
     with Command(arguments, environment(folder), program) as command:
         command.line("good")
 
@@ -227,20 +233,17 @@ def test_signal_stops_what_runs_and_keeps_what_was_measured(root: Path, folder: 
 )
 def test_wrong_use(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What cannot be done is refused with status 2 and a line, before anything runs."""
-    assert main(["bench", *arguments]) == 2
+    try:
+        status = main(arguments)
+    except SystemExit as end:  # as argparse ends
+        status = int(end.code or 0)
+    assert status == 2
     assert why in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     """--list names the benchmarks and runs none, for people and for machines."""
-    assert main(["bench", "--list"]) == 0
+    assert main(["--list"]) == 0
     assert "codec" in capsys.readouterr().out
-    assert main(["bench", "--list", "--json"]) == 0
+    assert main(["--list", "--json"]) == 0
     assert "codec" in [each["name"] for each in json.loads(capsys.readouterr().out)]
-
-
-def test_installed_package_says_where_the_benchmarks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a checkout there are none, and a line says so and what to do."""
-    monkeypatch.setattr(tokenbus_services, "__file__", str(tmp_path / "a" / "tokenbus_services" / "__init__.py"))
-    with pytest.raises(CommandError, match="the benchmarks are not installed, they are in the source repository"):
-        checkout()

@@ -1,16 +1,16 @@
-"""What the demo found, as values for machines and as lines for people."""
+"""What the demo prints: one answer with its probabilities, the summary and the rates, for people and as JSON."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenbus_services.cli.demonstration.asking import Asked
-from tokenbus_services.cli.demonstration.front import Front
-from tokenbus_services.cli.demonstration.rates import Rate
-from tokenbus_services.cli.terminal import columns, styled
+from tokenbus_services.cli.demo_checks import Answer, Asked, Front, Rate
+from tokenbus_services.cli.terminal import columns, styled, wants_colour
+from tokenbus_services.plugins import load_tokenizer
+from tokenbus_services.printable import printable
 
 _IDS_ONLY = "ids only"
-_BAR, _BESIDE_THE_BAR = 20, 82
 _QUIET = 0.25
 """How far the rounds of one way to ask lie apart, as a share of their median, on a machine that does nothing else."""
 
@@ -101,13 +101,10 @@ class Outcome:
     def told_rates(self) -> Iterator[str]:
         """Yield a line for each way to ask."""
         without = self.rates[_IDS_ONLY].median
-        widest = max(rate.median for rate in self.rates.values())
-        bars = max(0, min(_BAR, columns() - _BESIDE_THE_BAR))
         meanings = {_IDS_ONLY: "no logprobs", "k = 0": "each token's own", "k = 20": "and 20 alternatives"}
         for name, rate in self.rates.items():
-            bar = ("#" * round(bars * rate.median / widest)).ljust(bars)
             share, spread = f"{rate.median / without:.0%}", f"({rate.lowest:,.0f} to {rate.highest:,.0f})"
-            yield f"   {name:8} {meanings[name]:19} {rate.median:>9,.0f} tokens/s  {share:>5}  {bar}  {spread}"
+            yield f"   {name:8} {meanings[name]:19} {rate.median:>9,.0f} tokens/s  {share:>5}  {spread}"
         if max((rate.highest - rate.lowest) / rate.median for rate in self.rates.values()) > _QUIET:
             yield "   the rounds differ more than the ways to ask: this machine is busy with other things"
 
@@ -143,3 +140,78 @@ def heads_of(asked: Asked) -> list[tuple[int, int]]:
         )
         for head in range(1, most + 1)
     ]
+
+
+_SCALE = ((0.05, 209), (0.2, 216), (0.5, 230), (0.8, 153), (1.0, 111))
+"""Up to which probability, and the background: orange to blue, which nobody confuses, with black letters on it."""
+_BLACK = 16
+_SHOWN = 6
+_ALTERNATIVES = 3
+_WIDTH = 14
+_MOST_COLUMNS = 96
+_END = "(end)"
+"""The token that ends a text has no letters."""
+
+
+def sample(answer: Answer) -> Iterator[str]:
+    """Yield its lines."""
+    tokenizer = load_tokenizer("ngram")
+    tokens = [
+        (_visible(tokenizer.token_bytes(int(token_id))), math.exp(logprob))
+        for row in answer.rows
+        for token_id, logprob in zip(row.token_ids, row.logprobs.tolist(), strict=True)
+    ]
+    prompt = answer.generate.text.text
+    if wants_colour():
+        yield "   " + " ".join(_painted(f" {text} ", limit) for limit, text in _legend())
+    yield from _wrapped(prompt, tokens)
+    yield ""
+    yield f"   {'token':{_WIDTH}} probability  rank  instead"
+    yield from _table(answer)
+
+
+def _table(answer: Answer) -> Iterator[str]:
+    tokenizer = load_tokenizer("ngram")
+    shown = 0
+    for row in answer.rows:
+        for place, token_id in enumerate(row.token_ids.tolist()):
+            if shown == _SHOWN:
+                return
+            shown += 1
+            others = zip(row.alternative_token_ids[place], row.alternative_logprobs[place].tolist(), strict=True)
+            instead = [
+                f"{_visible(tokenizer.token_bytes(int(other)))!r} {math.exp(value):.1%}"
+                for other, value in others
+                if other != token_id
+            ]
+            text = repr(_visible(tokenizer.token_bytes(token_id)))
+            probability = f"{math.exp(float(row.logprobs[place])):.1%}"
+            yield f"   {text:{_WIDTH}} {probability:>11} {row.ranks[place]:>5}  {', '.join(instead[:_ALTERNATIVES])}"
+
+
+def _wrapped(prompt: str, tokens: list[tuple[str, float]]) -> Iterator[str]:
+    line, width, most = "   " + styled(prompt, "bold"), 3 + len(prompt), min(_MOST_COLUMNS, columns())
+    for text, probability in tokens:
+        shown = len(text) + (0 if wants_colour() else len(f"({probability:.0%})"))
+        if width + shown > most:
+            yield line
+            line, width = "   ", 3
+        line += _painted(text, probability)
+        width += shown
+    yield line
+
+
+def _painted(text: str, probability: float) -> str:
+    if not wants_colour():
+        return f"{text}({probability:.0%})"
+    colour = next((colour for limit, colour in _SCALE if probability <= limit), _SCALE[-1][1])
+    return f"\x1b[38;5;{_BLACK};48;5;{colour}m{text}\x1b[0m"
+
+
+def _legend() -> Iterator[tuple[float, str]]:
+    for limit, _ in _SCALE:
+        yield limit, f"up to {limit:.0%}"
+
+
+def _visible(data: bytes) -> str:
+    return printable(data.decode(errors="replace")) or _END

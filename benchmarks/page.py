@@ -1,4 +1,4 @@
-"""The results as one HTML page that needs nothing else: tables as tables, plots in it, light and dark."""
+"""The results as one self-contained HTML page with tables and plots, light and dark."""
 
 import base64
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby, zip_longest
 
-from tokenbus_services.cli.benching.running import Result
+from benchmarks.running import Result
 
 _RULE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?\s?[x%]?")
@@ -40,7 +40,7 @@ def page(results: Sequence[Result], *, quick: bool, made: str, version: str) -> 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Tokenbus benchmarks</title><style>{_STYLE}</style></head><body>",
         f'<h1>Tokenbus benchmarks</h1><p class="quiet">Tokenbus {_safe(version)}, {_safe(made)}.{kind}</p>',
-        _table(["benchmark", "what it does", "how it went", "seconds"], rows),
+        _table(["benchmark", "what it measures", "outcome", "seconds"], rows),
         *(_section(result) for result in results),
         "</body></html>\n",
     ]
@@ -80,7 +80,7 @@ def _goals(result: Result) -> str:
 
 
 def _texts(report: str) -> Iterator[str]:
-    """Yield a report's tables as tables, and what lies between them as it was printed."""
+    """Yield a report's tables as HTML tables, and the text between them as it was printed."""
     for is_table, group in groupby(report.strip("\n").split("\n"), lambda line: line.startswith("|")):
         lines = list(group)
         if is_table:
@@ -95,7 +95,7 @@ def _texts(report: str) -> Iterator[str]:
 
 
 def _table(head: Iterable[str], rows: Iterable[Sequence[str]], *, is_safe: bool = False) -> str:
-    """Return a table; the cells of its body are HTML already, and those of its head if it is said."""
+    """Return a table; the cells of its body are HTML already, and with `is_safe` those of its head."""
     kept = list(rows)
     kinds = [_kind(column) for column in zip_longest(*kept, fillvalue="")]
     titles = "".join(
@@ -109,7 +109,7 @@ def _table(head: Iterable[str], rows: Iterable[Sequence[str]], *, is_safe: bool 
 
 
 def _kind(column: Iterable[str]) -> str:
-    """Return the attribute of a column's cells: numbers stand under one another."""
+    """Return the attribute of a column's cells: numbers are aligned to the right."""
     return ' class="number"' if all(_NUMBER.fullmatch(cell) for cell in column if cell) else ""
 
 
