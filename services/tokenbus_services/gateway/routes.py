@@ -20,13 +20,12 @@ from tokenbus_services.gateway.admission_limiter import AdmissionLimiter
 from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.fields import Table
 from tokenbus_services.gateway.inspection import InspectedAnswer
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.page import Page
 from tokenbus_services.gateway.processor_metrics import UnknownBusError
-from tokenbus_services.gateway.request_body import body_of, json_of
+from tokenbus_services.gateway.request_body import parse_json, read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
@@ -49,7 +48,7 @@ class Routes:
         """Take the gateway."""
         self._gateway = gateway
         self._page = Page()
-        self._document = orjson.dumps(document(gateway.tables))
+        self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
         self._repeated_log = DeduplicatedLog()
         self._limiter = AdmissionLimiter(_BEGIN_AT_ONCE)
@@ -81,31 +80,26 @@ class Routes:
     # Tokens.
 
     async def _completions(self, request: Request) -> Response:
-        gateway = self._gateway
-        asked = await self._asked(request, gateway.reader.completion, gateway.tables.completion)
-        return self._answer(request, asked)
+        return self._answer(request, await self._read(request, self._gateway.reader.completion))
 
     async def _chat(self, request: Request) -> Response:
-        gateway = self._gateway
-        return self._answer(request, await self._asked(request, gateway.reader.chat, gateway.tables.chat))
+        return self._answer(request, await self._read(request, self._gateway.reader.chat))
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
-        asked = await self._asked(request, gateway.reader.inspection, gateway.tables.inspection)
+        asked = await self._read(request, gateway.reader.inspection)
         key = _drawn()
         return self._begun(
             request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
         )
 
-    async def _asked(
-        self, request: Request, read: Callable[[Any, Table], CompletionRequest], table: Table
-    ) -> CompletionRequest:
-        data = await body_of(request, self._gateway.settings.gateway)
+    async def _read(self, request: Request, read: Callable[[Any], CompletionRequest]) -> CompletionRequest:
+        data = await read_body(request, self._gateway.settings.gateway)
         await self._limiter.next()
         if len(data) <= _READ_AT_ONCE:
-            return read(json_of(data), table)
-        async with self._reading:  # one at a time: they would take the interpreter from the streams
-            return await asyncio.to_thread(lambda: read(json_of(data), table))
+            return read(parse_json(data))
+        async with self._reading:  # one at a time: several would take the interpreter from the streams
+            return await asyncio.to_thread(lambda: read(parse_json(data)))
 
     def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         settings = self._gateway.settings.gateway

@@ -17,7 +17,6 @@ from tokenbus_services.gateway.dispatcher import Feed
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
 from tokenbus_services.gateway.stats import Counts
-from tokenbus_services.gateway.tables import tables_of
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
@@ -39,8 +38,7 @@ class Gateway:
         self.client = client
         self.counts = Counts()
         vocabulary = vocabulary_of(settings.gateway.tokenizer)
-        self.tables = tables_of(settings)
-        self.reader = Reader(settings.gateway, vocabulary)
+        self.reader = Reader(settings, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
         self.episodes = DeduplicatedLog()
