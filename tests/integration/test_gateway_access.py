@@ -20,7 +20,7 @@ from tests.integration.programs import MOST
 from tests.integration.serving import error_of, eventually, is_true, plainly
 from tests.integration.waiting import until
 from tokenbus_services.cli import main
-from tokenbus_services.gateway.keys import ApiKey, made, read_keys, write_keys
+from tokenbus_services.gateway.api_keys import ApiKey, made, read_keys, write_keys
 from tokenbus_services.gateway.server import Serving, serve_gateway
 from tokenbus_services.settings import SettingsError
 

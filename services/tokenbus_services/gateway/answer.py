@@ -5,14 +5,13 @@ from typing import Protocol
 
 import orjson
 
-from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.choice import Choice
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.openai_format import Envelope
-from tokenbus_services.gateway.outbox import Outbox
 from tokenbus_services.settings import GatewaySettings
 
 EVENTS = "text/event-stream; charset=utf-8"

@@ -16,7 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.settings import GatewaySettings
 
 _EXTENSION = "tokenbus.connection"

@@ -8,14 +8,12 @@ import orjson
 
 from tokenbus_contracts import RowStatus
 from tokenbus_services.gateway.answer import EVENTS, crowded, event, too_slow
-from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.choice import broken, reason_of
+from tokenbus_services.gateway.buffers import Buffers, Outbox
+from tokenbus_services.gateway.choice import RunningText, broken, reason_of
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.outbox import Outbox
 from tokenbus_services.gateway.rendered_step import RenderedStep
-from tokenbus_services.gateway.text import RunningText
 from tokenbus_services.settings import GatewaySettings
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")

@@ -1,13 +1,18 @@
 """What stands beside a choice's text: logprobs in either API's form, token ids, columns; taken row by row."""
 
+from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from tokenbus_services.gateway.rendered_step import RenderedStep
 
 Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
+_COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
+_COLUMN_TYPES = ("<u4", "<f4", "<u4", "<u4", "<f4")
 
 
 class Part(Protocol):
@@ -174,6 +179,42 @@ class Entries:
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
         return b'{"content":[' + b",".join(filter(None, pieces)) + b'],"refusal":null}'
+
+
+class Columns:
+    """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
+
+    is_empty = False
+
+    def __init__(self, name: bytes = b'"columns":') -> None:
+        """Take the member's name."""
+        self.name = name
+
+    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+        """Return the bytes of the five arrays, and before them how many alternatives each token has, in four bytes."""
+        batch, top_k = view.batch, view.top_ks[place]
+        begin, scored, at = view.begins[place], view.scored_begins[place], view.alternative_begins[place]
+        kept = min(count, view.scored[place])
+        arrays = (
+            batch.token_ids[begin : begin + count],
+            batch.logprobs[scored : scored + kept],
+            batch.ranks[scored : scored + kept],
+            batch.alternative_token_ids[at : at + kept * top_k],
+            batch.alternative_logprobs[at : at + kept * top_k],
+        )
+        tops = np.full(count, top_k, "<u1").tobytes()
+        return (
+            tops,
+            *(array.astype(kind, copy=False).tobytes() for array, kind in zip(arrays, _COLUMN_TYPES, strict=True)),
+        )
+
+    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+        """Return the object."""
+        tops, *arrays = pieces[0] if len(pieces) == 1 else map(b"".join, zip(*pieces, (b"",) * 6, strict=False))
+        members = [b'"tokens":%d,"top_ks":"%b"' % (len(tops), b2a_base64(tops, newline=False))]
+        for name, array in zip(_COLUMNS, arrays, strict=True):
+            members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
+        return b"{" + b",".join(members) + b"}"
 
 
 def _logprobs(view: RenderedStep, place: int, count: int) -> list[bytes]:

@@ -6,9 +6,8 @@ from functools import partial
 
 import orjson
 
-from tokenbus_services.gateway.base64_columns import Columns
 from tokenbus_services.gateway.completion_request import CompletionRequest
-from tokenbus_services.gateway.logprob_writers import Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
+from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 
 _DONE = b"data: [DONE]\n\n"
 

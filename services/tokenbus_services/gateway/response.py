@@ -8,9 +8,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import EVENTS, Answer
+from tokenbus_services.gateway.buffers import Sending
 from tokenbus_services.gateway.connection import connection_of
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.outbox import Sending
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.logs import logger
 

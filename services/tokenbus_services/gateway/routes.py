@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,11 +17,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
-from tokenbus_services.gateway.admission_limiter import AdmissionLimiter
 from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.inspection import InspectedAnswer
+from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.page import Page
@@ -28,7 +29,6 @@ from tokenbus_services.gateway.processor_metrics import UnknownBusError
 from tokenbus_services.gateway.request_body import parse_json, read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
-from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
 
 _log = logger("gateway")
@@ -177,6 +177,41 @@ class Routes:
     async def _defect(self, request: Request, _error: Exception) -> Response:
         self._repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
         return error_response(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
+
+
+class AdmissionLimiter:
+    """So many turns for each time that the event loop has looked at its sockets; who comes first has the first."""
+
+    def __init__(self, at_once: int) -> None:
+        """Take how many there are at a time."""
+        self._at_once = at_once
+        self._left = at_once
+        self._is_counting = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def next(self) -> None:
+        """Wait for a turn."""
+        loop = asyncio.get_running_loop()
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._refill)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _refill(self) -> None:
+        self._left = self._at_once
+        while self._left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else who waited has gone
+                turn.set_result(None)
+                self._left -= 1
+        self._is_counting = bool(self._waiting) or self._left < self._at_once
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._refill)
 
 
 class _Counted:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -16,9 +17,8 @@ from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.routes import Routes
-from tokenbus_services.gateway.server_log import taken_over
 from tokenbus_services.gateway.state import Gateway, gateway_of
-from tokenbus_services.logs import logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics import MetricsServer
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
@@ -100,7 +100,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     # Else the kernel keeps megabytes for who does not read, and nobody here knows of them.
     room = min(settings.gateway.stream_buffer_bytes // _KERNELS_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-    with contextlib.closing(listening), taken_over():
+    with contextlib.closing(listening), uvicorn_log():
         async with gateway_of(settings) as gateway, _metrics(gateway):
             routes = Routes(gateway)
             config = uvicorn.Config(
@@ -196,3 +196,30 @@ async def _listen(address: str) -> tuple[socket.socket, str]:
     listening = socket.socket(fileno=binding.descriptor)
     binding.hand_over()
     return listening, binding.address.removeprefix(_SCHEME)
+
+
+class _Handler(logging.Handler):
+    """Hands lines on; what is said again and again is said once, and how often at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.episodes = DeduplicatedLog()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a line on."""
+        say = _log.error if record.levelno >= logging.ERROR else _log.warning
+        self.episodes.begin(record.msg, say, "http server", message=record.getMessage(), exc_info=record.exc_info)
+
+
+@contextlib.contextmanager
+def uvicorn_log() -> Iterator[None]:
+    """Take uvicorn's lines for as long as `with` lasts."""
+    source, handler = logging.getLogger("uvicorn.error"), _Handler()
+    before, source.propagate = source.propagate, False
+    source.addHandler(handler)
+    try:
+        yield
+    finally:
+        source.removeHandler(handler)
+        source.propagate = before
+        handler.episodes.close()

@@ -10,13 +10,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus_services.client import Client
+from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.callers import Callers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Feed
-from tokenbus_services.gateway.metrics import GATEWAY
+from tokenbus_services.gateway.metrics import GATEWAY, Counts
 from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
-from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState

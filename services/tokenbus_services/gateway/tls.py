@@ -3,10 +3,10 @@
 import ssl
 from pathlib import Path
 
-from tokenbus_services.gateway.watched import WatchedFiles
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown
+from tokenbus_services.watched_files import WatchedFiles
 
 _log = logger("gateway")
 
