@@ -41,11 +41,14 @@ class GatewayView(Protocol):
     counts: Any
     feed: Any
     buffers: Any
-    unread_files: int
     client: Any
     settings: Any
     connections: int
-    lag: Histogram
+    watch: Any
+
+    @property
+    def unread_files(self) -> int:
+        """How many files have changed and cannot be read."""
 
 
 def _read(read: Callable[[GatewayView], float]) -> Callable[[GatewayView], Samples]:
@@ -75,7 +78,7 @@ def _refusals(view: GatewayView) -> Samples:
 
 
 def _fill(view: GatewayView) -> Samples:
-    settings = view.settings
+    settings = view.settings.gateway
     yield ("requests",), len(view.feed) / settings.max_requests
     yield ("connections",), view.connections / settings.max_connections
     yield ("buffers",), view.buffers.size / settings.buffer_bytes
@@ -83,9 +86,9 @@ def _fill(view: GatewayView) -> Samples:
 
 
 def _peaks(view: GatewayView) -> Samples:
-    yield ("requests",), view.feed.peak / view.settings.max_requests
-    yield ("buffers",), min(1.0, view.buffers.peak / view.settings.buffer_bytes)
-    yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.stream_buffer_bytes)
+    yield ("requests",), view.feed.peak / view.settings.gateway.max_requests
+    yield ("buffers",), min(1.0, view.buffers.peak / view.settings.gateway.buffer_bytes)
+    yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.gateway.stream_buffer_bytes)
 
 
 GATEWAY: tuple[Family[GatewayView], ...] = (
@@ -224,7 +227,7 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         "tokenbus_gateway_event_loop_lag_seconds",
         "How late the gateway's event loop answers.",
         "High: the process lacks CPU time; add gateways.",
-        lambda view: view.lag,
+        lambda view: view.watch.lag,
         (),
         "histogram_quantile(0.99, sum by (le) (rate(tokenbus_gateway_event_loop_lag_seconds_bucket[5m]))) > 0.1",
     ),

@@ -67,7 +67,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Look around, ten times a second."""
-        self._gateway.connected = len(self.server_state.connections)
+        self._gateway.connections = len(self.server_state.connections)
         self._gateway.look()
         self.routes.access.look()
         return await super().on_tick(counter)

@@ -23,7 +23,6 @@ from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.collectors import of_process
 from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, stalled
-from tokenbus_services.metrics.histogram import Histogram
 from tokenbus_services.metrics.loop import LoopWatch
 from tokenbus_services.settings import Settings
 
@@ -50,8 +49,8 @@ class Gateway:
         self.collector: Collector = _GatewayCollector(self)
         self.feeding: asyncio.Task[None] | None = None
         """What hands out rows, while it is served."""
-        self.connected = 0
-        """How many connections there are; who serves keeps it."""
+        self.connections = 0
+        """How many connections are open; the server sets it."""
 
     @property
     def unread_files(self) -> int:
@@ -135,19 +134,5 @@ class _GatewayCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read all metrics, one after the other."""
-        yield from collect(GATEWAY, _View(self._gateway))
+        yield from collect(GATEWAY, self._gateway)
         yield from of_process("gateway")
-
-
-class _View:
-    """A gateway as one scrape sees it."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.counts = gateway.counts
-        self.feed = gateway.feed
-        self.buffers = gateway.buffers
-        self.client = gateway.client
-        self.settings = gateway.settings.gateway
-        self.connections = gateway.connected
-        self.unread_files = gateway.unread_files
-        self.lag: Histogram = gateway.watch.lag
