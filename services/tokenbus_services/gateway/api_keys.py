@@ -1,7 +1,7 @@
-"""API keys: the file of their hashes, and what each key may have open at once and ask for in a minute.
+"""API keys: the file of their hashes, and the rate and concurrency limits of their callers.
 
-A key is 256 random bits, so its SHA-256 says nothing about it: a slow hash, as for passwords, would only be slow. The
-hashes are compared in constant time, each with each, so that no answer's time says how near a guess was.
+A key is 256 random bits, so SHA-256 is enough: a slow hash, as for passwords, would only be slow. Hashes are compared
+in constant time, against every key, so that timing reveals nothing about a guess.
 """
 
 import contextlib
@@ -41,26 +41,26 @@ _log = logger("gateway")
 
 
 class KeysError(Exception):
-    """A file of keys, or one of its keys, is not as it must be; the line says what, where and what it is."""
+    """A file of keys or one of its keys is invalid: one line with the place, the limit and the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as it is kept: who it is for, what it hashes to, and what it may."""
+    """A key as it is stored: its id, its hash and its limits."""
 
     id: str
     sha256: str
     added: str
     """When, in UTC."""
     requests_per_minute: int | None = None
-    """None: as gateway.key_requests_per_minute says."""
+    """None: gateway.key_requests_per_minute."""
     concurrent: int | None = None
-    """The most open requests; None: as gateway.key_share says."""
+    """The most open requests; None: gateway.key_share of gateway.max_requests."""
     origins: tuple[str, ...] = ()
-    """The origins of web pages that it is for; none: those of gateway.origins."""
+    """The origins of web pages that may use it; empty: those of gateway.origins."""
 
     def __post_init__(self) -> None:
-        """Raise a KeysError for what no key has."""
+        """Raise a KeysError for an invalid field."""
         _check("id", "1 to 64 letters, digits and _ . @ -", self.id, _ID.fullmatch(_text(self.id)))
         _check("sha256", "64 hexadecimal digits", self.sha256, _DIGEST.fullmatch(_text(self.sha256)))
         _check("added", "a time", self.added, 1 <= len(_text(self.added)) <= 64)  # noqa: PLR2004 - far above any
@@ -71,19 +71,19 @@ class ApiKey:
 
 
 def made(key_id: str, **limits: Any) -> tuple[str, ApiKey]:  # noqa: ANN401 - the fields of a key
-    """Return a new key in clear, which is kept nowhere, and as it is kept."""
+    """Return a new key in clear, which is stored nowhere, and as it is stored."""
     clear = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return clear, ApiKey(id=key_id, sha256=digest(clear), added=now, **limits)
 
 
 def digest(clear: str) -> str:
-    """Return what a key hashes to."""
+    """Return a key's hash."""
     return sha256(clear.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def found(keys: Iterable[ApiKey], clear: str) -> ApiKey | None:
-    """Return the key that a text is, in the same time whatever it is."""
+    """Return the key with this clear text, in constant time."""
     wanted = digest(clear)
     which = None
     for key in keys:
@@ -93,7 +93,7 @@ def found(keys: Iterable[ApiKey], clear: str) -> ApiKey | None:
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Return the keys of a file, none where there is no file, or raise a KeysError."""
+    """Return the keys of a file, none if there is no file; raises a KeysError."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -113,7 +113,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Put keys in the place of those that a file has, at once, readable by its owner alone."""
+    """Replace a file's keys atomically; only its owner may read it."""
     content = {"version": _VERSION, "keys": [asdict(key) for key in _checked(keys)]}
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # made with mode 0600
     try:
@@ -129,7 +129,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let no other command change the file meanwhile."""
+    """Lock the file against other commands for as long as `with` lasts."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -177,15 +177,15 @@ def _text(value: object) -> str:
 
 
 class Caller:
-    """One key, or all clients that need none: its open requests, and a token bucket for new ones."""
+    """The client of one key, or all clients without one: its open requests, and a token bucket for new ones."""
 
     def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
-        """Take the key, if it is one, the defaults, and the clock in seconds."""
+        """Take the key, if there is one, the default limits, and the clock in seconds."""
         self.key = key
         self.name = "" if key is None else key.id
         self._most = settings.max_requests
         self._has_others = bool(settings.keys_file)
-        """Whether there are others who want room, too: else the gateway's own bound is all."""
+        """Whether there are other callers; else only the gateway's own limit applies."""
         self.per_minute = settings.key_requests_per_minute
         if self._has_others:
             self._most = max(1, math.floor(settings.max_requests * settings.key_share))
@@ -199,22 +199,22 @@ class Caller:
         self._left_at = now()
 
     def take_over(self, other: "Caller") -> None:
-        """Go on from the same key with other limits: what it has open still counts."""
+        """Take over the open requests of the same key, whose limits have changed."""
         self._open = other._open  # noqa: SLF001 - its own class
 
     def admit(self) -> None:
-        """Count one more request over HTTP, or raise an ApiError that says after how long there is room for it."""
+        """Charge one request to the rate limit; raises an ApiError with the time to wait."""
         if not self.per_minute:
             return
         self._refill()
         if self._left < 1:
             wait_ms = math.ceil((1 - self._left) * _MINUTE * 1000 / self.per_minute)
-            message = f"requests of {self._who}: at most {self.per_minute} a minute, got one more"
+            message = f"requests of {self._name}: at most {self.per_minute} a minute, got one more"
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after_ms=wait_ms)
         self._left -= 1
 
     def limits(self) -> Mapping[str, str]:
-        """Return what OpenAI's answers say of the requests that are left."""
+        """Return OpenAI's rate limit headers."""
         if not self.per_minute:
             return {}
         self._refill()
@@ -226,26 +226,26 @@ class Caller:
         }
 
     def check_room(self, count: int) -> None:
-        """Raise an ApiError if it may not have so many more requests open."""
+        """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
         if len(self._open) + count <= self._most:
             return
-        # A request that was given up takes room until the bus has ended it, too.
+        # An aborted request counts until the bus has ended it.
         self._open = {key: tokens for key, tokens in self._open.items() if not tokens.has_ended}
         if not self._has_others:
             return
         if count > self._most:
-            message = f"n: at most {self._most} choices of {self._who}, got {count}"
+            message = f"n: at most {self._most} choices of {self._name}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
         if len(self._open) + count > self._most:
-            message = f"open requests of {self._who}: at most {self._most}, got {len(self._open)} and {count} more"
+            message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
             raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
     def opened(self, key: int, tokens: RequestTokens) -> None:
-        """Count a request until it has ended."""
+        """Count an open request until it has ended."""
         self._open[key] = tokens
 
     @property
-    def _who(self) -> str:
+    def _name(self) -> str:
         return f"the key {self.name}" if self.name else "clients without a key"
 
     def _refill(self) -> None:
@@ -255,10 +255,10 @@ class Caller:
 
 
 class Callers:
-    """All keys that are known, and what each of them does just now."""
+    """The callers of all keys, by the hash of the key."""
 
     def __init__(self, settings: GatewaySettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Read the file of keys; a SettingsError says why it cannot be used."""
+        """Read the file of keys; raises a SettingsError if it cannot be used."""
         self._settings = settings
         self._now = now
         self._by_hash: dict[str, Caller] = {}
@@ -267,9 +267,9 @@ class Callers:
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
         self.anonymous = Caller(None, settings, now)
         self.on_revoked: Callable[[Caller], None] = _nothing
-        """Called with a key that is no longer known."""
+        """Called with the caller of a revoked key."""
         self.is_unread = False
-        """Whether the file has changed and cannot be read: what was known before holds."""
+        """Whether the file has changed and cannot be read: the keys before stay in force."""
         try:
             self._take(read_keys(self._path) if settings.keys_file else ())
         except KeysError as error:
@@ -290,12 +290,12 @@ class Callers:
         return frozenset(origin for caller in self._by_hash.values() if caller.key for origin in caller.key.origins)
 
     def find(self, clear: str) -> Caller | None:
-        """Return whose key a text is."""
+        """Return the caller of a key, None if it is unknown."""
         key = found([caller.key for caller in self._by_hash.values() if caller.key is not None], clear)
         return None if key is None else self._by_hash.get(key.sha256)
 
-    def look(self) -> None:
-        """Read the file again if it has changed; it is to be called now and then."""
+    def refresh(self) -> None:
+        """Read the file again if it has changed; call it periodically."""
         self._repeated_log.expire()
         if not self._files.changed():
             return
@@ -322,4 +322,4 @@ class Callers:
 
 
 def _nothing(_caller: Caller) -> None:
-    """What a key had open was not known yet."""
+    """Do nothing: no request is open yet."""

@@ -1,4 +1,4 @@
-"""What stands beside a choice's text: logprobs in either API's form, token ids, columns; taken row by row."""
+"""Writers of the members beside a choice's text: logprobs in either API's form, token ids, columns."""
 
 from binascii import b2a_base64
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ _COLUMN_TYPES = ("<u4", "<f4", "<u4", "<u4", "<f4")
 
 
 class Part(Protocol):
-    """One member of a choice, which may be put together of several rows' pieces."""
+    """One member of a choice, made from the pieces of one or more rows."""
 
     name: bytes
-    """As JSON, with its colon."""
+    """Its JSON name, with the colon."""
     is_empty: bool
-    """Whether tokens bring nothing to it."""
+    """Whether tokens add nothing to it."""
 
     def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return what a row's first tokens bring."""
+        """Return the piece of a row's first `count` tokens."""
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return the member's value, of what rows brought in their order."""
+        """Return the member's JSON value, from the rows' pieces in order."""
 
 
 class Nothing:
-    """A member that is null, whatever comes."""
+    """A member that is always null."""
 
     is_empty = True
 
@@ -39,7 +39,7 @@ class Nothing:
         """Take the member's name."""
         self.name = name
 
-    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - as for those that look
+    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - the protocol's
         """Return nothing."""
         return
 
@@ -49,7 +49,7 @@ class Nothing:
 
 
 class Drafted:
-    """Another member, of what the draft model proposed for the same rows; null where it proposed nothing."""
+    """Another writer, for the draft model's proposals of the same rows; null without proposals."""
 
     is_empty = False
 
@@ -58,8 +58,8 @@ class Drafted:
         self.name = part.name
         self._part = part
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all that was proposed
-        """Return what was proposed for a row."""
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
+        """Return the piece of a row's proposals."""
         found = view.drafted(place)
         if found is None:
             return None
@@ -67,7 +67,7 @@ class Drafted:
         return self._part.take(draft, there, draft.counts[there])
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return what the member makes of it."""
+        """Return the member's value."""
         given = [piece for piece in pieces if piece is not None]
         return self._part.joined(given) if given else _NULL
 
@@ -142,7 +142,7 @@ class Lists:
         for number, token_id in enumerate(ids):
             members = b"".join(pairs[at : at + 2 * top_k])
             own = keys[token_id]
-            if texts[token_id] == _EMPTY:  # called here as in the list of tokens, and so by no other's name
+            if texts[token_id] == _EMPTY:  # its name here is the same as in the list of tokens
                 members = members.replace(own, _EMPTY_KEY)
                 own = _EMPTY_KEY
             # The token itself is always among them, as OpenAI has it.
