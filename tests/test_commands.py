@@ -18,7 +18,7 @@ import pytest
 from tests.pages import PAGES, ROOT, blocks
 from tests.shell import Shell, command_lines, line, reserved_port, variables
 from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, ValueKind, encode
-from tokenbus_services.gateway.keys import read_keys
+from tokenbus_services.gateway.api_keys import read_keys
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.settings import DeadLetterSettings
 

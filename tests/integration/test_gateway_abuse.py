@@ -55,7 +55,7 @@ async def test_thousand_idle_connections_disturb_nobody(deployment: Deployment) 
                 idle.setblocking(False)  # noqa: FBT003 - the library's own
                 sockets.append(idle)
                 await asyncio.sleep(0)
-            await until(lambda: served.gateway.connected >= 1000)
+            await until(lambda: served.gateway.connections >= 1000)
             async with still_serves(served):
                 pass
             for idle in sockets:
@@ -239,7 +239,7 @@ async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -
             try:
                 await until(lambda: served.gateway.counts.requests["/v1/completions", "200"] >= 1)
                 await until(lambda: served.gateway.counts.cut_clients == 1)
-                await until(lambda: not served.gateway.connected)
+                await until(lambda: not served.gateway.connections)
             finally:
                 stalled.close()
             served.gateway.counts.cut_clients = 0

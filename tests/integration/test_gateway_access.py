@@ -19,7 +19,7 @@ from tests.integration.deployment import Deployment
 from tests.integration.serving import error_of, is_true, plainly
 from tests.support.waiting import MOST, until
 from tokenbus_services.cli import main
-from tokenbus_services.gateway.keys import ApiKey, made, read_keys, write_keys
+from tokenbus_services.gateway.api_keys import ApiKey, made, read_keys, write_keys
 from tokenbus_services.gateway.server import Serving, serve_gateway
 from tokenbus_services.settings import SettingsError
 

@@ -16,6 +16,7 @@ from tokenbus_services.bus.identity import Identity, Role
 from tokenbus_services.bus.keys import NAME, is_key
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import SettingsError
+from tokenbus_services.watched_files import WatchedFiles
 
 MOST_PATTERNS = 64
 _MOST_KEYS = 65_536
@@ -53,7 +54,7 @@ class AllowList:
         self.path = Path(path)
         self.version = 0
         """How often it has changed."""
-        self._signature = _signature(self.path)
+        self._files = WatchedFiles([self.path])
         try:
             self._identities = _in_force(read_keys(self.path))
         except AllowListError as error:
@@ -65,10 +66,8 @@ class AllowList:
 
     def refresh(self) -> None:
         """Read the file again if it has changed."""
-        signature = _signature(self.path)
-        if signature == self._signature:
+        if not self._files.changed():
             return
-        self._signature = signature
         try:
             self._identities = _in_force(read_keys(self.path))
         except AllowListError as error:
@@ -198,11 +197,3 @@ def _text(key: AllowedKey) -> str:
 
 def _in_force(keys: Iterable[AllowedKey]) -> dict[str, Identity]:
     return {key.public: key.identity for key in keys if key.revoked is None}
-
-
-def _signature(path: Path) -> tuple[int, ...] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

@@ -1,4 +1,4 @@
-"""Access: which requests are let in: by the host they name, the web page they come from, and their API key."""
+"""Access: middleware that admits requests by their Host, their Origin, their API key and its limits."""
 
 import ipaddress
 import re
@@ -9,11 +9,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenbus_services.gateway.callers import Caller, Callers
+from tokenbus_services.gateway.api_keys import Caller, Callers
 from tokenbus_services.gateway.connection import host_of
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.gateway.response import error_response
-from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings
 from tokenbus_services.settings.gateway import listed
@@ -24,10 +24,10 @@ TOKEN_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/inspect"}
 _OPEN_TO_ALL = frozenset({"/", "/healthz", "/readyz"})
 _OPEN_FOLDER = "/page/"
 _INSIDE = frozenset({"/bus", "/inspect", "/metrics", "/openapi.json"})
-"""What needs a key or a peer of this machine, even where others need no key."""
+"""Paths that need a key or a peer on this machine, even where the gateway has no keys."""
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-"""What proxies say: then the peer is not who asks."""
+"""Headers of proxies: then the peer is not the client."""
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9 ,_-]*")
 _PREFLIGHT_SECONDS = 600
 _EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
@@ -37,24 +37,24 @@ _EXPOSED = "retry-after, retry-after-ms, x-request-id, " + ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who sends a request."""
+    """The client of a request."""
 
     caller: Caller
     is_known: bool
-    """Whether it has a key, or is a peer of this machine: others are told nothing of the inside."""
+    """Whether it has a key or is a peer on this machine; others see no details."""
 
 
 def visitor_of(scope: Scope) -> Visitor:
-    """Return who sends a request that was let in."""
+    """Return the client of an admitted request."""
     visitor: Visitor = scope["extensions"][_EXTENSION]
     return visitor
 
 
 class Access:
-    """The layer before the application: what it refuses is answered before a body is read."""
+    """Middleware before the application; refuses a request before its body is read."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, callers: Callers, counts: Counts) -> None:
-        """Take the application, the settings, who may call, and where refusals are counted."""
+        """Take the application, the settings, the callers, and the counters."""
         self._app = app
         self._callers = callers
         self._counts = counts
@@ -62,12 +62,12 @@ class Access:
         self._origins = frozenset(listed(settings.origins))
         self._repeated_log = DeduplicatedLog()
 
-    def look(self) -> None:
-        """Sum up in the log what has been quiet for long enough; it is to be called now and then."""
+    def tick(self) -> None:
+        """Summarise repeated log lines; call it periodically."""
         self._repeated_log.expire()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer why not."""
+        """Admit a request, or answer with the error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -75,14 +75,14 @@ class Access:
         added: dict[str, str] = {}
 
         async def sending(message: Message) -> None:
-            """Add what browsers and clients are to know of their limits."""
+            """Add CORS and rate limit headers."""
             if message["type"] == "http.response.start" and added:
                 MutableHeaders(raw=message["headers"]).update(added)
             await send(message)
 
         answer: Response | None
         try:
-            answer = self._let_in(scope, headers, added)
+            answer = self._admit(scope, headers, added)
         except ApiError as error:
             answer = error_response(error)
         if answer is not None:
@@ -90,8 +90,8 @@ class Access:
         else:
             await self._app(scope, receive, sending)
 
-    def _let_in(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
-        """Check a request; return the answer to a preflight, or nothing: the application answers."""
+    def _admit(self, scope: Scope, headers: Headers, added: dict[str, str]) -> Response | None:
+        """Check a request; return the answer to a preflight, None for the application's. Raises an ApiError."""
         host = headers.get("host", "")
         local = str((scope.get("server") or ("",))[0])
         if host and host_of(host) not in self._hosts | {local, f"[{local}]"}:
@@ -114,7 +114,7 @@ class Access:
             self._check_origin(scope, origin, frozenset(key.origins) if key and key.origins else self._origins)
         scope.setdefault("extensions", {})[_EXTENSION] = visitor
         if scope["path"] in TOKEN_ROUTES and scope["method"] == "POST":
-            self._admit(scope, visitor.caller, added)
+            self._charge(scope, visitor.caller, added)
         return None
 
     def _check_origin(self, scope: Scope, origin: str, allowed: frozenset[str]) -> None:
@@ -123,7 +123,7 @@ class Access:
             raise self._refused(scope, "origin", ApiError(403, message, code="origin_not_allowed"))
 
     def _visitor(self, scope: Scope, headers: Headers) -> Visitor:
-        """Return who asks, or raise an ApiError: it must have a key and has none, or one that is not known."""
+        """Return the client; raises an ApiError for a missing or unknown key."""
         path, callers = scope["path"], self._callers
         is_near = _is_near(scope, headers)
         is_open = path in _OPEN_TO_ALL or path.startswith(_OPEN_FOLDER)
@@ -144,7 +144,7 @@ class Access:
         message = "authorization: Bearer and an API key, got none"
         raise self._refused(scope, "no_key", ApiError(401, message, code="missing_api_key"))
 
-    def _admit(self, scope: Scope, caller: Caller, added: dict[str, str]) -> None:
+    def _charge(self, scope: Scope, caller: Caller, added: dict[str, str]) -> None:
         try:
             caller.check_room(1)
             caller.admit()
@@ -155,13 +155,13 @@ class Access:
             added.update(caller.limits())
 
     def limited(self, scope: Scope, error: ApiError, caller: Caller) -> None:
-        """Count and log an error, if it is that a caller wants more than it may have."""
+        """Count and log an error, if it is a rate or concurrency limit."""
         why = _WHYS.get(error.code or "")
         if why is not None:
             self._refused(scope, why, error, caller.name)
 
     def _refused(self, scope: Scope, why: str, error: ApiError, key: str = "") -> ApiError:
-        """Count a refusal, and say so in the log once for each that is refused."""
+        """Count a refusal, and log it once for each peer or key."""
         self._counts.refusals[why] += 1
         peer = str((scope.get("client") or ("",))[0])
         values: Mapping[str, object] = {"why": why, "peer": peer, **({"key_id": key} if key else {})}
@@ -173,24 +173,24 @@ _WHYS = {"rate_limit_exceeded": "rate", "concurrency_limit_exceeded": "concurren
 
 
 def _preflight(headers: Headers) -> Response:
-    asked = headers.get("access-control-request-headers", "")
+    requested = headers.get("access-control-request-headers", "")
     allowed = {
         "access-control-allow-methods": "GET, POST",
         "access-control-max-age": str(_PREFLIGHT_SECONDS),
-        # Which headers a page sends is of no concern here: what they say is checked when they come.
-        **({"access-control-allow-headers": asked} if asked and _HEADER_NAMES.fullmatch(asked) else {}),
+        # Any header may be sent: requests are checked when they come.
+        **({"access-control-allow-headers": requested} if requested and _HEADER_NAMES.fullmatch(requested) else {}),
     }
     return Response(status_code=204, headers=allowed)
 
 
 def _is_same(origin: str, host: str, scheme: str) -> bool:
-    """Tell whether an origin is the server itself; a proxy may have taken TLS off."""
+    """Return whether an origin is the server itself; a proxy may have terminated TLS."""
     schemes = ("https",) if scheme == "https" else ("http", "https")
     return bool(host) and origin.lower() in [f"{each}://{host.lower()}" for each in schemes]
 
 
 def _is_near(scope: Scope, headers: Headers) -> bool:
-    """Tell whether a request comes from this machine, and from no proxy on it."""
+    """Return whether a request comes from this machine, and not through a proxy."""
     if any(name in headers for name in _FORWARDING):
         return False
     try:
@@ -202,6 +202,6 @@ def _is_near(scope: Scope, headers: Headers) -> bool:
 
 
 def _bearer(given: list[str]) -> str:
-    """Return the one key that is given, or what is none."""
+    """Return the bearer token, empty if there is not exactly one."""
     scheme, _, key = given[0].partition(" ")
     return key.strip() if len(given) == 1 and scheme.lower() == "bearer" else ""

@@ -1,84 +1,129 @@
-"""Answers: the choices of one request together, as a stream of events or as one body."""
+"""Answers over HTTP: a completion's or chat's choices, streamed or whole, and the inspector's stream of tokens."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import codecs
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import orjson
 
-from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.choice import Choice
+from tokenbus_contracts import RowStatus
+from tokenbus_services.gateway.buffers import Buffers, Outbox
+from tokenbus_services.gateway.choice import Choice, RunningText, broken, reason_of
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Piece
 from tokenbus_services.gateway.openai_format import Envelope
-from tokenbus_services.gateway.outbox import Outbox
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.settings import GatewaySettings
 
 EVENTS = "text/event-stream; charset=utf-8"
 JSON = "application/json"
 _ROW_BYTES = 150
-"""What the objects take that hold a row's text and pieces: of short ones far more than these themselves."""
+"""What Python's objects for a row's text and pieces take: more than the contents of short ones."""
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-class Answer(Protocol):
-    """What a response sends, and when it is told that nobody reads any more."""
+class Answer:
+    """What one response sends: an outbox, how it failed, and what it holds for a slow client.
 
-    outbox: Outbox
-    error: ApiError | None
-    """What went wrong; an answer that has begun ends with it, another one is it."""
-    has_begun: bool
-    """Whether something is to be sent, or was, as the beginning of an answer."""
-    content_type: str
+    A subclass appends to the outbox as rows come, and names who takes the rows in `listeners`.
+    """
 
-    @property
-    def listeners(self) -> Sequence[Listener]:
-        """Who takes the rows of each of its requests."""
+    content_type = EVENTS
+    has_begun = False
+    """Whether the status 200 is certain: later errors are events of the stream."""
+    listeners: Sequence[Listener]
+    """Take the rows of each of its requests."""
+
+    def __init__(self, most: int, buffers: Buffers) -> None:
+        """Take the bound of what waits for its client, in bytes, and the sum over all clients."""
+        self.outbox = Outbox(most, self._overflow, buffers)
+        self.error: ApiError | None = None
+        """Why it ended early, if it did."""
+        self._most = most
+        self._close: Callable[[], None] = _nothing
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
+        self._close = close
 
     @property
     def held(self) -> int:
         """How many bytes wait for its client."""
+        return self.outbox.size
 
     @property
     def unsent(self) -> int:
-        """How many bytes the socket holds that its client has not taken."""
-
-    def begin(self, close: Callable[[], None]) -> None:
-        """Begin: its requests are open; `close` ends those that are still open when it must end early."""
+        """How many bytes the socket holds that its client has not read."""
+        return self.outbox.unsent()
 
     def evict(self) -> None:
-        """End because all clients' answers hold too much, and this one the most."""
+        """End because all answers together hold too much, and this one the most."""
+        message = "too much waits for all clients together (gateway.buffer_bytes)"
+        code = "slow_client" if self.content_type == EVENTS else "overloaded"
+        self._end_slow(ApiError(503, f"{message}, {self.outbox.size} bytes of it in this answer", code=code))
+
+    def end(self, error: ApiError) -> None:
+        """End with an error: as the answer's status before it has begun, else as an event; ignored after the end."""
+        if self.outbox.is_closed:
+            return
+        self.error = error
+        if self.has_begun:
+            self.outbox.put(self._error_event(error))
+        self.outbox.close()
+        self._close()
+
+    def _error_event(self, error: ApiError) -> bytes:
+        return event("error", error.body)
+
+    def _overflow(self) -> None:
+        limit = f"at most {self._most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
+        self._end_slow(ApiError(503, limit, code="slow_client"))
+
+    def _end_slow(self, error: ApiError) -> None:
+        is_closed = self.outbox.is_closed
+        self.outbox.drop()
+        if is_closed:  # its last events are lost: only closing the connection tells the client
+            self.outbox.is_broken = True
+        self.end(error)
 
 
-class StreamedAnswer:
-    """Server-sent events: a chunk for each row."""
+class _ChoicesAnswer(Answer, ABC):
+    """An answer with choices in OpenAI's form."""
 
-    content_type = EVENTS
-
-    def __init__(
-        self, asked: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
-        """Take what is asked, the form, the bounds, and the sum of what waits for all."""
-        self.outbox = Outbox(settings.stream_buffer_bytes, self._too_slow, buffers)
-        self.error: ApiError | None = None
+    def __init__(self, request: CompletionRequest, envelope: Envelope, most: int, buffers: Buffers) -> None:
+        super().__init__(most, buffers)
         self._envelope = envelope
-        self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
+        self._choices = [Choice(index, request.stop, envelope.parts(), self) for index in range(request.choices)]
         self._open = len(self._choices)
-        self.has_begun = False
-        self._close: Callable[[], None] = _nothing
-        self._most = settings.stream_buffer_bytes
+        self.listeners = self._choices
+
+    @abstractmethod
+    def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
+        """Add a row's text and pieces."""
+
+    def fail(self, _choice: Choice, error: ApiError) -> None:
+        """End with a choice's error."""
+        self.end(error)
 
     @property
-    def listeners(self) -> Sequence[Listener]:
-        """Who takes the rows of each of its requests."""
-        return self._choices
+    def _tokens(self) -> int:
+        return sum(each.tokens for each in self._choices)
 
-    def begin(self, close: Callable[[], None]) -> None:
-        """Begin: its requests are open."""
-        self._close = close
+
+class StreamedAnswer(_ChoicesAnswer):
+    """Server-sent events: a chunk for each row."""
+
+    def __init__(
+        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
+        """Take the request, the form, the bounds, and the sum over all clients."""
+        super().__init__(request, envelope, settings.stream_buffer_bytes, buffers)
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
-        """Take what a row brought."""
+        """Add a row's chunk."""
         if not self.has_begun:
             self.has_begun = True
             self.outbox.put(self._envelope.beginnings())
@@ -88,81 +133,30 @@ class StreamedAnswer:
             return
         self._open -= 1
         if not self._open:
-            chunk += self._envelope.last(sum(each.tokens for each in self._choices))
+            chunk += self._envelope.last(self._tokens)
         self.outbox.put(chunk, produced_at_ns)
         if not self._open:
             self.outbox.close()
 
-    def fail(self, _choice: Choice | None, error: ApiError) -> None:
-        """End with an error: as the answer's status while nothing was sent, else as an event."""
-        if self.outbox.is_closed:
-            return
-        self.error = error
-        if self.has_begun:
-            self.outbox.put(event("error", error.body))
-        self.outbox.close()
-        self._close()
 
-    @property
-    def held(self) -> int:
-        """How many bytes wait for its client."""
-        return self.outbox.size
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes the socket holds that its client has not taken."""
-        return self.outbox.unsent()
-
-    def evict(self) -> None:
-        """End because all clients' answers hold too much, and this one the most."""
-        self._end_slow(crowded(self.outbox.size))
-
-    def _too_slow(self) -> None:
-        self._end_slow(too_slow(self._most))
-
-    def _end_slow(self, error: ApiError) -> None:
-        is_closed = self.outbox.is_closed
-        self.outbox.drop()
-        if is_closed:  # its last events are gone: only the connection's end can say so
-            self.outbox.is_broken = True
-            return
-        self.fail(None, error)
-
-
-class WholeAnswer:
+class WholeAnswer(_ChoicesAnswer):
     """One JSON object, when all choices have ended."""
 
     content_type = JSON
-    has_begun = False
-    """It is sent when nothing can go wrong any more."""
 
     def __init__(
-        self, asked: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
+        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
-        """Take what is asked, the form, the bounds, and the sum of what waits for all."""
-        # What is collected is bounded here; the outbox counts it, and holds nothing but the finished answer.
-        self.outbox = Outbox(4 * settings.answer_bytes, _nothing, buffers)
-        self.error: ApiError | None = None
-        self._envelope = envelope
-        self._choices = [Choice(index, asked.stop, envelope.parts(), self) for index in range(asked.choices)]
+        """Take the request, the form, the bounds, and the sum over all clients."""
+        # What is collected is bounded by `answer_bytes`; the outbox counts it, and holds only the finished answer.
+        super().__init__(request, envelope, 4 * settings.answer_bytes, buffers)
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
-        self._open = len(self._choices)
         self._size = 0
-        self._most = settings.answer_bytes
-        self._close: Callable[[], None] = _nothing
-
-    @property
-    def listeners(self) -> Sequence[Listener]:
-        """Who takes the rows of each of its requests."""
-        return self._choices
-
-    def begin(self, close: Callable[[], None]) -> None:
-        """Begin: its requests are open."""
-        self._close = close
+        self._answer_bytes = settings.answer_bytes
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], _produced_at_ns: int) -> None:
-        """Keep what a row brought."""
+        """Collect a row's text and pieces."""
         if self.outbox.is_closed:
             return
         self._texts[choice.index].append(text)
@@ -170,46 +164,28 @@ class WholeAnswer:
         size = _ROW_BYTES + len(text) + sum(map(_size, pieces))
         self._size += size
         self.outbox.hold(size)
-        if self.outbox.is_closed:  # that was too much for all together
+        if self.outbox.is_closed:  # evicted: that was too much for all answers together
             return
-        if self._size > self._most:
-            limit = f"an answer of at most {self._most} bytes (gateway.answer_bytes); a streamed one may be larger"
-            self.fail(choice, ApiError(400, limit, param="stream", code="answer_too_large"))
+        if self._size > self._answer_bytes:
+            limit = f"an answer of at most {self._answer_bytes} bytes (gateway.answer_bytes)"
+            message = f"{limit}; a streamed one may be larger"
+            self.end(ApiError(400, message, param="stream", code="answer_too_large"))
         elif choice.reason is not None:
             self._open -= 1
             if not self._open:
                 self._finish()
 
-    def fail(self, _choice: Choice | None, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
         """End with an error instead of an answer."""
         if not self.outbox.is_closed:
-            self.error = error
             self._texts, self._pieces = [], []
             self.outbox.drop()
-            self.outbox.close()
-            self._close()
+            super().end(error)
 
-    @property
-    def held(self) -> int:
-        """How many bytes were collected, or wait for its client."""
-        return self.outbox.size
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes the socket holds that its client has not taken."""
-        return self.outbox.unsent()
-
-    def evict(self) -> None:
-        """End because all clients' answers hold too much, and this one the most."""
-        if self.outbox.is_closed:
-            self.outbox.drop()
-            self.outbox.is_broken = True
-        else:
-            self.fail(None, crowded(self.outbox.size, "overloaded"))
+    def _overflow(self) -> None:
+        """Nothing: `answer_bytes` bounds it."""
 
     def _finish(self) -> None:
-        if self.outbox.is_closed:
-            return
         choices = [
             self._envelope.choice(
                 choice.index, "".join(texts), [
@@ -221,25 +197,98 @@ class WholeAnswer:
         ]  # fmt: skip
         self._texts, self._pieces = [], []
         self.outbox.drop()
-        self.outbox.put(self._envelope.whole(choices, sum(each.tokens for each in self._choices)))
+        self.outbox.put(self._envelope.whole(choices, self._tokens))
         self.outbox.close()
+
+
+class InspectedAnswer(Answer):
+    """One request's tokens and all that is known of them: `begin`, a `row` for each row, `end` or `error`."""
+
+    has_begun = True
+
+    def __init__(self, request: CompletionRequest, key: int, settings: GatewaySettings, buffers: Buffers) -> None:
+        """Take the request and its id, the bounds, and the sum over all clients."""
+        super().__init__(settings.stream_buffer_bytes, buffers)
+        self.tokens = 0
+        self.listeners = (self,)
+        self._request = request
+        self._key = key
+        self._decoder = _UTF8("replace")
+        self._stopping = RunningText(request.stop)
+
+    def begin(self, close: Callable[[], None]) -> None:
+        """Begin: its request is open."""
+        super().begin(close)
+        request = self._request
+        begin = {"request": f"{self._key:016x}", "model": request.model, "prompt_tokens": request.prompt_tokens}
+        self.outbox.put(event("begin", begin))
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Add a row; return whether more are wanted."""
+        count, position = view.counts[place], self.tokens
+        begin = view.begins[place]
+        ids = view.ids[begin : begin + count]
+        if self._request.stop:
+            _, count = self._stopping.add_until_stop(map(view.vocabulary.pieces.__getitem__, ids))
+            ids = ids[:count]
+        self.tokens += count
+        if count:
+            self.outbox.put(event("row", self._row(view, place, ids, position)), view.produced_at_ns)
+        error = broken(view, place, self.tokens)
+        reason = "stop" if self._stopping.is_stopped else reason_of(view, place)
+        if error is not None:
+            self.fail(error)
+        elif reason is not None:
+            self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens}))
+            self.outbox.close()
+        return reason is None and error is None
+
+    def fail(self, error: ApiError) -> None:
+        """End with an error."""
+        self.end(error)
+
+    def _error_event(self, error: ApiError) -> bytes:
+        members = {"code": error.code or "error", "message": error.message, "tokens": self.tokens}
+        return event("error", members)
+
+    def _row(self, view: RenderedStep, place: int, ids: Sequence[int], position: int) -> dict[str, Any]:
+        header = view.batch.header
+        return {
+            "worker": header.worker_id,
+            "epoch": str(header.epoch),
+            "step": header.step,
+            "position": position,
+            "status": RowStatus(view.statuses[place]).name.lower(),
+            "verified": int(view.batch.draft_token_counts[place]),
+            "tokens": list(self._tokens(view, place, ids)),
+            "draft": list(_draft(view, place, ids)),
+        }
+
+    def _tokens(self, view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+        row = view.batch.row(place)
+        pieces = view.vocabulary.pieces
+        logprobs, ranks = row.logprobs.tolist(), row.ranks.tolist()
+        others = zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
+        for number, (token_id, (other_ids, other_logprobs)) in enumerate(zip(ids, others, strict=False)):
+            text, name = self._decoder.decode(pieces[token_id]), _name(view, token_id)
+            # A part of a character brings no text, or all of it; a token that ends a text has none.
+            named = {} if name == text else {"name": name}
+            yield {
+                "id": token_id,
+                "text": text,
+                **named,
+                "logprob": logprobs[number] if logprobs else None,
+                "rank": ranks[number] if ranks else None,
+                "alternatives": [
+                    [other, _name(view, other), logprob]
+                    for other, logprob in zip(other_ids, other_logprobs, strict=True)
+                ],
+            }
 
 
 def event(name: str, data: object) -> bytes:
     """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
-
-
-def too_slow(most: int) -> ApiError:
-    """Return the error of a stream whose client leaves too much waiting."""
-    limit = f"at most {most} bytes wait for a client (gateway.stream_buffer_bytes), which read too slowly"
-    return ApiError(503, limit, code="slow_client")
-
-
-def crowded(held: int, code: str = "slow_client") -> ApiError:
-    """Return the error of an answer that held the most where all together held too much."""
-    message = f"too much waits for all clients together (gateway.buffer_bytes), {held} bytes of it in this answer"
-    return ApiError(503, message, code=code)
 
 
 def _size(piece: Piece) -> int:
@@ -248,5 +297,22 @@ def _size(piece: Piece) -> int:
     return len(piece) if isinstance(piece, bytes) else sum(map(len, piece))
 
 
+def _draft(view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+    found = view.drafted(place)
+    if found is None:
+        return
+    draft, there = found
+    row = draft.batch.row(there)
+    logprobs = row.logprobs.tolist() or [None] * row.token_ids.size
+    for number, (token_id, logprob) in enumerate(zip(row.token_ids.tolist(), logprobs, strict=True)):
+        accepted = number < len(ids) and ids[number] == token_id
+        yield {"id": token_id, "text": _name(view, token_id), "logprob": logprob, "accepted": accepted}
+
+
+def _name(view: RenderedStep, token_id: int) -> str:
+    """Return a token's unique name: as text, two parts of characters would look the same."""
+    return str(orjson.loads(view.vocabulary.names[token_id]))
+
+
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Abort nothing: no request is open yet."""

@@ -1,16 +1,27 @@
-"""Buffers: what waits for all clients together, bounded in bytes; above the bound who holds the most ends first."""
+"""What waits in the gateway, bounded in bytes: a client's outbox, the sum of all, and steps not handed out yet."""
 
-from collections.abc import Mapping
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from tokenbus_contracts import LogprobBatch
+
+Write = Callable[[bytes, int], bool]
+"""Takes a chunk and when its row was published; returns whether the socket had room for it."""
+_CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
-"""This part of the bound is freed at once, so that not every byte that comes has answers end."""
+"""An eighth of the bound is freed at once, so that not every byte that comes evicts an answer."""
+_ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES = 22, 12, 8
+"""What a row, a token and an alternative take in a batch."""
 
 
 class Holder(Protocol):
-    """An answer that may hold bytes which its client has not taken."""
+    """An answer that may hold bytes which its client has not read."""
 
     @property
     def held(self) -> int:
@@ -18,7 +29,7 @@ class Holder(Protocol):
 
     @property
     def unsent(self) -> int:
-        """How many bytes its socket holds that the client has not taken."""
+        """How many bytes its socket holds that the client has not read."""
 
     def evict(self) -> None:
         """End, and free what it holds."""
@@ -28,7 +39,7 @@ _NOTHING: Mapping[Holder, int] = MappingProxyType({})
 
 
 class Buffers:
-    """The sum over all answers."""
+    """The bytes that all answers hold together; above the bound the answers that hold the most are evicted."""
 
     def __init__(self, most: int) -> None:
         """Take the bound in bytes."""
@@ -36,41 +47,41 @@ class Buffers:
         self.size = 0
         self.peak = 0
         self.evicted = 0
-        """How many answers ended because all held too much together."""
+        """How many answers were evicted."""
         self._holders: dict[Holder, None] = {}
         self._is_evicting = False
 
     def join(self, holder: Holder) -> None:
-        """Count an answer in."""
+        """Add an answer to those that may be evicted."""
         self._holders[holder] = None
 
     def leave(self, holder: Holder) -> None:
-        """Count an answer out; what it held was given back before."""
+        """Remove an answer, which has freed what it held."""
         self._holders.pop(holder, None)
 
     def grow(self, count: int) -> None:
-        """Count bytes that are held from now on, fewer where the number is negative; above the bound answers end."""
+        """Add to the size (or subtract, if negative), and evict answers above the bound."""
         self.size += count
         self.peak = max(self.peak, self.size)
         if self.size > self.most:
             sizes = {each: each.held for each in self._holders}
-            self._end(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
+            self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
     def evict(
         self, wanted: int, *, at_least: int = 1, most: int = _ALL, beside: Mapping[Holder, int] = _NOTHING
     ) -> None:
-        """End answers, the largest first, until so many bytes are freed, and none that holds less than `at_least`.
+        """Evict the largest answers until `wanted` bytes are freed, but at most `most`, each of `at_least` bytes.
 
-        What their sockets hold counts, too; `beside` says what is held for them elsewhere.
+        An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
         """
         sizes = {each: each.held + each.unsent + beside.get(each, 0) for each in self._holders}
-        self._end(sizes, wanted, at_least, most)
+        self._evict(sizes, wanted, at_least, most)
 
-    def _end(self, sizes: dict[Holder, int], wanted: int, at_least: int, most: int) -> None:
+    def _evict(self, sizes: dict[Holder, int], wanted: int, at_least: int, most: int) -> None:
         if self._is_evicting:  # an answer that ends frees bytes, which comes here again
             return
         self._is_evicting = True
-        # Of those that hold the same the newest: what went well before they came goes on.
+        # Of those with the same size the newest first: what went well before they came goes on.
         newest_first = list(reversed(sizes.items()))
         try:
             for holder, size in sorted(newest_first, key=_second, reverse=True)[:most]:
@@ -83,5 +94,183 @@ class Buffers:
             self._is_evicting = False
 
 
+class Sending(NamedTuple):
+    """What is to be sent at once."""
+
+    data: bytes
+    produced_at_ns: list[int]
+    """When each row in it was published."""
+    is_last: bool
+
+
+class Outbox:
+    """What waits for one client's socket: filled as rows come, emptied by one task as the client reads.
+
+    Once that task has set `write`, chunks go to the socket directly, and wait here only while it is full: waking a task
+    for each row costs as much as writing it.
+    """
+
+    __slots__ = (
+        "_buffers",
+        "_chunks",
+        "_is_full",
+        "_most",
+        "_on_full",
+        "_waiter",
+        "is_broken",
+        "is_closed",
+        "is_sent",
+        "peak",
+        "size",
+        "unsent",
+        "write",
+    )
+
+    def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
+        """Take the bound in bytes, what is called once when more wait, and the sum over all clients."""
+        self._most = most
+        self._on_full = on_full
+        self._buffers = buffers
+        self._chunks: deque[tuple[bytes, int]] = deque()
+        self._is_full = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.is_closed = False
+        """Whether nothing more is added."""
+        self.write: Write | None = None
+        """Writes a chunk to the socket at once, if it has room."""
+        self.unsent: Callable[[], int] = _none
+        """Returns how many bytes the socket holds that its client has not read."""
+        self.is_sent = False
+        """Whether the last chunk was given to the socket."""
+        self.is_broken = False
+        """Whether something was dropped without which the rest is useless."""
+        self.size = 0
+        """How many bytes wait."""
+        self.peak = 0
+
+    def put(self, chunk: bytes, produced_at_ns: int = 0) -> None:
+        """Add a row's chunk; ignored after `close`."""
+        if self.is_closed:
+            return
+        # While the task sends what waited before, it has no waiter: what comes then must wait behind.
+        may_pass = self.write is not None and self._waiter is not None and not self._chunks
+        if may_pass and self.write is not None and self.write(chunk, produced_at_ns):
+            return
+        for begin in range(0, len(chunk), _CHUNK_BYTES):  # a whole answer is freed as it is sent
+            piece = chunk if len(chunk) <= _CHUNK_BYTES else chunk[begin : begin + _CHUNK_BYTES]
+            self._chunks.append((piece, produced_at_ns))
+        self._wake()
+        self.hold(len(chunk))
+
+    def hold(self, count: int) -> None:
+        """Add to the size (or subtract, if negative): bytes that wait here, or in an answer that is not whole yet."""
+        self.size += count
+        self.peak = max(self.peak, self.size)
+        self._buffers.grow(count)
+        if self.size > self._most and not self._is_full:
+            self._is_full = True
+            self._on_full()
+
+    def drop(self) -> None:
+        """Throw away what waits."""
+        self._chunks.clear()
+        self.hold(-self.size)
+
+    def close(self) -> None:
+        """Add nothing more; what waits is still sent."""
+        self.is_closed = True
+        self._wake()
+
+    async def ready(self) -> None:
+        """Wait for a chunk, or for the end."""
+        while not self._chunks and not self.is_closed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def take(self, most: int = _CHUNK_BYTES) -> Sending:
+        """Remove and return about `most` bytes; what stays can still be dropped."""
+        taken: list[bytes] = []
+        times: list[int] = []
+        size = 0
+        while self._chunks and size < most:
+            chunk, produced_at_ns = self._chunks.popleft()
+            taken.append(chunk)
+            size += len(chunk)
+            if produced_at_ns:
+                times.append(produced_at_ns)
+        self.hold(-size)
+        return Sending(b"".join(taken), times, self.is_closed and not self._chunks)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class _Step(NamedTuple):
+    target: LogprobBatch
+    draft: LogprobBatch | None
+    size: int
+
+
+class Backlog:
+    """Steps that came from the bus and were not handed out yet; first in, first out."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._steps: deque[_Step] = deque()
+        self.size = 0
+        """How many bytes wait."""
+
+    def __len__(self) -> int:
+        """Return how many steps wait."""
+        return len(self._steps)
+
+    def append(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
+        """Add a step."""
+        size = int(_sizes(target).sum()) + (0 if draft is None else int(_sizes(draft).sum()))
+        self._steps.append(_Step(target, draft, size))
+        self.size += size
+
+    def popleft(self) -> tuple[LogprobBatch, LogprobBatch | None]:
+        """Remove and return the oldest step."""
+        target, draft, size = self._steps.popleft()
+        self.size -= size
+        return target, draft
+
+    def weights(self) -> Counter[int]:
+        """Return how many bytes wait for each request id."""
+        weights: Counter[int] = Counter()
+        for batch in (batch for step in self._steps for batch in step[:2] if batch is not None):
+            weights.update(dict(zip(batch.request_keys.tolist(), _sizes(batch).tolist(), strict=True)))
+        return weights
+
+    def keep(self, wanted: Container[int]) -> None:
+        """Free the rows of all other requests."""
+        steps, self._steps = self._steps, deque()
+        self.size = 0
+        for target, draft, _ in steps:
+            kept = selected(target, wanted)
+            if kept is not None:
+                self.append(kept, None if draft is None else selected(draft, wanted))
+
+
+def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None:
+    """Return a batch of the rows of the wanted request ids, or None if there is none."""
+    places = [place for place, key in enumerate(batch.request_keys.tolist()) if key in wanted]
+    if len(places) == batch.row_count:
+        return batch
+    return batch.select(places) if places else None
+
+
+def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    tokens = batch.token_counts.astype(np.int64)
+    return _ROW_BYTES + tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * batch.top_ks.astype(np.int64))
+
+
 def _second(pair: tuple[Holder, int]) -> int:
     return pair[1]
+
+
+def _none() -> int:
+    return 0

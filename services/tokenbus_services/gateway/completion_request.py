@@ -1,27 +1,26 @@
-"""CompletionRequest: what a request wants, checked, whichever route it came by."""
+"""CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.gateway.chat import prompt_of
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.fields import FieldError, Table
+from tokenbus_services.gateway.request_body import RequestTypes, invalid
 from tokenbus_services.gateway.vocabulary import Vocabulary
-from tokenbus_services.settings import GatewaySettings
+from tokenbus_services.settings import Settings
 
 DEFAULT_MODEL = "tokenbus"
-"""What the one model is called where the settings name none."""
+"""The name of the one model where the settings name none."""
 _SEEDS = 2**64
-_REQUEST = 400
-_TOGETHER = 4
-"""So many times the longest prompt the prompts of an answer may be together: each goes to the bus with each choice."""
+_MAX_PROMPTS_SHARE = 4
+"""The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
+_ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What is wanted of each choice, and how the answer shall look."""
+    """What each choice is generated with, and the form of the answer."""
 
     model: str
     prompts: Sequence[Sequence[int]]
@@ -52,7 +51,7 @@ class CompletionRequest:
         return sum(map(len, self.prompts))
 
     def generate(self, index: int) -> Generate:
-        """Return what is asked of the bus for a choice."""
+        """Return the request on the bus for a choice."""
         sampling = SamplingParameters(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -71,128 +70,131 @@ class CompletionRequest:
 
 
 class Reader:
-    """Reads bodies into what they ask for, or an ApiError that names the field."""
+    """Turns JSON bodies into CompletionRequests; every method raises an ApiError that names the field."""
 
-    def __init__(self, settings: GatewaySettings, vocabulary: Vocabulary) -> None:
-        """Take the bounds, and who makes tokens of texts."""
-        self._settings = settings
+    def __init__(self, settings: Settings, vocabulary: Vocabulary) -> None:
+        """Take the bounds, and the vocabulary that encodes texts."""
+        self._settings = settings.gateway
         self._vocabulary = vocabulary
-        self.models = tuple(filter(None, map(str.strip, settings.models.split(",")))) or (DEFAULT_MODEL,)
-        """The models that may be asked for."""
+        self.types = RequestTypes(settings)
+        self.models = tuple(filter(None, map(str.strip, self._settings.models.split(",")))) or (DEFAULT_MODEL,)
+        """The models that requests may name."""
 
-    def completion(self, body: Any, table: Table) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read what /v1/completions is asked."""
-        values = _read(table, body)
-        given = values["prompt"]
-        many = isinstance(given, list) and not isinstance(given[0], int)
-        prompts = self._prompts(given if many else [given], values["n"], "prompt")
-        drafts = values["include_draft_logprobs"]
-        if drafts and values["logprobs"] is None:
-            raise _refused("include_draft_logprobs", "only with logprobs, got true without")
-        asked = CompletionRequest(
-            prompts=prompts, top_logprobs=values["logprobs"], max_tokens=values["max_tokens"], **self._common(values)
+    def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/completions."""
+        body = self.types.read(self.types.completion, value)
+        common = self._common(body)
+        if body.include_draft_logprobs and body.logprobs is None:
+            raise invalid("include_draft_logprobs", "only with logprobs, got true without")
+        return self._bounded(
+            CompletionRequest(
+                prompts=self._encode(body.prompt, body.n, "prompt"),
+                top_logprobs=body.logprobs,
+                max_tokens=body.max_tokens,
+                **common,
+            )
         )
-        return self._held(asked)
 
-    def chat(self, body: Any, table: Table) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read what /v1/chat/completions is asked."""
-        values = _read(table, body)
-        top = values["top_logprobs"]
-        if top is not None and not values["logprobs"]:
-            raise _refused("top_logprobs", f"only with logprobs: true, got {top} without")
-        if values["include_draft_logprobs"] and not values["logprobs"]:
-            raise _refused("include_draft_logprobs", "only with logprobs: true, got true without")
-        newer, older = values["max_completion_tokens"], values["max_tokens"]
+    def chat(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /v1/chat/completions."""
+        body = self.types.read(self.types.chat, value)
+        common = self._common(body)
+        top, newer, older = body.top_logprobs, body.max_completion_tokens, body.max_tokens
+        if top is not None and not body.logprobs:
+            raise invalid("top_logprobs", f"only with logprobs: true, got {top} without")
+        if body.include_draft_logprobs and not body.logprobs:
+            raise invalid("include_draft_logprobs", "only with logprobs: true, got true without")
         if newer is not None and older is not None and newer != older:
-            raise _refused("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
-        prompt = prompt_of(values["messages"], self._settings.chat_template)
-        asked = CompletionRequest(
-            prompts=self._prompts([prompt], values["n"], "messages"),
-            top_logprobs=(top or 0) if values["logprobs"] else None,
-            max_tokens=older if newer is None else newer,
-            is_chat=True,
-            **self._common(values),
+            raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
+        return self._bounded(
+            CompletionRequest(
+                prompts=self._encode([_prompt(body.messages, self._settings.chat_template)], body.n, "messages"),
+                top_logprobs=(top or 0) if body.logprobs else None,
+                max_tokens=older if newer is None else newer,
+                is_chat=True,
+                **common,
+            )
         )
-        return self._held(asked)
 
-    def inspection(self, body: Any, table: Table) -> CompletionRequest:  # noqa: ANN401 - JSON
-        """Read what /inspect is asked."""
-        values = _read(table, body)
+    def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
+        """Read a body of /inspect."""
+        body = self.types.read(self.types.inspection, value)
         return CompletionRequest(
             model=self.models[0],
-            prompts=[self._prompt(values["prompt"], "prompt")],
-            max_tokens=values["max_tokens"],
-            top_logprobs=values["top_logprobs"],
-            wants_drafts=values["drafts"],
+            prompts=[self._encode_one(body.prompt, "prompt")],
+            max_tokens=body.max_tokens,
+            top_logprobs=body.top_logprobs,
+            wants_drafts=body.drafts,
             is_streamed=True,
-            **_sampling(values),
+            **_sampling(body),
         )
 
-    def _common(self, values: dict[str, Any]) -> dict[str, Any]:
-        model = values["model"]
-        if model not in self.models:
-            known = ", ".join(self.models)
-            message = f"model: one of {known}, got {model!r}"
+    def _common(self, body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
+        if body.model not in self.models:
+            message = f"model: one of {', '.join(self.models)}, got {body.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        options = values["stream_options"]
-        if options is not None and not values["stream"]:
-            raise _refused("stream_options", "only where stream is true, got it without")
+        options = body.stream_options
+        if options is not None and not body.stream:
+            raise invalid("stream_options", "only where stream is true, got it without")
         return {
-            "model": model,
-            "n": values["n"],
-            "ignores_end": values["ignore_eos"],
-            "wants_drafts": values["include_draft_logprobs"],
-            "wants_ids": values["return_token_ids"],
-            "wants_columns": values["return_columns"],
-            "is_streamed": values["stream"],
-            "wants_usage": options is not None and options["include_usage"],
-            **_sampling(values),
+            "model": body.model,
+            "n": body.n,
+            "ignores_end": body.ignore_eos,
+            "wants_drafts": body.include_draft_logprobs,
+            "wants_ids": body.return_token_ids,
+            "wants_columns": body.return_columns,
+            "is_streamed": body.stream,
+            "wants_usage": options is not None and bool(options.include_usage),
+            **_sampling(body),
         }
 
-    def _held(self, asked: CompletionRequest) -> CompletionRequest:
-        most = self._settings.max_choices
-        if asked.choices > most:
-            raise _refused("n", f"at most {most} choices, got {asked.choices}: {len(asked.prompts)} prompts times n")
-        return asked
+    def _bounded(self, request: CompletionRequest) -> CompletionRequest:
+        most, count = self._settings.max_choices, request.choices
+        if count > most:
+            raise invalid("n", f"at most {most} choices, got {count}: {len(request.prompts)} prompts times n")
+        return request
 
-    def _prompts(self, given: Sequence[str | list[int]], n: int, name: str) -> list[list[int]]:
-        most, tokens, prompts = _TOGETHER * self._settings.max_prompt_tokens, 0, []
-        for each in given:
-            prompts.append(self._prompt(each, name))
-            tokens += n * len(prompts[-1])
+    def _encode(self, prompts: Sequence[str | list[int]], n: int, name: str) -> list[list[int]]:
+        most, tokens, encoded = _MAX_PROMPTS_SHARE * self._settings.max_prompt_tokens, 0, []
+        for prompt in prompts:
+            encoded.append(self._encode_one(prompt, name))
+            tokens += n * len(encoded[-1])
             if tokens > most:
-                raise _refused(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
-        return prompts
+                raise invalid(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
+        return encoded
 
-    def _prompt(self, given: str | list[int], name: str) -> list[int]:
+    def _encode_one(self, prompt: str | list[int], name: str) -> list[int]:
         most = self._settings.max_prompt_tokens
-        if not isinstance(given, str):
-            return given
-        least = self._vocabulary.least_tokens(len(given))
-        if least > most:  # then its tokens need not be counted
-            raise _refused(name, f"at most {most} tokens, got at least {least}")
-        ids = self._vocabulary.encode(given)
+        if not isinstance(prompt, str):
+            return prompt
+        least = self._vocabulary.least_tokens(len(prompt))
+        if least > most:  # no need to encode it
+            raise invalid(name, f"at most {most} tokens, got at least {least}")
+        ids = self._vocabulary.encode(prompt)
         if not 1 <= len(ids) <= most:
-            raise _refused(name, f"1 to {most} tokens, got {len(ids)}")
+            raise invalid(name, f"1 to {most} tokens, got {len(ids)}")
         return ids
 
 
-def _sampling(values: dict[str, Any]) -> dict[str, Any]:
-    stop = values["stop"] or ()
+def _sampling(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
+    stop = body.stop or ()
     return {
-        "temperature": values["temperature"],
-        "top_p": values["top_p"],
-        "seed": values["seed"],
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "seed": body.seed,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
     }
 
 
-def _read(table: Table, body: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    try:
-        return table.read(body, "")
-    except FieldError as error:
-        raise ApiError(_REQUEST, str(error), param=error.where or None, code="invalid_value") from None
+def _prompt(messages: Sequence[Any], template: str) -> str:
+    """Return the prompt of a chat.
 
-
-def _refused(name: str, what: str) -> ApiError:
-    return ApiError(_REQUEST, f"{name}: {what}", param=name, code="invalid_value")
+    `text`: the messages' texts, one a line, for models that continue any text and know no roles.
+    `roles`: a line for each message, `User: ...`, and `Assistant:` at the end.
+    """
+    contents = [message.content for message in messages]
+    texts = [each if isinstance(each, str) else "".join(part.text for part in each) for each in contents]
+    if template == "text":
+        return "\n".join(texts)
+    lines = [f"{_ROLES[message.role]}: {text}" for message, text in zip(messages, texts, strict=True)]
+    return "\n".join([*lines, "Assistant:"])

@@ -10,9 +10,8 @@ from tokenbus_contracts import ContractError, LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import Client, RequestFailedError, RequestTokens
 from tokenbus_services.delivery.tokens import FINISHED
-from tokenbus_services.gateway.backlog import Backlog, selected
-from tokenbus_services.gateway.buffers import Buffers, Holder
-from tokenbus_services.gateway.callers import Caller
+from tokenbus_services.gateway.api_keys import Caller
+from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.vocabulary import Vocabulary

@@ -1,4 +1,4 @@
-"""What a request is answered with that cannot be had: OpenAI's shape, and the status that goes with it."""
+"""ApiError: errors in OpenAI's format, with their HTTP status."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ _RATE_LIMITED = ("rate_limit_exceeded", "concurrency_limit_exceeded")
 _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INVALID_REQUEST: 400,
     ErrorCode.ERROR_CODE_DUPLICATE_REQUEST: 409,
-    ErrorCode.ERROR_CODE_UNKNOWN_REQUEST: 502,  # whoever had it is gone
+    ErrorCode.ERROR_CODE_UNKNOWN_REQUEST: 502,  # its worker is gone
     ErrorCode.ERROR_CODE_OVERLOADED: 429,
     ErrorCode.ERROR_CODE_NO_WORKER: 503,
     ErrorCode.ERROR_CODE_WORKER_LOST: 502,
@@ -28,17 +28,17 @@ _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INTERNAL: 500,
     ErrorCode.ERROR_CODE_TAKEN_UP: 409,
 }
-_CLIENTS = range(400, 500)
-_TRY_AGAIN = (429, 503)
+_CLIENT_ERRORS = range(400, 500)
+_RETRYABLE = (429, 503)
 
 
 class ApiError(Exception):
-    """An answer that is an error: its status, what is wrong, which field it is about, and a word for machines."""
+    """An error as an answer: its status, the message, the field it is about, and a code for programs."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_ms: int = 0
     ) -> None:
-        """Keep all of it; `retry_after_ms` above 0 says after how long another try makes sense."""
+        """Keep the arguments; `retry_after_ms` above 0 becomes Retry-After."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -46,29 +46,29 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_ms = retry_after_ms
         self.tokens = 0
-        """How many tokens came in order before it."""
+        """How many tokens came before it."""
 
     @property
     def body(self) -> dict[str, object]:
-        """The error as OpenAI's clients read it."""
+        """The error's JSON object, as OpenAI's clients read it."""
         if self.code in _RATE_LIMITED:
             kind = "rate_limit_error"
         else:
-            kind = _KINDS.get(self.status) or (_INVALID if self.status in _CLIENTS else _SERVER)
+            kind = _KINDS.get(self.status) or (_INVALID if self.status in _CLIENT_ERRORS else _SERVER)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """When to try again, or how to say who asks, where that makes sense."""
+        """Retry-After, or WWW-Authenticate, where the status has one."""
         if self.status == 401:  # noqa: PLR2004 - a status speaks for itself
             return {"www-authenticate": 'Bearer realm="tokenbus"'}
-        if self.status not in _TRY_AGAIN or not self.retry_after_ms:
+        if self.status not in _RETRYABLE or not self.retry_after_ms:
             return {}
         return {"retry-after": str(max(1, -(-self.retry_after_ms // 1000))), "retry-after-ms": str(self.retry_after_ms)}
 
 
 def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
-    """Return what the bus says of a request as an answer."""
+    """Return the ApiError of a request that failed on the bus."""
     status = _STATUSES.get(error.code, 500)
     after = f" (after {error.emitted_tokens} tokens)" if error.emitted_tokens else ""
     field = error.reason.partition(":")[0] if status == 400 and ":" in error.reason else None  # noqa: PLR2004

@@ -1,32 +1,37 @@
-"""What stands beside a choice's text: logprobs in either API's form, token ids, columns; taken row by row."""
+"""Writers of the members beside a choice's text: logprobs in either API's form, token ids, columns."""
 
+from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from tokenbus_services.gateway.rendered_step import RenderedStep
 
 Piece = bytes | tuple[bytes, ...] | None
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
+_COLUMNS = (b"token_ids", b"logprobs", b"ranks", b"top_token_ids", b"top_logprobs")
+_COLUMN_TYPES = ("<u4", "<f4", "<u4", "<u4", "<f4")
 
 
 class Part(Protocol):
-    """One member of a choice, which may be put together of several rows' pieces."""
+    """One member of a choice, made from the pieces of one or more rows."""
 
     name: bytes
-    """As JSON, with its colon."""
+    """Its JSON name, with the colon."""
     is_empty: bool
-    """Whether tokens bring nothing to it."""
+    """Whether tokens add nothing to it."""
 
     def take(self, view: RenderedStep, place: int, count: int) -> Piece:
-        """Return what a row's first tokens bring."""
+        """Return the piece of a row's first `count` tokens."""
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return the member's value, of what rows brought in their order."""
+        """Return the member's JSON value, from the rows' pieces in order."""
 
 
 class Nothing:
-    """A member that is null, whatever comes."""
+    """A member that is always null."""
 
     is_empty = True
 
@@ -34,7 +39,7 @@ class Nothing:
         """Take the member's name."""
         self.name = name
 
-    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - as for those that look
+    def take(self, view: RenderedStep, place: int, count: int) -> None:  # noqa: ARG002 - the protocol's
         """Return nothing."""
         return
 
@@ -44,7 +49,7 @@ class Nothing:
 
 
 class Drafted:
-    """Another member, of what the draft model proposed for the same rows; null where it proposed nothing."""
+    """Another writer, for the draft model's proposals of the same rows; null without proposals."""
 
     is_empty = False
 
@@ -53,8 +58,8 @@ class Drafted:
         self.name = part.name
         self._part = part
 
-    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all that was proposed
-        """Return what was proposed for a row."""
+    def take(self, view: RenderedStep, place: int, count: int) -> Piece:  # noqa: ARG002 - all proposals
+        """Return the piece of a row's proposals."""
         found = view.drafted(place)
         if found is None:
             return None
@@ -62,7 +67,7 @@ class Drafted:
         return self._part.take(draft, there, draft.counts[there])
 
     def joined(self, pieces: Sequence[Any]) -> bytes:
-        """Return what the member makes of it."""
+        """Return the member's value."""
         given = [piece for piece in pieces if piece is not None]
         return self._part.joined(given) if given else _NULL
 
@@ -137,7 +142,7 @@ class Lists:
         for number, token_id in enumerate(ids):
             members = b"".join(pairs[at : at + 2 * top_k])
             own = keys[token_id]
-            if texts[token_id] == _EMPTY:  # called here as in the list of tokens, and so by no other's name
+            if texts[token_id] == _EMPTY:  # its name here is the same as in the list of tokens
                 members = members.replace(own, _EMPTY_KEY)
                 own = _EMPTY_KEY
             # The token itself is always among them, as OpenAI has it.
@@ -174,6 +179,42 @@ class Entries:
     def joined(self, pieces: Sequence[bytes]) -> bytes:
         """Return the object around them."""
         return b'{"content":[' + b",".join(filter(None, pieces)) + b'],"refusal":null}'
+
+
+class Columns:
+    """Little-endian arrays in base64: how many tokens, how many alternatives each has, and five columns."""
+
+    is_empty = False
+
+    def __init__(self, name: bytes = b'"columns":') -> None:
+        """Take the member's name."""
+        self.name = name
+
+    def take(self, view: RenderedStep, place: int, count: int) -> tuple[bytes, ...]:
+        """Return the bytes of the five arrays, and before them how many alternatives each token has, in four bytes."""
+        batch, top_k = view.batch, view.top_ks[place]
+        begin, scored, at = view.begins[place], view.scored_begins[place], view.alternative_begins[place]
+        kept = min(count, view.scored[place])
+        arrays = (
+            batch.token_ids[begin : begin + count],
+            batch.logprobs[scored : scored + kept],
+            batch.ranks[scored : scored + kept],
+            batch.alternative_token_ids[at : at + kept * top_k],
+            batch.alternative_logprobs[at : at + kept * top_k],
+        )
+        tops = np.full(count, top_k, "<u1").tobytes()
+        return (
+            tops,
+            *(array.astype(kind, copy=False).tobytes() for array, kind in zip(arrays, _COLUMN_TYPES, strict=True)),
+        )
+
+    def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
+        """Return the object."""
+        tops, *arrays = pieces[0] if len(pieces) == 1 else map(b"".join, zip(*pieces, (b"",) * 6, strict=False))
+        members = [b'"tokens":%d,"top_ks":"%b"' % (len(tops), b2a_base64(tops, newline=False))]
+        for name, array in zip(_COLUMNS, arrays, strict=True):
+            members.append(b'"%b":"%b"' % (name, b2a_base64(array, newline=False)))
+        return b"{" + b",".join(members) + b"}"
 
 
 def _logprobs(view: RenderedStep, place: int, count: int) -> list[bytes]:

@@ -1,10 +1,37 @@
 """The metrics of the gateway: who asks, what waits for whom, and how long it takes to a client's socket."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.families import Family, Histogram, Kind, Samples, one
+
+
+class Counts:
+    """Plain numbers, changed on the event loop and read by whoever scrapes."""
+
+    def __init__(self) -> None:
+        """Begin at nothing."""
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """By route and status."""
+        self.refusals: Counter[str] = Counter()
+        """Of requests over HTTP that were not let in, by why."""
+        self.open_answers = 0
+        self.left_clients = 0
+        """How many clients went away before their answer had ended."""
+        self.cut_clients = 0
+        """How many clients took nothing for too long."""
+        self.broken_answers: Counter[str] = Counter()
+        """By the code of the error that they ended with, after they had begun with status 200."""
+        self.refused_connections = 0
+        self.late_requests = 0
+        """How many requests took too long to arrive."""
+        self.peak_outbox_bytes = 0
+        self.first_token = Histogram()
+        """From a request's arrival until the first of its answer is there, in seconds."""
+        self.to_socket = Histogram()
+        """From a row's publication until it was written to its client's socket, in seconds."""
 
 
 class GatewayView(Protocol):
@@ -13,11 +40,14 @@ class GatewayView(Protocol):
     counts: Any
     feed: Any
     buffers: Any
-    unread_files: int
     client: Any
     settings: Any
     connections: int
-    lag: Histogram
+    watch: Any
+
+    @property
+    def unread_files(self) -> int:
+        """How many files have changed and cannot be read."""
 
 
 def _read(read: Callable[[GatewayView], float]) -> Callable[[GatewayView], Samples]:
@@ -47,7 +77,7 @@ def _refusals(view: GatewayView) -> Samples:
 
 
 def _fill(view: GatewayView) -> Samples:
-    settings = view.settings
+    settings = view.settings.gateway
     yield ("requests",), len(view.feed) / settings.max_requests
     yield ("connections",), view.connections / settings.max_connections
     yield ("buffers",), view.buffers.size / settings.buffer_bytes
@@ -55,9 +85,9 @@ def _fill(view: GatewayView) -> Samples:
 
 
 def _peaks(view: GatewayView) -> Samples:
-    yield ("requests",), view.feed.peak / view.settings.max_requests
-    yield ("buffers",), min(1.0, view.buffers.peak / view.settings.buffer_bytes)
-    yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.stream_buffer_bytes)
+    yield ("requests",), view.feed.peak / view.settings.gateway.max_requests
+    yield ("buffers",), min(1.0, view.buffers.peak / view.settings.gateway.buffer_bytes)
+    yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.gateway.stream_buffer_bytes)
 
 
 GATEWAY: tuple[Family[GatewayView], ...] = (
@@ -196,7 +226,7 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         "tokenbus_gateway_event_loop_lag_seconds",
         "How late the gateway's event loop answers.",
         "High: the process lacks CPU time; add gateways.",
-        lambda view: view.lag,
+        lambda view: view.watch.lag,
         (),
         "histogram_quantile(0.99, sum by (le) (rate(tokenbus_gateway_event_loop_lag_seconds_bucket[5m]))) > 0.1",
     ),

@@ -1,4 +1,4 @@
-"""Envelope: what is around the choices of an answer, in the form of either API."""
+"""Envelope: the JSON around the choices of an answer, as OpenAI's completions or chats have it."""
 
 import time
 from collections.abc import Sequence
@@ -6,63 +6,62 @@ from functools import partial
 
 import orjson
 
-from tokenbus_services.gateway.base64_columns import Columns
 from tokenbus_services.gateway.completion_request import CompletionRequest
-from tokenbus_services.gateway.logprob_writers import Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
+from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 
 _DONE = b"data: [DONE]\n\n"
 
 
 class Envelope:
-    """One answer's: everything that is the same in each of its chunks is written once."""
+    """Writes one answer; what is the same in all of its chunks is encoded once."""
 
-    def __init__(self, asked: CompletionRequest, key: int) -> None:
-        """Take what is asked, and the key of its first request, by which it is called."""
-        self._asked = asked
-        kind = ("chat.completion", "chat.completion.chunk") if asked.is_chat else ("text_completion",) * 2
-        name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{key:016x}"
-        head = {"id": name, "object": kind[asked.is_streamed], "created": int(time.time()), "model": asked.model}
+    def __init__(self, request: CompletionRequest, key: int) -> None:
+        """Take the request, and the id of its first request on the bus, which names the answer."""
+        self._request = request
+        kind = ("chat.completion", "chat.completion.chunk") if request.is_chat else ("text_completion",) * 2
+        name = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{key:016x}"
+        head = {"id": name, "object": kind[request.is_streamed], "created": int(time.time()), "model": request.model}
         self._head = orjson.dumps(head)[:-1]
         self._opening = b"data: " + self._head + b',"choices":[{"index":%d,'
-        self._openings = [self._opening % index for index in range(asked.choices)]
-        self._usage_later = b',"usage":null' if asked.wants_usage else b""
-        self._said = b'"delta":{"content":%b},' if asked.is_chat else b'"text":%b,'
-        # Where nothing is to be said of tokens, that is the same for every row.
+        self._openings = [self._opening % index for index in range(request.choices)]
+        self._usage_later = b',"usage":null' if request.wants_usage else b""
+        self._said = b'"delta":{"content":%b},' if request.is_chat else b'"text":%b,'
+        # Without logprobs and ids the members beside the text are the same for every row.
         parts = self.parts()
         is_same = all(isinstance(part, Nothing) for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
         self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
 
     def parts(self) -> tuple[Part, ...]:
-        """Return what a choice has beside its text."""
-        asked = self._asked
-        logprobs = asked.top_logprobs is not None and not asked.wants_columns
-        form = Entries if asked.is_chat else partial(Lists, has_alternatives=bool(asked.top_logprobs))
+        """Return new writers of the members beside a choice's text."""
+        request = self._request
+        logprobs = request.top_logprobs is not None and not request.wants_columns
+        form = Entries if request.is_chat else partial(Lists, has_alternatives=bool(request.top_logprobs))
         parts: list[Part] = [form() if logprobs else Nothing(b'"logprobs":')]
-        if asked.wants_ids:
+        if request.wants_ids:
             parts.append(TokenIds())
-        if asked.wants_columns:
+        if request.wants_columns:
             parts.append(Columns())
-        if asked.wants_drafts:
-            drafted = Columns(b'"draft_columns":') if asked.wants_columns else form(b'"draft_logprobs":')
+        if request.wants_drafts:
+            drafted = Columns(b'"draft_columns":') if request.wants_columns else form(b'"draft_logprobs":')
             parts.append(Drafted(drafted))
         return tuple(parts)
 
     # Streamed.
 
     def beginnings(self) -> bytes:
-        """Return what comes before all rows: in chats each choice's role, and the prompt's ids if they are wanted."""
-        asked, chunks = self._asked, []
+        """Return the chunks before all rows: in chats each choice's role; the prompt's ids if requested."""
+        request, chunks = self._request, []
         for index, opening in enumerate(self._openings):
-            said = b'"delta":{"role":"assistant","content":""}' if asked.is_chat else b'"text":""'
+            said = b'"delta":{"role":"assistant","content":""}' if request.is_chat else b'"text":""'
             ids = self._prompt_ids(index)
-            if asked.is_chat or ids:
+            if request.is_chat or ids:
                 ending = b',"logprobs":null,"finish_reason":null}]%b}\n\n' % self._usage_later
                 chunks.append(opening + said + ids + ending)
         return b"".join(chunks)
 
     def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], reason: str | None) -> bytes:
-        """Return what a row brought."""
+        """Return a row's chunk."""
         beside = self._always or b",".join([
             part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)
         ])  # fmt: skip
@@ -72,31 +71,31 @@ class Envelope:
         return b"".join((self._openings[index], self._said % orjson.dumps(text), beside, ending))
 
     def last(self, tokens: int) -> bytes:
-        """Return what comes after all rows."""
-        if not self._asked.wants_usage:
+        """Return the end of the stream, after all rows."""
+        if not self._request.wants_usage:
             return _DONE
         return b"data: " + self._head + b',"choices":[],"usage":%b}\n\n' % self._usage(tokens) + _DONE
 
-    # At once.
+    # Whole.
 
     def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
-        """Return the whole answer, of what `choice` made of each choice."""
+        """Return the whole answer; `choices` are from `choice`."""
         return self._head + b',"choices":[%b],"usage":%b}' % (b",".join(choices), self._usage(tokens))
 
     def choice(self, index: int, text: str, beside: Sequence[bytes], reason: str | None) -> bytes:
         """Return a whole choice."""
         words = orjson.dumps(text)
-        said = b'"message":{"role":"assistant","content":%b,"refusal":null}' if self._asked.is_chat else b'"text":%b'
+        said = b'"message":{"role":"assistant","content":%b,"refusal":null}' if self._request.is_chat else b'"text":%b'
         members = b",".join([said % words, *beside, b'"finish_reason":' + _reason(reason)])
         return b'{"index":%d,' % index + members + self._prompt_ids(index) + b"}"
 
     def _prompt_ids(self, index: int) -> bytes:
-        if not self._asked.wants_ids:
+        if not self._request.wants_ids:
             return b""
-        return b',"prompt_token_ids":' + orjson.dumps(self._asked.prompts[index // self._asked.n])
+        return b',"prompt_token_ids":' + orjson.dumps(self._request.prompts[index // self._request.n])
 
     def _usage(self, tokens: int) -> bytes:
-        prompt = self._asked.prompt_tokens
+        prompt = self._request.prompt_tokens
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         return orjson.dumps(usage)
 

@@ -1,4 +1,4 @@
-"""RenderedStep: a step's columns as what is written of them, made once for all requests that have a row in it."""
+"""RenderedStep: a step's columns as lists and JSON, made once for all requests that have a row in it."""
 
 from functools import cached_property
 from itertools import accumulate
@@ -15,10 +15,10 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 class RenderedStep:
-    """One batch. Lists, not arrays: a row's share is cut out of them, and few objects are made for each token."""
+    """One batch. Columns are lists, from which a row takes a slice, so that few objects are made for each token."""
 
     def __init__(self, batch: LogprobBatch, vocabulary: Vocabulary, draft: LogprobBatch | None = None) -> None:
-        """Take the batch, what its tokens are, and what was drafted for its rows."""
+        """Take the batch, its vocabulary, and the batch of draft proposals, if there is one."""
         self.batch = batch
         self.vocabulary = vocabulary
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
@@ -39,11 +39,11 @@ class RenderedStep:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """Each request's row."""
+        """Row numbers by request id."""
         return {key: place for place, key in enumerate(self.batch.request_keys.tolist())}
 
     def drafted(self, place: int) -> "tuple[RenderedStep, int] | None":
-        """Return where what was drafted for a row is, if anything was."""
+        """Return the step and the place of a row's draft proposals, or None without proposals."""
         if self.draft is None:
             return None
         found = self.draft.places.get(int(self.batch.request_keys[place]))
@@ -56,22 +56,22 @@ class RenderedStep:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """All tokens as JSON texts, empty where they bring no text."""
+        """All tokens as JSON strings, empty where they have no text."""
         return list(map(self.vocabulary.texts.__getitem__, self.ids))
 
     @cached_property
     def character_begins(self) -> list[int]:
-        """How many characters begin before each token, and in all."""
+        """How many characters begin before each token, and in total."""
         return _begins(list(map(self.vocabulary.characters.__getitem__, self.ids)))
 
     @cached_property
     def ranks(self) -> list[int]:
-        """The ranks of the tokens that have some."""
+        """The ranks of scored tokens."""
         return self.batch.ranks.tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def logprobs(self) -> list[bytes]:
-        """The logprobs of the tokens that have some, as JSON: the shortest number that is the same in 32 bits."""
+        """The logprobs of scored tokens as JSON: the shortest decimal that is the same float32."""
         return _written(self.batch.logprobs)
 
     @cached_property
@@ -97,10 +97,7 @@ class RenderedStep:
 
 
 class _Written:
-    """Alternatives as JSON, in two pieces each, for whoever joins them.
-
-    Some rows' at once: of all rows' the first would wait for the last.
-    """
+    """Alternatives as JSON, two pieces each, encoded in blocks of rows: the first row need not wait for the last."""
 
     def __init__(self, view: RenderedStep, table: dict[int, bytes]) -> None:
         self._view = view

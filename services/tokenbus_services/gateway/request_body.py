@@ -1,20 +1,50 @@
-"""A request's body as JSON: bounded in bytes and in time."""
+"""Request bodies: read within bounds, parsed as JSON, and checked against the types that the OpenAPI document shows."""
 
 import asyncio
-from typing import Any
+import re
+from typing import Annotated, Any, Literal
 
+import msgspec
 import orjson
+from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.settings import GatewaySettings
+from tokenbus_services.settings import GatewaySettings, Settings
+from tokenbus_services.settings.errors import shown
 
-_MOST_DISCARDED = 16 * 2**20
-"""So much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
+COMPLETION_TOKENS = 16
+"""The default of `max_tokens` for completions, as in OpenAI's API."""
+_INSPECTED_TOKENS = 128
+_MAX_DISCARDED_BYTES = 16 * 2**20
+"""How much of a body that is too large is still read: a client that is cut off while it writes sees no answer."""
+_MAX_CHARACTERS = 4_194_304
+_MAX_STOPS = 16
+_MAX_STOP_CHARACTERS = 64
+"""Each takes at most 4 of the 256 bytes that the contract allows."""
+_MAX_NAME_CHARACTERS = 256
+_MAX_MESSAGES = 1024
+_MAX_PARTS = 64
+_MAX_TEMPERATURE = 100
+_ENUMS = {"role": ("system", "developer", "user", "assistant"), "type": ("text",)}
+_NOT_OFFERED: dict[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "echo": False,
+    "best_of": 1,
+    "suffix": "",
+    "response_format": {"type": "text"},
+    "tools": [],
+    "store": False,
+}
+"""Fields of OpenAI's API that the gateway does not implement, with the one value that it accepts for each."""
+_MEMBER = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
-async def body_of(request: Request, settings: GatewaySettings) -> bytes:
-    """Return the body of a request that says it is JSON, or raise an ApiError."""
+async def read_body(request: Request, settings: GatewaySettings) -> bytes:
+    """Return a request's body; raises an ApiError if it is not declared as JSON, too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type: application/json, got {kind[:100]!r}", code="unsupported_media_type")
@@ -25,11 +55,11 @@ async def body_of(request: Request, settings: GatewaySettings) -> bytes:
         message = f"body: within {settings.request_timeout_ms} ms"
         raise ApiError(408, message, code="request_timeout") from None
     except ClientDisconnect:
-        raise ApiError(400, "body: all of it, got a part", code="incomplete_body") from None
+        raise ApiError(400, "body: incomplete, the client closed the connection", code="incomplete_body") from None
 
 
-def json_of(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return what a body says, or raise an ApiError."""
+def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Return the JSON value of a body; raises an ApiError if it is malformed."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -39,14 +69,14 @@ def json_of(data: bytes) -> Any:  # noqa: ANN401 - JSON
 async def _read(request: Request, most: int) -> bytes:
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004
-    if size > _MOST_DISCARDED:
+    if size > _MAX_DISCARDED_BYTES:
         raise _too_large(most, size)
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
         if size <= most:
             chunks.append(chunk)
-        elif size > _MOST_DISCARDED:
+        elif size > _MAX_DISCARDED_BYTES:
             raise _too_large(most, size)
     if size > most:
         raise _too_large(most, size)
@@ -55,3 +85,193 @@ async def _read(request: Request, most: int) -> bytes:
 
 def _too_large(most: int, size: int) -> ApiError:
     return ApiError(413, f"body: at most {most} bytes, got {size} or more", code="request_too_large")
+
+
+class RequestTypes:
+    """The type of each route's body, with the bounds that the settings give."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Define the types."""
+        gateway, limits = settings.gateway, settings.limits
+        text = _text(1, _MAX_CHARACTERS)
+        self._text = text
+        self._texts = _list(text, 1, gateway.max_choices)
+        self._ids = _list(_integer(0, limits.max_token_id), 1, gateway.max_prompt_tokens)
+        self._id_lists = _list(self._ids, 1, gateway.max_choices)
+        prompts = [msgspec.json.schema(kind) for kind in (text, self._texts, self._ids, self._id_lists)]
+        tokens, alternatives = _integer(1, gateway.max_tokens), _integer(0, limits.max_top_k)
+        stop, name = _text(1, _MAX_STOP_CHARACTERS), _text(0, _MAX_NAME_CHARACTERS)
+        sampling = (
+            _optional(
+                "temperature",
+                Annotated[float, Meta(ge=0, le=_MAX_TEMPERATURE)],
+                "The divisor of the logits; 0: always the most probable token.",
+            ),
+            _optional("top_p", Annotated[float, Meta(gt=0, le=1)], "The probability mass that is kept."),
+            _optional("stop", stop | _list(stop, 0, _MAX_STOPS), "Texts that end the answer, and are cut off."),
+            _optional(
+                "seed",
+                _integer(-(2**63), 2**63 - 1),
+                "Makes sampling repeatable; choice number i of an answer uses seed + i.",
+            ),
+        )
+        options = _define("StreamOptions", _optional("include_usage", bool, "Whether a last chunk has the usage."))
+        common = (
+            _required("model", name, "One of those that /v1/models lists."),
+            *sampling,
+            _optional("n", _integer(1, gateway.max_choices), "How many choices each prompt has.", 1),
+            _optional("stream", bool, "Whether the answer is sent as server-sent events.", default=False),
+            _optional("stream_options", options, "Only where stream is true."),
+            _optional("include_draft_logprobs", bool, "Adds draft_logprobs beside logprobs.", default=False),
+            _optional("return_token_ids", bool, "Adds token_ids and prompt_token_ids.", default=False),
+            _optional("return_columns", bool, "Sends logprobs as base64 columns instead.", default=False),
+            _optional("ignore_eos", bool, "Generates past the model's own end of text.", default=False),
+            _optional("user", name, "Accepted and ignored."),
+            *map(_not_offered, ("frequency_penalty", "presence_penalty", "logit_bias")),
+        )
+        part = _define(
+            "ContentPart",
+            _required("type", Literal[_ENUMS["type"]], "The kind of part."),
+            _required("text", _text(0, _MAX_CHARACTERS), "The text."),
+        )
+        message = _define(
+            "Message",
+            _required("role", Literal[_ENUMS["role"]], "Who wrote the message."),
+            _required("content", _text(0, _MAX_CHARACTERS) | _list(part, 1, _MAX_PARTS), "The text, or its parts."),
+            _optional("name", name, "Accepted and ignored."),
+            # OpenAI's own client sends an answer back with these fields, all null.
+            *(
+                _optional(each, None, "Not offered: only null is accepted.")
+                for each in ("refusal", "annotations", "audio", "function_call", "tool_calls")
+            ),
+        )
+        self.completion = _define(
+            "Completion",
+            *common,
+            (
+                "prompt",
+                # msgspec has no unions of lists: `read` checks the prompt by the type of its first element.
+                Annotated[Any, _described("A text, token ids, or several of either.", anyOf=prompts)],
+            ),
+            _optional("max_tokens", tokens, "The most tokens of a choice.", COMPLETION_TOKENS),
+            _optional("logprobs", alternatives, "How many alternatives a token has; 0: only its own logprob."),
+            *map(_not_offered, ("echo", "best_of", "suffix")),
+        )
+        self.chat = _define(
+            "Chat",
+            *common,
+            _required("messages", _list(message, 1, _MAX_MESSAGES), "The chat so far."),
+            _optional("max_completion_tokens", tokens, "The most tokens of a choice; absent: as many as fit."),
+            _optional("max_tokens", tokens, "The older name of max_completion_tokens."),
+            _optional("logprobs", bool, "Whether tokens have their logprobs.", default=False),
+            _optional("top_logprobs", alternatives, "How many alternatives each token has; only with logprobs."),
+            *map(_not_offered, ("response_format", "tools", "store")),
+        )
+        self.inspection = _define(
+            "Inspection",
+            _required("prompt", text, "The text to continue."),
+            *sampling,
+            _optional("max_tokens", tokens, "The most tokens.", _INSPECTED_TOKENS),
+            _optional("top_logprobs", alternatives, "How many alternatives each token has.", 10),
+            _optional("drafts", bool, "Whether rows have what the draft model proposed.", default=True),
+        )
+
+    def read(self, kind: type[Struct], value: Any) -> Any:  # noqa: ANN401 - JSON, and one of the types above
+        """Return a body as one of the types; raises an ApiError that names the field, the limit and the value.
+
+        A completion's prompt is returned as a list of prompts.
+        """
+        if isinstance(value, dict):
+            fields = kind.__struct_fields__
+            unknown = next((name for name in value if name not in fields), None)
+            if unknown is not None:
+                raise invalid(shown(unknown)[1:-1], f"no such field, got {shown(value[unknown])}")
+            # null stands for a field that is left out.
+            value = {name: _integral(member) for name, member in value.items() if member is not None}
+        body: Any = _convert(value, kind, "")
+        for name in kind.__struct_fields__:
+            given = getattr(body, name)
+            if name in _NOT_OFFERED and given is not None:
+                accepted = _NOT_OFFERED[name]
+                if given != accepted or isinstance(given, bool) != isinstance(accepted, bool):
+                    raise invalid(name, f"only {accepted!r}, got {shown(given)}")
+        if kind is self.completion:
+            body.prompt = self._prompts(body.prompt)
+        return body
+
+    def _prompts(self, given: Any) -> Any:  # noqa: ANN401 - JSON
+        first = given[0] if isinstance(given, list) and given else None
+        if isinstance(first, str):
+            return _convert(given, self._texts, "prompt")
+        if isinstance(first, list):
+            return _convert(given, self._id_lists, "prompt")
+        return [_convert(given, self._ids if isinstance(given, list) else self._text, "prompt")]
+
+
+def invalid(name: str, what: str) -> ApiError:
+    """Return the error of a field whose value is not accepted."""
+    return ApiError(400, f"{name or 'the body'}: {what}", param=name or None, code="invalid_value")
+
+
+def _integer(low: int, high: int) -> Any:  # noqa: ANN401 - a type, as below
+    return Annotated[int, Meta(ge=low, le=high)]
+
+
+def _text(low: int, high: int) -> Any:  # noqa: ANN401
+    return Annotated[str, Meta(min_length=low, max_length=high)]
+
+
+def _list(kind: Any, low: int, high: int) -> Any:  # noqa: ANN401
+    return Annotated[list[kind], Meta(min_length=low, max_length=high)]
+
+
+def _define(name: str, *fields: Any) -> Any:  # noqa: ANN401
+    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
+
+
+def _required(name: str, kind: Any, meaning: str) -> tuple[str, Any]:  # noqa: ANN401
+    return name, Annotated[kind, Meta(description=meaning)]
+
+
+def _optional(name: str, kind: Any, meaning: str, default: Any = None) -> tuple[str, Any, Any]:  # noqa: ANN401
+    return name, Annotated[kind | None if kind is not None else None, Meta(description=meaning)], default
+
+
+def _not_offered(name: str) -> tuple[str, Any, None]:
+    meta = _described(f"Not offered: only {_NOT_OFFERED[name]!r} is accepted.", enum=[_NOT_OFFERED[name], None])
+    return name, Annotated[Any, meta], None
+
+
+def _described(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401
+    return Meta(description=meaning, extra_json_schema=schema)
+
+
+def _integral(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return numbers such as 5.0 as integers, as JSON Schema has them; msgspec would refuse them."""
+    if type(value) is float:
+        return int(value) if value.is_integer() else value
+    if type(value) is list and not {float, list}.isdisjoint(map(type, value)):
+        return list(map(_integral, value))
+    return value
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:  # noqa: ANN401
+    """Return a value as a type; raises an ApiError whose param begins with `where`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        # "Expected `int` <= 5 - at `$.stop[1]`": the limit and the place, to which the value is added.
+        limit, found, path = str(error).rpartition(" - at `$")
+        limit, path = (limit, path[:-1]) if found else (path, "")
+    for name, index in _STEP.findall(path):
+        value = value[name] if name else value[int(index)]
+    where = (where + path).removeprefix(".")
+    member = _MEMBER.fullmatch(limit)
+    if member is not None:
+        is_missing, name = member[1] == "missing required", member[2]
+        where = f"{where}.{name}".removeprefix(".")
+        raise invalid(where, "required, got nothing" if is_missing else f"no such field, got {shown(value[name])}")
+    if limit.startswith("Invalid enum value"):
+        limit = "one of " + ", ".join(map(repr, _ENUMS[where.rpartition(".")[2]]))
+    got = f"a length of {len(value)}" if " of length " in limit else shown(value)
+    raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")

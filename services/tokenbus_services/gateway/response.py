@@ -1,4 +1,4 @@
-"""AnswerResponse: sends an answer as it comes, ends it when its client goes away, and cuts off who takes nothing."""
+"""AnswerResponse: streams an answer, aborts it when its client disconnects, and cuts off clients that do not read."""
 
 import asyncio
 import time
@@ -8,30 +8,30 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import EVENTS, Answer
+from tokenbus_services.gateway.buffers import Sending
 from tokenbus_services.gateway.connection import connection_of
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.outbox import Sending
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.logs import logger
 
 _log = logger("gateway")
 RAW_SEND = "tokenbus.send"
-"""Where a request's scope has the server's own way to send."""
+"""The key of the server's own `send` in a scope's extensions."""
 _NS = 1_000_000_000
 _STREAMED = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
 def error_response(error: ApiError) -> Response:
-    """Return an error as a whole answer."""
+    """Return the response of an error."""
     headers = {"cache-control": "no-store", **error.headers}
     return JSONResponse(error.body, status_code=error.status, headers=headers)
 
 
 class AnswerResponse(Response):
-    """One answer's way to its client."""
+    """Sends one answer to its client."""
 
     def __init__(self, answer: Answer, name: str, close: Callable[[], None], gateway: Gateway) -> None:
-        """Take the answer and its name, what ends its requests, and the gateway that it is one of."""
+        """Take the answer and its id, what aborts its requests, and the gateway."""
         super().__init__()
         self._answer = answer
         self._name = (b"x-request-id", name.encode())
@@ -40,27 +40,27 @@ class AnswerResponse(Response):
         self._counts = gateway.counts
         self._buffers = gateway.buffers
         self._buffers.join(answer)
-        self._repeated_log = gateway.episodes
+        self._repeated_log = gateway.repeated_log
         self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, for as long as somebody reads it."""
+        """Send the answer until its end, or until its client disconnects."""
         sending = asyncio.current_task()
-        leaving = asyncio.create_task(self._wait_for_leave(receive))
-        leaving.add_done_callback(lambda _: self._left(sending))
+        disconnecting = asyncio.create_task(self._wait_for_disconnect(receive))
+        disconnecting.add_done_callback(lambda _: self._disconnected(sending))
         self._counts.open_answers += 1
         try:
             await self._send_all(scope, receive, send)
         except asyncio.CancelledError:
-            # Nobody reads any more: that is no failure. Anything else that cancels is not ours to swallow.
-            if not leaving.done() or leaving.cancelled():
+            # The client disconnected, which is no failure; any other cancellation is passed on.
+            if not disconnecting.done() or disconnecting.cancelled():
                 raise
             if sending is not None:
                 sending.uncancel()
         finally:
             self._counts.open_answers -= 1
-            leaving.cancel()
+            disconnecting.cancel()
             if self._answer.error is not None and self._answer.has_begun:
                 self._counts.broken_answers[self._answer.error.code or "other"] += 1
             if self._answer.error is not None and self._answer.error.code == "slow_client":
@@ -68,18 +68,18 @@ class AnswerResponse(Response):
                 self._repeated_log.begin("slow", _log.warning, "answer ended: its client reads too slowly", **values)
             self._counts.peak_outbox_bytes = max(self._counts.peak_outbox_bytes, self._answer.outbox.peak)
             self._close_requests()
-            # However it ended, and whatever still comes for it.
+            # Rows that still come are dropped.
             self._answer.outbox.close()
             self._answer.outbox.drop()
             self._buffers.leave(self._answer)
 
     @staticmethod
-    async def _wait_for_leave(receive: Receive) -> None:
+    async def _wait_for_disconnect(receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    def _left(self, sending: "asyncio.Task[object] | None") -> None:
-        """Stop what is sent, if anything still is."""
+    def _disconnected(self, sending: "asyncio.Task[object] | None") -> None:
+        """Stop sending: the client has disconnected."""
         if sending is not None and not self._answer.outbox.is_sent and not sending.done():
             self._counts.left_clients += not self._is_cut
             sending.cancel()
@@ -113,7 +113,7 @@ class AnswerResponse(Response):
             outbox.write = connection.writer(scope)
         while not first.is_last:
             await outbox.ready()
-            # What waits for room is still in the outbox: there it counts, and can be thrown away.
+            # What waits for room stays in the outbox, where it is counted and can be dropped.
             has_room = connection is None or not connection.is_full or await connection.has_room(self._write_timeout)
             if connection is not None and (outbox.is_broken or not has_room):
                 self._counts.cut_clients += 1

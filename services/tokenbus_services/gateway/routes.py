@@ -1,8 +1,10 @@
-"""The routes: what each path answers, and how what goes wrong is told."""
+"""The routes: what each path answers, with request counting and error handlers."""
 
 import asyncio
+import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,46 +15,49 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
-from tokenbus_services.gateway.admission_limiter import AdmissionLimiter
-from tokenbus_services.gateway.answer import JSON, Answer, StreamedAnswer, WholeAnswer
+from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.fields import Table
-from tokenbus_services.gateway.inspection import InspectedAnswer
+from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
-from tokenbus_services.gateway.page import Page
 from tokenbus_services.gateway.processor_status import UnknownStatusError, bus_panel
-from tokenbus_services.gateway.request_body import body_of, json_of
+from tokenbus_services.gateway.request_body import parse_json, read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
-from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
 
 _log = logger("gateway")
 _NO_STORE = {"cache-control": "no-store"}
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cache-control": "no-cache",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 _OTHER = "other"
 _KEYS = 2**64
-_READ_AT_ONCE = 16_384
-"""Bytes of a body; to make tokens of a longer one takes long, and streams are not to wait for that."""
-_BEGIN_AT_ONCE = 4
-"""Requests; what it takes to begin one is about what it takes to write 30 rows."""
+_READ_INLINE_BYTES = 16_384
+"""Longer bodies are parsed and encoded in a thread, so that streams do not wait for it."""
+_ADMITTED_AT_ONCE = 4
+"""Requests a loop tick: beginning one costs as much as writing about 30 rows."""
 
 
 class Routes:
-    """Answers requests over HTTP with what one gateway has."""
+    """Handles HTTP requests for one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         """Take the gateway."""
         self._gateway = gateway
-        self._page = Page()
-        self._document = orjson.dumps(document(gateway.tables))
+        self._page = _Page(packages=[("tokenbus_services.gateway", "page")])
+        self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
         self._repeated_log = DeduplicatedLog()
-        self._limiter = AdmissionLimiter(_BEGIN_AT_ONCE)
+        self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
         self._reading = asyncio.Lock()
 
     def app(self) -> ASGIApp:
@@ -71,7 +76,7 @@ class Routes:
             Route("/", self._index),
             Route("/page/{name}", self._index),
         ]
-        handlers = {ApiError: _told, HTTPException: _no_such_route, Exception: self._defect}
+        handlers = {ApiError: _api_error, HTTPException: _no_such_route, Exception: self._defect}
         app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]  # each takes its own error
         app.router.redirect_slashes = False
         gateway = self._gateway
@@ -81,41 +86,36 @@ class Routes:
     # Tokens.
 
     async def _completions(self, request: Request) -> Response:
-        gateway = self._gateway
-        asked = await self._asked(request, gateway.reader.completion, gateway.tables.completion)
-        return self._answer(request, asked)
+        return self._answer(request, await self._read(request, self._gateway.reader.completion))
 
     async def _chat(self, request: Request) -> Response:
-        gateway = self._gateway
-        return self._answer(request, await self._asked(request, gateway.reader.chat, gateway.tables.chat))
+        return self._answer(request, await self._read(request, self._gateway.reader.chat))
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
-        asked = await self._asked(request, gateway.reader.inspection, gateway.tables.inspection)
-        key = _drawn()
-        return self._begun(
+        asked = await self._read(request, gateway.reader.inspection)
+        key = _draw_key()
+        return self._begin(
             request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
         )
 
-    async def _asked(
-        self, request: Request, read: Callable[[Any, Table], CompletionRequest], table: Table
-    ) -> CompletionRequest:
-        data = await body_of(request, self._gateway.settings.gateway)
+    async def _read(self, request: Request, read: Callable[[Any], CompletionRequest]) -> CompletionRequest:
+        data = await read_body(request, self._gateway.settings.gateway)
         await self._limiter.next()
-        if len(data) <= _READ_AT_ONCE:
-            return read(json_of(data), table)
-        async with self._reading:  # one at a time: they would take the interpreter from the streams
-            return await asyncio.to_thread(lambda: read(json_of(data), table))
+        if len(data) <= _READ_INLINE_BYTES:
+            return read(parse_json(data))
+        async with self._reading:  # one at a time: several would take the interpreter from the streams
+            return await asyncio.to_thread(lambda: read(parse_json(data)))
 
     def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         settings = self._gateway.settings.gateway
         maker = StreamedAnswer if asked.is_streamed else WholeAnswer
-        first = _drawn()
-        # The answer's id names its requests on the bus: the first one's key, and those after it.
+        first = _draw_key()
+        # The answer's id names its requests on the bus: the first one's id, and those after it.
         keys = [(first + index) % _KEYS or _KEYS - 1 for index in range(asked.choices)]
-        return self._begun(request, asked, maker(asked, Envelope(asked, first), settings, self._gateway.buffers), keys)
+        return self._begin(request, asked, maker(asked, Envelope(asked, first), settings, self._gateway.buffers), keys)
 
-    def _begun(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
+    def _begin(self, request: Request, asked: CompletionRequest, answer: Answer, keys: list[int]) -> Response:
         feed = self._gateway.feed
         generates = []
         for index, key in enumerate(keys):
@@ -130,7 +130,7 @@ class Routes:
             raise
 
         def close() -> None:
-            """End what is still open of it."""
+            """Abort its requests that are still open."""
             feed.close(keys)
 
         answer.begin(close)
@@ -139,15 +139,15 @@ class Routes:
     # Facts.
 
     async def _models(self, _request: Request) -> Response:
-        return _json({"object": "list", "data": [self._told_of(model) for model in self._gateway.reader.models]})
+        return _json({"object": "list", "data": [self._model_of(model) for model in self._gateway.reader.models]})
 
     async def _model(self, request: Request) -> Response:
         model = request.path_params["model"]
         if model not in self._gateway.reader.models:
             raise ApiError(404, f"there is no model {model!r}", param="model", code="model_not_found")
-        return _json(self._told_of(model))
+        return _json(self._model_of(model))
 
-    def _told_of(self, model: str) -> dict[str, object]:
+    def _model_of(self, model: str) -> dict[str, object]:
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus"}
 
     async def _bus(self, _request: Request) -> Response:
@@ -178,15 +178,65 @@ class Routes:
         return Response(self._document, media_type=JSON)
 
     async def _index(self, request: Request) -> Response:
-        return self._page.answer(request)
+        return await self._page.get_response(request.path_params.get("name", "index.html"), request.scope)
 
     async def _defect(self, request: Request, _error: Exception) -> Response:
         self._repeated_log.begin("defect", _log.exception, "a request failed", path=request.url.path)
         return error_response(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
 
 
+class _Page(StaticFiles):
+    """The inspector's files: they may load nothing from elsewhere, and are sent again only when they have changed."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """Return a file with the headers of the page."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+class AdmissionLimiter:
+    """Admits at most `per_tick` new requests a tick of the event loop, first in, first out.
+
+    A burst of new requests thus delays no stream that runs.
+    """
+
+    def __init__(self, per_tick: int) -> None:
+        """Take how many are admitted a tick."""
+        self._per_tick = per_tick
+        self._left = per_tick
+        self._is_counting = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def next(self) -> None:
+        """Wait until a request may begin."""
+        loop = asyncio.get_running_loop()
+        if not self._is_counting:
+            self._is_counting = True
+            loop.call_soon(self._refill)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _refill(self) -> None:
+        self._left = self._per_tick
+        while self._left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its request was cancelled
+                turn.set_result(None)
+                self._left -= 1
+        self._is_counting = bool(self._waiting) or self._left < self._per_tick
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._refill)
+
+
 class _Counted:
-    """Counts answers by route and status."""
+    """Middleware that counts answers by route and status."""
 
     def __init__(self, app: ASGIApp, counts: Counts, paths: set[str]) -> None:
         self._app = app
@@ -194,12 +244,12 @@ class _Counted:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer, and look at the first message alone."""
+        """Run the application, and count the first message of its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = scope["path"]
-        # Few values, whatever is asked for.
+        # Few label values, whatever path is requested.
         route = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
 
         async def counting(message: Message) -> None:
@@ -208,7 +258,7 @@ class _Counted:
                 self._counts.requests[route, str(message["status"])] += 1
             await send(message)
 
-        # Answers of many rows are sent past the application's layers, of which none looks at them.
+        # Chunks of answers bypass the middleware, which ignores them.
         scope.setdefault("extensions", {})[RAW_SEND] = send
         await self._app(scope, receive, counting)
 
@@ -216,7 +266,7 @@ class _Counted:
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-async def _told(_request: Request, error: ApiError) -> Response:
+async def _api_error(_request: Request, error: ApiError) -> Response:
     return error_response(error)
 
 
@@ -233,5 +283,5 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, _NO_STORE, JSON)
 
 
-def _drawn() -> int:
+def _draw_key() -> int:
     return secrets.randbits(64) or 1

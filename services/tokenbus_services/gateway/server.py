@@ -1,8 +1,9 @@
-"""Serve a gateway over HTTP until told to stop."""
+"""Serve a gateway over HTTP with uvicorn, and drain it at the end."""
 
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -16,9 +17,8 @@ from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.routes import Routes
-from tokenbus_services.gateway.server_log import taken_over
 from tokenbus_services.gateway.state import Gateway, gateway_of
-from tokenbus_services.logs import logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics import MetricsServer
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
@@ -26,14 +26,14 @@ _log = logger("gateway")
 _SCHEME = "tcp://"
 _BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
-_KERNELS_SHARE = 8
-"""This part of what may wait for a client waits in the kernel, where it is not seen; it doubles the number."""
+_KERNEL_SHARE = 8
+"""The socket's send buffer is an eighth of gateway.stream_buffer_bytes; the kernel doubles the number."""
 _LAST_SECONDS = 5
-"""How long clients may take, after their answers have ended, to read what is left of them."""
+"""How long clients may take to read the rest, after their answers have ended."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to whoever runs it, and says how many are connected."""
+    """uvicorn's server, without its signal handlers, and with a timeout for TLS handshakes."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes) -> None:
         super().__init__(config)
@@ -42,11 +42,11 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Install no signal handlers: the command has its own."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, with a time for TLS handshakes: before them, no other time of ours is running."""
+        """Listen as uvicorn does, but with a timeout for TLS handshakes, before which no other timeout runs."""
         config, certificate = self.config, self._gateway.certificate
         if certificate is None:
             await super().startup(sockets)
@@ -66,10 +66,10 @@ class _Server(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Look around, ten times a second."""
-        self._gateway.connected = len(self.server_state.connections)
-        self._gateway.look()
-        self.routes.access.look()
+        """Run the gateway's periodic work, ten times a second."""
+        self._gateway.connections = len(self.server_state.connections)
+        self._gateway.tick()
+        self.routes.access.tick()
         return await super().on_tick(counter)
 
 
@@ -77,30 +77,30 @@ class Serving:
     """A gateway that is being served."""
 
     def __init__(self, gateway: Gateway, address: str) -> None:
-        """Take the gateway, and where it listens."""
+        """Take the gateway, and the address that it listens at."""
         self.gateway = gateway
         self.address = address
 
     @property
     def url(self) -> str:
-        """Where to ask, without a path."""
+        """Its base URL."""
         return _url(self.gateway.settings, self.address)
 
 
 @contextlib.asynccontextmanager
 async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
-    """Connect to the bus and serve HTTP for as long as `async with` lasts; then let open requests end, for a while.
+    """Connect to the bus and serve HTTP for as long as `async with` lasts; then drain for gateway.drain_timeout_ms.
 
-    An AddressError says why an address cannot be used.
+    Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
     """
     _check_exposure(settings.gateway)
     listening, address = await _listen(settings.gateway.address)
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
-    # Else the kernel keeps megabytes for who does not read, and nobody here knows of them.
-    room = min(settings.gateway.stream_buffer_bytes // _KERNELS_SHARE, _LARGEST_BUFFER)
+    # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
+    room = min(settings.gateway.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-    with contextlib.closing(listening), taken_over():
+    with contextlib.closing(listening), uvicorn_log():
         async with gateway_of(settings) as gateway, _metrics(gateway):
             routes = Routes(gateway)
             config = uvicorn.Config(
@@ -130,22 +130,22 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
 
 
 async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
-    """Take nothing more, and wait for what is open; what takes too long ends with an error that says so.
+    """Refuse new requests and wait for open ones; after `seconds` they end with the error `stopping`.
 
-    Who does not read that either, or has sent half a request, is cut off.
+    Clients that do not read that either, or have sent half a request, are cut off.
     """
     gateway.feed.is_draining = True
-    await _come_true(lambda: not gateway.counts.open_answers, seconds)
+    await _wait_until(lambda: not gateway.counts.open_answers, seconds)
     gateway.feed.give_up()
     connections = cast("set[Connection]", server.server_state.connections)
-    await _come_true(lambda: not any(each.is_answering for each in connections), _LAST_SECONDS)
+    await _wait_until(lambda: not any(each.is_answering for each in connections), _LAST_SECONDS)
     for connection in [each for each in connections if each.is_answering]:
         gateway.counts.cut_clients += 1
         connection.cut_off()
 
 
-async def _come_true(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until something holds, for so long."""
+async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until a condition holds, at most so long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 - answers end in many ways, and this happens once
@@ -173,7 +173,7 @@ def _url(settings: Settings, address: str) -> str:
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
-    """Refuse to serve whoever comes, unless that is wanted."""
+    """Refuse to serve remote clients without keys, unless the settings allow it."""
     host = settings.address.rpartition(":")[0].strip("[]").lower()
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -196,3 +196,30 @@ async def _listen(address: str) -> tuple[socket.socket, str]:
     listening = socket.socket(fileno=binding.descriptor)
     binding.hand_over()
     return listening, binding.address.removeprefix(_SCHEME)
+
+
+class _Handler(logging.Handler):
+    """Passes uvicorn's warnings and errors to the gateway's log; repeated ones are deduplicated."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.repeated_log = DeduplicatedLog()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a record."""
+        say = _log.error if record.levelno >= logging.ERROR else _log.warning
+        self.repeated_log.begin(record.msg, say, "http server", message=record.getMessage(), exc_info=record.exc_info)
+
+
+@contextlib.contextmanager
+def uvicorn_log() -> Iterator[None]:
+    """Log uvicorn's records in the gateway's own format for as long as `with` lasts."""
+    source, handler = logging.getLogger("uvicorn.error"), _Handler()
+    before, source.propagate = source.propagate, False
+    source.addHandler(handler)
+    try:
+        yield
+    finally:
+        source.removeHandler(handler)
+        source.propagate = before
+        handler.repeated_log.close()

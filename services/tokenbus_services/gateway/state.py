@@ -1,4 +1,4 @@
-"""Gateway: what one gateway process has, and whether it does what it is there for."""
+"""Gateway: the state of one gateway process, its periodic work, health and readiness."""
 
 import asyncio
 import time
@@ -9,38 +9,35 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus_services.client import Client
+from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.callers import Callers
 from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.dispatcher import Feed
-from tokenbus_services.gateway.metrics import GATEWAY
+from tokenbus_services.gateway.metrics import GATEWAY, Counts
 from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
-from tokenbus_services.gateway.stats import Counts
-from tokenbus_services.gateway.tables import tables_of
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
 from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.collectors import of_process
-from tokenbus_services.metrics.families import Histogram, collect
+from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
 
 
 class Gateway:
-    """One client of the bus, and everything that answers are made with."""
+    """One client of the bus, and all that handles its requests and answers."""
 
     def __init__(self, settings: Settings, client: Client) -> None:
-        """Take the settings, and the client that is connected or will be."""
+        """Take the settings, and a client of the bus, connected or not."""
         self.settings = settings
         self.client = client
         self.counts = Counts()
         vocabulary = vocabulary_of(settings.gateway.tokenizer)
-        self.tables = tables_of(settings)
-        self.reader = Reader(settings.gateway, vocabulary)
+        self.reader = Reader(settings, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
-        self.episodes = DeduplicatedLog()
+        self.repeated_log = DeduplicatedLog()
         self.callers = Callers(settings.gateway)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
@@ -49,32 +46,32 @@ class Gateway:
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.collector: Collector = _GatewayCollector(self)
         self.feeding: asyncio.Task[None] | None = None
-        """What hands out rows, while it is served."""
-        self.connected = 0
-        """How many connections there are; who serves keeps it."""
+        """The task that hands out rows, while the gateway is served."""
+        self.connections = 0
+        """How many connections are open; the server sets it."""
 
     @property
     def unread_files(self) -> int:
-        """How many files have changed and cannot be read, so that what was read before still holds."""
+        """How many files have changed and cannot be read; their former contents stay in force."""
         return self.callers.is_unread + (self.certificate is not None and self.certificate.is_unread)
 
-    def look(self) -> None:
-        """Look at what changes by itself; it is to be called now and then."""
+    def tick(self) -> None:
+        """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""
         self.watch.ask()
         self.feed.look()
-        self.episodes.expire()
-        self.callers.look()
+        self.repeated_log.expire()
+        self.callers.refresh()
         if self.certificate is not None:
-            self.certificate.look()
+            self.certificate.refresh()
 
     def health(self) -> Health:
-        """Tell whether requests can be taken; a processor that is away is none of this process's problems."""
+        """Return whether this process can serve; a processor that is away is not its problem."""
         problems = stalled(self.watch, self.settings.metrics.stall_timeout_ms)
         session = self.client.session
         if session.state is SessionState.REFUSED and session.refusal is not None:
             problems.append(f"its processor refuses it: {session.refusal.message}")
         if self.feeding is not None and (self.feeding.done() or not self.client.is_running):
-            problems.append("what carries its tokens has ended by a defect: it can only be started again")
+            problems.append("its dispatcher has failed: restart the gateway")
         facts = {
             "service": "gateway",
             "connection": session.state.name.lower(),
@@ -100,12 +97,12 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
-    """Connect to the bus, and hand out what comes from it, for as long as `async with` lasts."""
+    """Connect to the bus and hand out rows for as long as `async with` lasts."""
     async with Client(settings) as client:
         gateway = Gateway(settings, client)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
-            # Before anything is asked for: from then on rows come by the feed alone.
+            # The dispatcher must run before the first request: it takes all rows.
             await asyncio.sleep(0)
             yield gateway
         finally:
@@ -116,26 +113,12 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
 
 
 class _GatewayCollector(Collector):
-    """Reads a gateway's plain counters when it is scraped."""
+    """Reads a gateway's counters when it is scraped."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        """Read all metrics, one after the other."""
-        yield from collect(GATEWAY, _View(self._gateway))
+        """Yield all metrics."""
+        yield from collect(GATEWAY, self._gateway)
         yield from of_process("gateway")
-
-
-class _View:
-    """A gateway as one scrape sees it."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self.counts = gateway.counts
-        self.feed = gateway.feed
-        self.buffers = gateway.buffers
-        self.client = gateway.client
-        self.settings = gateway.settings.gateway
-        self.connections = gateway.connected
-        self.unread_files = gateway.unread_files
-        self.lag: Histogram = gateway.watch.lag

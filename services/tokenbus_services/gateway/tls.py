@@ -1,35 +1,35 @@
-"""TLS: the context that connections are made with, and its certificate, which may be renewed while the gateway runs."""
+"""TLS: the server's context, and its certificate, which may be renewed while the gateway runs."""
 
 import ssl
 from pathlib import Path
 
-from tokenbus_services.gateway.watched import WatchedFiles
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown
+from tokenbus_services.watched_files import WatchedFiles
 
 _log = logger("gateway")
 
 
 class Certificate:
-    """A certificate and its key in files; connections that are there keep the one that they began with."""
+    """A certificate and its key in files; open connections keep the certificate that they began with."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        """Load it; a SettingsError says which file cannot be used."""
+        """Load it; raises a SettingsError if a file cannot be used."""
         self._settings = settings
         self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
         self._repeated_log = DeduplicatedLog()
         self.context = _context()
         self.is_unread = False
-        """Whether a file has changed and cannot be used: what was loaded before is still shown."""
+        """Whether a file has changed and cannot be used: the certificate before stays in use."""
         try:
             self._load()
         except OSError as error:  # ssl.SSLError is one
             reason = f"{settings.tls_certificate} and {settings.tls_key}: {_reason(error)}"
             raise SettingsError("gateway.tls_certificate", f"a certificate and its key: {reason}", Shown("")) from None
 
-    def look(self) -> None:
-        """Load it again if it has changed; it is to be called now and then."""
+    def refresh(self) -> None:
+        """Load it again if it has changed; call it periodically."""
         self._repeated_log.expire()
         if not self._files.changed():
             return
@@ -44,7 +44,7 @@ class Certificate:
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key
-        # First into another context: one that loads half of a pair would serve neither.
+        # First into a new context: one that has loaded half of a pair serves neither.
         for context in (_context(), self.context):
             context.load_cert_chain(*files, password=_no_password)
 
@@ -58,7 +58,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Say that there is none, where OpenSSL would ask at the terminal."""
+    """Return no password; without this OpenSSL asks at the terminal."""
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Vocabulary: what each token id is in text, and in the JSON that stands for it."""
+"""Vocabulary: the text of each token id, and the JSON that is written for it."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,12 +9,12 @@ from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_t
 from tokenbus_services.settings import SettingsError
 
 T = TypeVar("T")
-_CONTINUES = 0x80
-"""What the two highest bits of a byte are that goes on with a character of UTF-8."""
+_CONTINUATION = 0x80
+"""The two highest bits of a UTF-8 continuation byte."""
 
 
 class Numbers:
-    """The tokenizer of engines whose tokens are no text: a token's text is its id, a text's tokens are its bytes."""
+    """The tokenizer of engines without text: a token's text is its id, and a text's tokens are its bytes."""
 
     vocabulary_size = 0
     """None has a text of its own."""
@@ -24,7 +24,7 @@ class Numbers:
         return list(text.encode())
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the id, as for any token that has no text."""
+        """Return the id as text."""
         return _number(token_id)
 
     def least_tokens(self, size: int) -> int:
@@ -33,7 +33,7 @@ class Numbers:
 
 
 class Vocabulary:
-    """Tables by token id, made once: what is written of a token is looked up. Unknown ids are shown as numbers."""
+    """Tables by token id, made once, from which answers are written. Unknown ids are shown as numbers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Make the tables of a tokenizer's whole vocabulary."""
@@ -42,13 +42,13 @@ class Vocabulary:
         self.pieces = _Table(_number)
         """Bytes."""
         self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
-        """The token as a JSON text, which no other token has."""
+        """The token's unique name, as a JSON string."""
         self.texts = _Table(lambda token_id: orjson.dumps(_number(token_id).decode()))
-        """The same for the list of an answer's tokens: one without text brings none, as in the answer's text."""
+        """The token in an answer's list of tokens: its name, or the empty string for one without text."""
         self.keys = _Table(lambda token_id: _key(_name(token_id, _number(token_id))))
-        """The same as the key of an object's next member, after a comma, with its colon."""
+        """The name as the key of an object's next member, with the comma and the colon."""
         self.entries = _Table(lambda token_id: _entry(token_id, _number(token_id)))
-        """The next object that stands for a token in chats, after the end of another, up to its logprob."""
+        """The beginning of a token's object in chats, after the end of another, up to its logprob."""
         self.characters = _Table(lambda token_id: len(_number(token_id)))
         """How many characters begin in the token."""
         for token_id in range(tokenizer.vocabulary_size):
@@ -58,7 +58,7 @@ class Vocabulary:
             self.texts[token_id] = self.names[token_id] if piece else b'""'
             self.keys[token_id] = _key(self.names[token_id])
             self.entries[token_id] = _entry(token_id, piece)
-            self.characters[token_id] = sum(byte & 0xC0 != _CONTINUES for byte in piece)
+            self.characters[token_id] = sum(byte & 0xC0 != _CONTINUATION for byte in piece)
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens."""
@@ -66,7 +66,7 @@ class Vocabulary:
 
 
 class _Table(dict[int, T]):
-    """By token id; what is not in it is made anew each time, so that it does not grow."""
+    """Values by token id; a missing one is made each time and not kept, so that the table does not grow."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
 
 
 def _name(token_id: int, piece: bytes) -> bytes:
-    """Return what a token is called: its text; its bytes where they are no text; its id where it has none."""
+    """Return a token's name: its text, its bytes where they are no UTF-8, its id where it has no text."""
     if not piece:
         return orjson.dumps(f"<|{token_id}|>")
     try:

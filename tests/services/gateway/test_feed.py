@@ -12,8 +12,8 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.gateway import dispatcher
+from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.callers import Caller
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 

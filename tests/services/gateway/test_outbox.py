@@ -2,8 +2,7 @@
 
 import asyncio
 
-from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.outbox import Outbox, Sending
+from tokenbus_services.gateway.buffers import Buffers, Outbox, Sending
 
 
 async def _next(outbox: Outbox) -> Sending:

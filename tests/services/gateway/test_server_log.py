@@ -4,7 +4,7 @@ import io
 import json
 import logging
 
-from tokenbus_services.gateway.server_log import taken_over
+from tokenbus_services.gateway.server import uvicorn_log
 from tokenbus_services.logs.output import configure, unconfigure
 from tokenbus_services.settings import LogSettings
 
@@ -14,7 +14,7 @@ def test_lines_of_the_http_server_are_lines_of_ours() -> None:
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     try:
-        with taken_over():
+        with uvicorn_log():
             said = logging.getLogger("uvicorn.error")
             for _ in range(3):
                 said.error("Exception in ASGI application\n", exc_info=ValueError("oh"))

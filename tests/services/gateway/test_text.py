@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_services.gateway.text import RunningText
+from tokenbus_services.gateway.choice import RunningText
 
 
 def _cut(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 
-from tokenbus_services.gateway.admission_limiter import AdmissionLimiter
+from tokenbus_services.gateway.routes import AdmissionLimiter
 
 
 async def _begin(turns: AdmissionLimiter, number: int, begun: list[int]) -> None:

@@ -1,23 +1,23 @@
-"""WatchedFiles: tells when files that are read while the gateway runs have changed."""
+"""WatchedFiles: tells when files that a running process reads again have changed."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 
 class WatchedFiles:
-    """Looks at what the file system says of them: no file is opened."""
+    """Compares what the file system says of the files; opens none."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Take the files, as they are now."""
+        """Take the files in their present state."""
         self._paths = paths
-        self._known = self._look()
+        self._known = self._states()
 
     def changed(self) -> bool:
-        """Tell whether one of them is another one than the last time."""
-        before, self._known = self._known, self._look()
+        """Return whether a file has changed since the last call."""
+        before, self._known = self._known, self._states()
         return self._known != before
 
-    def _look(self) -> list[tuple[int, ...] | None]:
+    def _states(self) -> list[tuple[int, ...] | None]:
         return [_state(path) for path in self._paths]
 
 

@@ -1,0 +1,325 @@
+"""API keys: the file of their hashes, and the rate and concurrency limits of their callers.
+
+A key is 256 random bits, so SHA-256 is enough: a slow hash, as for passwords, would only be slow. Hashes are compared
+in constant time, against every key, so that timing reveals nothing about a guess.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any
+
+from tokenbus_services.delivery import RequestTokens
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.settings import GatewaySettings, SettingsError
+from tokenbus_services.settings.errors import Shown, shown
+from tokenbus_services.settings.gateway import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
+from tokenbus_services.watched_files import WatchedFiles
+
+MOST_KEYS = 1024
+_MOST_BYTES = 2**20
+_PREFIX = "tb-"
+_RANDOM_BYTES = 32
+_VERSION = 1
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MOST_CONCURRENT = 2**31 - 1
+_MINUTE = 60.0
+_log = logger("gateway")
+
+
+class KeysError(Exception):
+    """A file of keys or one of its keys is invalid: one line with the place, the limit and the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key as it is stored: its id, its hash and its limits."""
+
+    id: str
+    sha256: str
+    added: str
+    """When, in UTC."""
+    requests_per_minute: int | None = None
+    """None: gateway.key_requests_per_minute."""
+    concurrent: int | None = None
+    """The most open requests; None: gateway.key_share of gateway.max_requests."""
+    origins: tuple[str, ...] = ()
+    """The origins of web pages that may use it; empty: those of gateway.origins."""
+
+    def __post_init__(self) -> None:
+        """Raise a KeysError for an invalid field."""
+        _check("id", "1 to 64 letters, digits and _ . @ -", self.id, _ID.fullmatch(_text(self.id)))
+        _check("sha256", "64 hexadecimal digits", self.sha256, _DIGEST.fullmatch(_text(self.sha256)))
+        _check("added", "a time", self.added, 1 <= len(_text(self.added)) <= 64)  # noqa: PLR2004 - far above any
+        _check_whole("requests_per_minute", self.requests_per_minute, MOST_REQUESTS_PER_MINUTE)
+        _check_whole("concurrent", self.concurrent, _MOST_CONCURRENT)
+        for origin in self.origins:
+            _check("origins", ORIGIN_FORM, origin, is_origin(_text(origin)))
+
+
+def made(key_id: str, **limits: Any) -> tuple[str, ApiKey]:  # noqa: ANN401 - the fields of a key
+    """Return a new key in clear, which is stored nowhere, and as it is stored."""
+    clear = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return clear, ApiKey(id=key_id, sha256=digest(clear), added=now, **limits)
+
+
+def digest(clear: str) -> str:
+    """Return a key's hash."""
+    return sha256(clear.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def found(keys: Iterable[ApiKey], clear: str) -> ApiKey | None:
+    """Return the key with this clear text, in constant time."""
+    wanted = digest(clear)
+    which = None
+    for key in keys:
+        if compare_digest(key.sha256, wanted):
+            which = key
+    return which
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Return the keys of a file, none if there is no file; raises a KeysError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise KeysError((getattr(error, "strerror", None) or str(error)).lower()) from None
+    if len(data) > _MOST_BYTES:
+        raise KeysError(f"at most {_MOST_BYTES} bytes, got more")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise KeysError(f"JSON, got an error: {error}") from None
+    if not isinstance(content, dict) or content.get("version") != _VERSION or not isinstance(content.get("keys"), list):
+        raise KeysError(f"an object with version {_VERSION} and a list of keys, got {shown(content)}")
+    return _checked([_key(each, f"keys[{place}]") for place, each in enumerate(content["keys"])])
+
+
+def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
+    """Replace a file's keys atomically; only its owner may read it."""
+    content = {"version": _VERSION, "keys": [asdict(key) for key in _checked(keys)]}
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # made with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Lock the file against other commands for as long as `with` lasts."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _checked(keys: Sequence[ApiKey]) -> tuple[ApiKey, ...]:
+    if len(keys) > MOST_KEYS:
+        raise KeysError(f"at most {MOST_KEYS} keys, got {len(keys)}")
+    ids = [key.id for key in keys]
+    for place, each in enumerate(ids):
+        if each in ids[:place]:
+            raise KeysError(f"keys[{place}].id: an id that no other key has, got {each!r}")
+    return tuple(keys)
+
+
+def _key(values: Any, where: str) -> ApiKey:  # noqa: ANN401 - JSON
+    if not isinstance(values, dict):
+        raise KeysError(f"{where}: an object, got {shown(values)}")
+    try:
+        origins = values.get("origins", ())
+        _check("origins", "a list", origins, isinstance(origins, list | tuple))
+        return ApiKey(**{**values, "origins": tuple(origins)})
+    except KeysError as error:
+        raise KeysError(f"{where}.{error}") from None
+    except TypeError:
+        raise KeysError(f"{where}: the fields of a key, got {shown(sorted(values))}") from None
+
+
+def _check(name: str, limit: str, value: object, holds: object) -> None:
+    if not holds:
+        raise KeysError(f"{name}: {limit}, got {shown(value)}")
+
+
+def _check_whole(name: str, value: int | None, most: int) -> None:
+    holds = value is None or (type(value) is int and 1 <= value <= most)
+    _check(name, f"a whole number from 1 to {most}", value, holds)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+class Caller:
+    """The client of one key, or all clients without one: its open requests, and a token bucket for new ones."""
+
+    def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
+        """Take the key, if there is one, the default limits, and the clock in seconds."""
+        self.key = key
+        self.name = "" if key is None else key.id
+        self._most = settings.max_requests
+        self._has_others = bool(settings.keys_file)
+        """Whether there are other callers; else only the gateway's own limit applies."""
+        self.per_minute = settings.key_requests_per_minute
+        if self._has_others:
+            self._most = max(1, math.floor(settings.max_requests * settings.key_share))
+        if key is not None:
+            self._most = min(settings.max_requests, key.concurrent or self._most)
+            self.per_minute = key.requests_per_minute or self.per_minute
+        self._retry_after_ms = settings.retry_after_ms
+        self._open: dict[int, RequestTokens] = {}
+        self._now = now
+        self._left = float(self.per_minute)
+        self._left_at = now()
+
+    def take_over(self, other: "Caller") -> None:
+        """Take over the open requests of the same key, whose limits have changed."""
+        self._open = other._open  # noqa: SLF001 - its own class
+
+    def admit(self) -> None:
+        """Charge one request to the rate limit; raises an ApiError with the time to wait."""
+        if not self.per_minute:
+            return
+        self._refill()
+        if self._left < 1:
+            wait_ms = math.ceil((1 - self._left) * _MINUTE * 1000 / self.per_minute)
+            message = f"requests of {self._name}: at most {self.per_minute} a minute, got one more"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_ms=wait_ms)
+        self._left -= 1
+
+    def limits(self) -> Mapping[str, str]:
+        """Return OpenAI's rate limit headers."""
+        if not self.per_minute:
+            return {}
+        self._refill()
+        full_ms = math.ceil((self.per_minute - self._left) * _MINUTE * 1000 / self.per_minute)
+        return {
+            "x-ratelimit-limit-requests": str(self.per_minute),
+            "x-ratelimit-remaining-requests": str(math.floor(self._left)),
+            "x-ratelimit-reset-requests": f"{full_ms}ms",
+        }
+
+    def check_room(self, count: int) -> None:
+        """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
+        if len(self._open) + count <= self._most:
+            return
+        # An aborted request counts until the bus has ended it.
+        self._open = {key: tokens for key, tokens in self._open.items() if not tokens.has_ended}
+        if not self._has_others:
+            return
+        if count > self._most:
+            message = f"n: at most {self._most} choices of {self._name}, got {count}"
+            raise ApiError(400, message, param="n", code="invalid_value")
+        if len(self._open) + count > self._most:
+            message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
+            raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
+
+    def opened(self, key: int, tokens: RequestTokens) -> None:
+        """Count an open request until it has ended."""
+        self._open[key] = tokens
+
+    @property
+    def _name(self) -> str:
+        return f"the key {self.name}" if self.name else "clients without a key"
+
+    def _refill(self) -> None:
+        now = self._now()
+        self._left = min(float(self.per_minute), self._left + (now - self._left_at) * self.per_minute / _MINUTE)
+        self._left_at = now
+
+
+class Callers:
+    """The callers of all keys, by the hash of the key."""
+
+    def __init__(self, settings: GatewaySettings, now: Callable[[], float] = time.monotonic) -> None:
+        """Read the file of keys; raises a SettingsError if it cannot be used."""
+        self._settings = settings
+        self._now = now
+        self._by_hash: dict[str, Caller] = {}
+        self._repeated_log = DeduplicatedLog()
+        self._path = Path(settings.keys_file)
+        self._files = WatchedFiles([self._path] if settings.keys_file else [])
+        self.anonymous = Caller(None, settings, now)
+        self.on_revoked: Callable[[Caller], None] = _nothing
+        """Called with the caller of a revoked key."""
+        self.is_unread = False
+        """Whether the file has changed and cannot be read: the keys before stay in force."""
+        try:
+            self._take(read_keys(self._path) if settings.keys_file else ())
+        except KeysError as error:
+            raise SettingsError(
+                "gateway.keys_file", f"a file of keys: {settings.keys_file}: {error}", Shown("")
+            ) from None
+        if settings.keys_file and not self._by_hash:
+            _log.warning("no API keys yet", keys_file=settings.keys_file)
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self._settings.keys_file)
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The origins of all keys."""
+        return frozenset(origin for caller in self._by_hash.values() if caller.key for origin in caller.key.origins)
+
+    def find(self, clear: str) -> Caller | None:
+        """Return the caller of a key, None if it is unknown."""
+        key = found([caller.key for caller in self._by_hash.values() if caller.key is not None], clear)
+        return None if key is None else self._by_hash.get(key.sha256)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; call it periodically."""
+        self._repeated_log.expire()
+        if not self._files.changed():
+            return
+        try:
+            keys = read_keys(self._path)
+        except KeysError as error:
+            self.is_unread = True
+            self._repeated_log.begin("keys", _log.error, "API keys cannot be read", reason=str(error))
+            return
+        self.is_unread = False
+        self._take(keys)
+        _log.info("API keys read", keys=len(keys))
+
+    def _take(self, keys: Sequence[ApiKey]) -> None:
+        before, self._by_hash = self._by_hash, {}
+        for key in keys:
+            known = before.pop(key.sha256, None)
+            caller = known if known is not None and known.key == key else Caller(key, self._settings, self._now)
+            if known is not None and caller is not known:
+                caller.take_over(known)
+            self._by_hash[key.sha256] = caller
+        for caller in before.values():
+            self.on_revoked(caller)
+
+
+def _nothing(_caller: Caller) -> None:
+    """Do nothing: no request is open yet."""
