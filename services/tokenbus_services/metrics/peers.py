@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.metrics.families import Family, Kind, Samples, one
 from tokenbus_services.metrics.speculation import Speculation, ratio
@@ -28,8 +26,7 @@ def _assigned(view: ProcessorView) -> Samples:
         hello, stream = worker.stream.hello, worker.source.stream
         role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
         state = "away" if worker.peer is None else "connected"
-        requests = int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
-        yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), requests
+        yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), table.load_of(stream)
 
 
 def _refused(view: ProcessorView) -> Samples:

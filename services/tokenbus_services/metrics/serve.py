@@ -5,7 +5,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from tokenbus_services.delivery import Step
 from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCollector
 from tokenbus_services.metrics.health import processor_health, publisher_health
 from tokenbus_services.metrics.loop import LoopWatch
@@ -33,20 +32,14 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
         watch,
     )
     await asyncio.to_thread(server.start)
-    before = processor.intake.on_step
-
-    def observe(step: Step) -> None:
-        """Measure a step, after whoever listened before."""
-        before(step)
-        statistics.observe(step)
-
+    observers = processor.intake.step_observers
     if server.address:
-        processor.intake.on_step = observe
+        observers.append(statistics.observe)
     try:
         yield server
     finally:
-        if processor.intake.on_step is observe:
-            processor.intake.on_step = before
+        if server.address:
+            observers.remove(statistics.observe)
         await asyncio.to_thread(server.stop)
 
 

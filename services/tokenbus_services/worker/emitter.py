@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.active_requests import BegunRequests
 from tokenbus_services.worker.arrays import keys_of

@@ -8,7 +8,7 @@ from tokenbus_contracts.codec import parse
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.recording import Entry, RecordingError
 
 _LIMITS = Limits.schema()

@@ -63,7 +63,7 @@ async def test_no_draft_is_told_as_no_rate() -> None:
     """Case 25: a worker that does not speculate has totals of zero, and no sample of a rate."""
     bus = Bus()
     statistics = StepStatistics(2, bus.processor.clock.now)
-    bus.processor.intake.on_step = statistics.observe
+    bus.processor.intake.step_observers.append(statistics.observe)
     async with bus.running():
         bus.publisher.publish(rows([(0, 1)]))
         await bus.processor.request(1).__anext__()

@@ -6,7 +6,7 @@ from tests.services.builders import batch, rows, step_of
 from tests.services.bus.harness import soon
 from tests.services.loop_clock import turns
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.step_queue import StepQueue
+from tokenbus_services.processor.buffers import StepQueue
 
 
 def steps(count: int) -> list[Step]:
