@@ -15,7 +15,6 @@ COMMON = {
     "clock",
     "descriptors",
     "link",
-    "reconnecting",
     "recording",
     "plugins",
     "loop_thread",

@@ -61,6 +61,8 @@ def logged() -> Iterator[tuple[str, bool]]:
                 continue
             if isinstance(node.func, ast.Name) and node.func.id == "log":  # at a level that was chosen just above
                 yield from ((event, True) for event in _events(node.args[0], tree))
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "_warn_once":  # its key, its event
+                yield from ((event, True) for event in _events(node.args[1], tree))
             if not isinstance(node.func, ast.Attribute) or node.func.attr not in {"begin", *_LEVELS}:
                 continue
             owner, level, given = ast.unparse(node.func.value), node.func.attr, node.args[:1]
@@ -76,8 +78,11 @@ def _events(node: ast.expr, tree: ast.Module) -> Iterator[str]:
         case ast.Constant(value=str(text)):
             yield text
         case ast.JoinedStr():
-            assert ast.unparse(node) == "f'item {fate}'"
-            yield from (f"item {fate}" for fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT))
+            if ast.unparse(node) == "f'{self._kind} refused'":
+                yield from ("worker refused", "client refused")
+            else:
+                assert ast.unparse(node) == "f'item {fate}'"
+                yield from (f"item {fate}" for fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT))
         case ast.Name(id=name):  # assigned just above
             values = [each.value for each in ast.walk(tree) if isinstance(each, ast.Assign) and name in _targets(each)]
             yield from (str(value.value) for value in values if isinstance(value, ast.Constant))

@@ -138,7 +138,7 @@ def relay(order: Order, tell: Tell) -> Samples:
 async def _relay(order: Order, tell: Tell, folder: str) -> Samples:
     gauge = Gauge(order.steps)
     async with Processor(_settings(order, folder)) as processor:
-        processor.intake.on_step = lambda _step: gauge.step()
+        processor.intake.step_observers.append(lambda _step: gauge.step())
         tell(f"{processor.workers_address} {processor.clients_address}")
         await both_left(processor)
     return gauge.samples

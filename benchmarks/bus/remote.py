@@ -58,7 +58,7 @@ def relay(order: Order, tell: Tell) -> int:
 async def _relay(_order: Order, tell: Tell, settings: Settings) -> int:
     watch = Watch()
     async with Processor(settings) as processor:
-        processor.intake.on_step = lambda _step: watch.note()
+        processor.intake.step_observers.append(lambda _step: watch.note())
         tell(f"{processor.workers_address} {processor.clients_address}")
         await both_left(processor)
     return watch.cpu_ns

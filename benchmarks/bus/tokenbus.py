@@ -130,7 +130,7 @@ class Taker:
         self._tokens: list[RequestTokens] = []
         self._idle = {key: processor.request(key) for key in _idle_keys(order)}
         self._claim(processor)
-        processor.intake.on_step = self._step
+        processor.intake.step_observers.append(self._step)
 
     def _claim(self, processor: Processor) -> None:
         self._tokens = [processor.request(key) for key in keys_of(self._order)]

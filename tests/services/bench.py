@@ -15,7 +15,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, Request
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import Outcome
 from tokenbus_services.processor.core import Core
-from tokenbus_services.processor.worker import Worker
+from tokenbus_services.processor.intake import Worker
 
 Message = list[bytes]
 
@@ -31,8 +31,9 @@ class Bench:
         self.outcomes: dict[bytes, Outcome] = {}
         """What becomes of messages to a peer, where that is not SENT."""
         self.peers = Sending(self._send)
-        self.core = Core(self.settings, self.clock, self.peers, self.peers)
         self._soon: deque[Callable[[], None]] = deque()
+        self._puts_off = False
+        self.core = Core(self.settings, self.clock, self.peers, self.peers, self._call_soon)
 
     def _send(self, peer: bytes, parts: Message) -> Outcome:
         outcome = self.outcomes.get(peer, Outcome.SENT)
@@ -42,7 +43,13 @@ class Bench:
 
     def put_off(self) -> None:
         """From now on, keep what the core puts off until `run_soon`."""
-        self.core.clients.resumes.call_soon = self._soon.append
+        self._puts_off = True
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        if self._puts_off:
+            self._soon.append(call)
+        else:
+            call()
 
     def run_soon(self) -> None:
         """Do what was put off."""

@@ -73,8 +73,8 @@ class World:
             overrides={"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
         )
         self._soon.clear()
-        core = Core(settings, self.clock, Sending(self.worker_network.send), Sending(self.client_network.send))
-        core.clients.resumes.call_soon = self._soon.append
+        workers, clients = Sending(self.worker_network.send), Sending(self.client_network.send)
+        core = Core(settings, self.clock, workers, clients, self._soon.append)
         core.begin(self.clock.now())
         return core
 
@@ -255,7 +255,7 @@ class World:
             if worker.publisher.session.requests:
                 left.append(f"{name} believes to have {worker.publisher.session.requests}")
         if self.processor.registry.table.open_requests():
-            left.append(f"the processor has {[each.key for each in self.processor.registry.table.open_requests()]}")
+            left.append(f"the processor has {[each.id for each in self.processor.registry.table.open_requests()]}")
         send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]
         left += [
             f"the processor keeps {len(send_queue)} letters for a client"

@@ -25,9 +25,8 @@ from tokenbus_contracts.generated.client_pb2 import (
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.delivery import PendingAck, RequestTokens, Step
-from tokenbus_services.delivery.tokens import FINISHED
-from tokenbus_services.link import SessionState
-from tokenbus_services.reconnecting import PROOF_BYTES, ReconnectingSession, check_times
+from tokenbus_services.delivery.step import FINISHED
+from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState, check_times
 
 _MOST_STRAYS = 1024
 _MOST_POSITION = 2**31 - 1

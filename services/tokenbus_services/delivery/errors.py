@@ -35,6 +35,19 @@ def code_name(code: int) -> str:
     return ErrorCode.Name(code)[_PREFIX:].lower() if code in ErrorCode.values() else str(code)
 
 
+def request_error(
+    request_id: int, code: ErrorCode, message: str, *, emitted_tokens: int = 0, retry_after_ms: int = 0
+) -> RequestError:
+    """Return why a request ended, or was not taken, in a text that fits."""
+    return RequestError(
+        request_key=request_id,
+        code=code,
+        message=brief(message, code),
+        emitted_tokens=emitted_tokens,
+        retry_after_ms=retry_after_ms,
+    )
+
+
 def brief(message: str, code: int) -> str:
     """Return a text that fits into an error: what is too long is cut off, and none at all becomes the code's name."""
     return message.encode(errors="replace")[:_LONGEST].decode(errors="ignore") or code_name(code)

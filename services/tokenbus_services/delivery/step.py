@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from tokenbus_contracts import LogprobBatch
+import numpy as np
+
+from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_services.delivery.ack_tracker import PendingAck
+
+FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
+"""The statuses of a request's last row."""
+LEAVES = np.isin(np.arange(256), [int(status) for status in (*FINISHED, RowStatus.HANDED_OFF)])
+"""By status, whether a row with it is its request's last in this stream."""
 
 
 @dataclass(slots=True, eq=False)
@@ -14,7 +21,7 @@ class Step:
     epoch: int
     number: int
     rows: LogprobBatch
-    """All of the step's rows, in the order in which they came: who hands rows to requests needs no other."""
+    """All of the step's rows, in the order in which they came: handing rows to requests needs no other."""
     draft_rows: LogprobBatch | None
     """What the draft model proposed for them, its rows a selection of theirs, in some order."""
     pending_ack: PendingAck = field(repr=False)
@@ -35,7 +42,7 @@ class Step:
     @property
     def target(self) -> LogprobBatch:
         """All of the step's rows, in original batch order."""
-        # Put in order when somebody looks: that is most of a step's cost, and requests do not need it.
+        # Put in order when it is read: that is most of a step's cost, and requests do not need it.
         if self._target is None:
             self._target = self.rows.in_batch_order()
         return self._target

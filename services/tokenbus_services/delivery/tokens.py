@@ -10,8 +10,6 @@ from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step
 
-FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
-
 
 class Token(NamedTuple):
     """One token of a request."""

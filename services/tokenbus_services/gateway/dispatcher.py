@@ -9,7 +9,7 @@ from typing import Protocol
 from tokenbus_contracts import ContractError, LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.client import Client, RequestFailedError, RequestTokens
-from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
 from tokenbus_services.gateway.errors import ApiError, of_request

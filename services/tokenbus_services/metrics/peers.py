@@ -6,7 +6,6 @@ from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.metrics.families import Family, Kind, Samples, one
 from tokenbus_services.metrics.view import ProcessorView
 from tokenbus_services.processor.speculation import Speculation, ratio
-from tokenbus_services.processor.status import assigned_requests
 
 
 def _connected(view: ProcessorView) -> Samples:
@@ -26,8 +25,8 @@ def _assigned(view: ProcessorView) -> Samples:
         hello = worker.stream.hello
         role = WorkerRole.Name(hello.role).removeprefix("WORKER_ROLE_").lower()
         state = "away" if worker.peer is None else "connected"
-        requests = assigned_requests(worker, view.processor.registry.table)
-        yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), requests
+        load = view.processor.registry.table.load_of(worker.source.stream)
+        yield (worker.stream.worker_id, role, hello.model, str(worker.stream.epoch), state), load
 
 
 def _refused(view: ProcessorView) -> Samples:

@@ -6,12 +6,7 @@ from tokenbus_services.metrics.families import Family, Kind, Samples, one
 from tokenbus_services.metrics.view import ProcessorView
 from tokenbus_services.processor.requests import State
 
-_STATES = {
-    "open": State.OPEN,
-    "handed_off": State.HANDED_OFF,
-    "waiting": State.WAITING,
-    "unclaimed": State.ENDED,
-}
+_STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}
 
 
 def _by_state(view: ProcessorView) -> Samples:
@@ -46,8 +41,8 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_open_requests",
-        "Requests that have not ended, by where they stand.",
-        "unclaimed or waiting high: clients went away, or processors restart; handed_off high: decode workers are few.",
+        "Requests that are open, by their state.",
+        "ended or orphaned high: clients went away, or processors restart; handed_off high: decode workers are few.",
         _by_state,
         ("state",),
     ),

@@ -5,7 +5,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 
-from tokenbus_services.delivery import Step
 from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCollector
 from tokenbus_services.metrics.health import LoopWatch, processor_health, publisher_health
 from tokenbus_services.metrics.server import MetricsServer
@@ -32,20 +31,14 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
         watch,
     )
     await asyncio.to_thread(server.start)
-    before = processor.intake.on_step
-
-    def observe(step: Step) -> None:
-        """Measure a step, after the callback that was there before."""
-        before(step)
-        times.observe(step)
-
+    observers = processor.intake.step_observers
     if server.address:
-        processor.intake.on_step = observe
+        observers.append(times.observe)
     try:
         yield server
     finally:
-        if processor.intake.on_step is observe:
-            processor.intake.on_step = before
+        if server.address:
+            observers.remove(times.observe)
         await asyncio.to_thread(server.stop)
 
 

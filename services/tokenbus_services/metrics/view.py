@@ -8,9 +8,9 @@ from tokenbus_services.delivery import RequestTokens, Step
 from tokenbus_services.metrics.families import Histogram
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.processor import Processor
+from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts
-from tokenbus_services.processor.worker import Worker
 
 Samples = Iterator[tuple[tuple[str, ...], float]]
 _NS = 1_000_000_000
@@ -85,7 +85,7 @@ class ProcessorView:
     @property
     def feed(self) -> tuple[int, int]:
         """How many steps wait in the step queue, and how many did at most."""
-        feed = self.processor.intake.feed
+        feed = self.processor.intake.step_queue
         return (0, 0) if feed is None else (len(feed), feed.peak)
 
     def fill(self) -> Samples:

@@ -1,5 +1,6 @@
-"""The requests whose rows wait in this process: for who iterates over one, or for who will ask for it."""
+"""What waits in this process: rows for the iterator over a request, and steps for the iterator over all of them."""
 
+import asyncio
 from collections import deque
 from itertools import repeat
 
@@ -10,8 +11,8 @@ from tokenbus_services.processor.requests import Request, RequestTable, Slots
 from tokenbus_services.processor.router import Rows
 
 
-class Buffers:
-    """Gives each row to its own request's RequestTokens."""
+class RequestBuffers:
+    """A consumer that puts each row into its request's RequestTokens, for a client or an iterator to take it."""
 
     def __init__(self, table: RequestTable, max_rows: int) -> None:
         """Let at most so many rows of one request wait."""
@@ -29,9 +30,9 @@ class Buffers:
 
     def open(self, request: Request, position: int = 0) -> RequestTokens:
         """Let a request's rows wait from now on, and return where."""
-        tokens = RequestTokens(request.key, position)
+        tokens = RequestTokens(request.id, position)
         tokens.on_waiting = self._hungry.add
-        self._table.contexts[request.slot] = tokens
+        self._table.attach(request, tokens)
         while len(self._rows) <= request.slot:
             self._rows.append(deque(maxlen=0))  # the slots of requests that wait elsewhere
         self._rows[request.slot] = tokens.waiting
@@ -46,7 +47,7 @@ class Buffers:
         """Return where a request's rows wait."""
         tokens = self._table.contexts[request.slot]
         if not isinstance(tokens, RequestTokens):
-            raise TypeError(f"request {request.key:016x} has no buffer")
+            raise TypeError(f"request {request.id:016x} has no buffer")
         return tokens
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
@@ -57,9 +58,9 @@ class Buffers:
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
         deque(map(deque.append, buffers, zip(repeat(step), places, strict=False)), maxlen=0)
         if self._hungry:
-            self._feed()
+            self._wake_fed()
 
-    def _feed(self) -> None:
+    def _wake_fed(self) -> None:
         """Wake the consumers that wait and have something now."""
         fed = [tokens for tokens in self._hungry if tokens.waiting]
         self._hungry.difference_update(fed)
@@ -74,19 +75,81 @@ class Buffers:
         """Learn that a request ended with an error."""
         self.tokens_of(request).fail(error)
 
-    def check(self, held_items: int) -> list[RequestTokens]:
-        """Return those that have more rows waiting than may wait; none can, where fewer items are held."""
+    def check(self, pending_items: int) -> list[RequestTokens]:
+        """Return those that have more rows waiting than may wait; none can, where fewer items are pending."""
         # In place: every buffer of ours adds itself to this very set.
         self._hungry.difference_update([tokens for tokens in self._hungry if not tokens.is_awaited])
         most = self._max_rows
-        found = self._table.contexts if held_items > most else []
+        found = self._table.contexts if pending_items > most else []
         self._over_full = [
             tokens for tokens in found if isinstance(tokens, RequestTokens) and len(tokens.waiting) > most
         ]
         return self._over_full
 
     def forget(self, tokens: RequestTokens) -> None:
-        """Let go of the rows that nobody will take."""
+        """Drop the rows of a request that is not read any more."""
         self._hungry.discard(tokens)
         for step, _ in tokens.give_up():
             step.pending_ack.release()
+
+
+class StepQueue:
+    """Steps for the iterator over all of them; when it is full workers get no more credit, so it stays bounded."""
+
+    def __init__(self, max_steps: int) -> None:
+        """Be full with so many steps."""
+        self._steps: deque[Step] = deque()
+        self._max_steps = max_steps
+        self._waiter: asyncio.Future[None] | None = None
+        self._current: Step | None = None
+        self.is_closed = False
+        self.peak = 0
+
+    def __len__(self) -> int:
+        """Return how many steps wait."""
+        return len(self._steps)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should come for now."""
+        return len(self._steps) >= self._max_steps
+
+    def put(self, step: Step) -> None:
+        """Add a step; it stays unacknowledged until its consumer asks for the next one."""
+        step.pending_ack.keep()
+        self._steps.append(step)
+        self.peak = max(self.peak, len(self._steps))
+        self._wake()
+
+    async def get(self) -> Step | None:
+        """Return the next step, or None: there will be none."""
+        self.release()
+        while not self._steps:
+            if self.is_closed:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._current = self._steps.popleft()
+        return self._current
+
+    def release(self) -> None:
+        """Acknowledge the step that was taken last: its consumer is done with it."""
+        if self._current is not None:
+            self._current.pending_ack.release()
+            self._current = None
+
+    def close(self) -> None:
+        """Let what waits be taken, and then end."""
+        self.is_closed = True
+        self._wake()
+
+    def discard(self) -> None:
+        """Drop everything: it is not taken any more."""
+        self.release()
+        while self._steps:
+            self._steps.popleft().pending_ack.release()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -3,15 +3,13 @@
 from collections.abc import Callable, Iterable
 from math import inf
 
-import numpy as np
-
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
-from tokenbus_services.delivery.errors import brief, code_name
+from tokenbus_services.delivery.errors import code_name, request_error
+from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request
+from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
 from tokenbus_services.processor.stream import StreamCounts
-from tokenbus_services.processor.worker import Worker
 from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
@@ -19,16 +17,16 @@ _RETRY_MS = 1000
 
 
 class Dispatch:
-    """Hands each new request to the worker with the fewest, among those that take it."""
+    """Hands each new request to the worker with the fewest requests, among those that serve it."""
 
-    def __init__(self, settings: Settings, registry: RequestRegistry, connections: WorkerConnections) -> None:
-        """Take the book of requests and the desk of workers."""
+    def __init__(self, settings: Settings, registry: RequestRegistry, workers: WorkerConnections) -> None:
+        """Take the requests and the workers."""
         self._settings = settings
         self.registry = registry
-        self._workers = connections
+        self._workers = workers
         self._waiting: list[Request] = []
         self._waits_until = -inf
-        self._limiter = 0
+        self._turns = 0
         self.refused: dict[str, int] = {}
         """How many requests were not taken, by the error that said why."""
 
@@ -87,24 +85,16 @@ class Dispatch:
         return None
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
-        """Tell a worker of its request; one that hands it off is told to whom."""
-        handoff_target = self._least_busy(self._handoff_targets(worker))
-        self._limiter += 1
-        worker.last_turn = self._limiter
-        if handoff_target is not None:
-            handoff_target.last_turn = self._limiter
-        hello = Hello() if handoff_target is None else handoff_target.stream.hello
-        self.registry.table.handoff_target[request.slot] = (
-            NO_STREAM if handoff_target is None else handoff_target.source.stream
-        )
-        generate = request.generate
-        if generate is None:
-            return
-        generate.handoff_address = hello.handoff_address
-        generate.handoff_ticket = hello.handoff_ticket
-        generate.handoff_server_key = hello.handoff_server_key
-        # A worker that cannot be reached just now gets it after its next hello, because the request is in the book.
-        self._workers.generate(worker, generate)
+        """Send a worker its request; one that hands it off is told the hand-off target."""
+        target = self._least_busy(self._handoff_targets(worker))
+        self._turns += 1
+        worker.last_turn = self._turns
+        if target is not None:
+            target.last_turn = self._turns
+        hello = Hello() if target is None else target.stream.hello
+        self.registry.table.direct(request, NO_STREAM if target is None else target.source.stream, hello)
+        # A worker that cannot be reached just now gets it after its next hello, because the registry has the request.
+        self.resend(worker, request)
 
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
@@ -119,7 +109,7 @@ class Dispatch:
                 full.add(model)
                 self._waiting.append(request)
                 continue
-            self.registry.hand_to(request, worker.source.stream)
+            self.registry.table.dispatch(request, worker.source.stream)
             self._hand_out(request, worker)
 
     def tick(self, now: float) -> None:
@@ -135,8 +125,8 @@ class Dispatch:
                 self.registry.fail(request, error.code, error.message)
 
     def _is_waiting(self, request: Request) -> bool:
-        is_open = self.registry.table.get(request.key) is request
-        return is_open and bool(self.registry.table.owner[request.slot] == NO_STREAM)
+        table = self.registry.table
+        return table.get(request.id) is request and table.state_of(request) is State.QUEUED
 
     def resend(self, worker: Worker, request: Request) -> None:
         """Hand a request to its worker again, which never got it."""
@@ -144,23 +134,24 @@ class Dispatch:
             self._workers.generate(worker, request.generate)
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
-        key, table = generate.request_key, self.registry.table
-        if self.registry.table.get(key) is not None:
-            return _error(key, ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request")
+        """Return why a request cannot be taken, or None."""
+        request_id, table, settings = generate.request_key, self.registry.table, self._settings
+        if table.get(request_id) is not None:
+            code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request"
+            return request_error(request_id, code, message)
+        full = ""
         if table.is_full and not self.registry.make_room():
-            message = f"open requests: at most {self._settings.processor.max_requests}"
-            return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, message, _RETRY_MS)
-        if owner != NO_OWNER and not table.has_room_for(("client", owner)):
-            message = f"open requests of one client: at most {self._settings.processor.requests_per_peer}"
-            return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, message, _RETRY_MS)
-        sampling = generate.sampling
+            full = f"open requests: at most {settings.processor.max_requests}"
+        elif owner != NO_OWNER and not table.has_room_for(client_payer(owner)):
+            full = f"open requests of one client: at most {settings.processor.requests_per_peer}"
+        if full:
+            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=_RETRY_MS)
+        sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
         if sampling.HasField("top_p") and not sampling.top_p > 0:
-            return _error(key, ErrorCode.ERROR_CODE_INVALID_REQUEST, f"sampling.top_p: above 0, got {sampling.top_p}")
-        most = self._settings.limits.max_top_k
-        if generate.top_logprobs > most:
-            message = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
-            return _error(key, ErrorCode.ERROR_CODE_INVALID_REQUEST, message)
-        return None
+            wrong = f"sampling.top_p: above 0, got {sampling.top_p}"
+        elif generate.top_logprobs > most:
+            wrong = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
+        return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate) -> Worker | None:
         return self._least_busy(
@@ -173,7 +164,7 @@ class Dispatch:
         """Return the worker with the fewest requests, of those that take one more; of several, they take turns."""
         chosen, least = None, (0, 0)
         for worker in workers:
-            has = self._open_requests(worker), worker.last_turn
+            has = self.registry.table.load_of(worker.source.stream), worker.last_turn
             takes_more = has[0] < worker.stream.hello.max_requests and not worker.takes_no_more
             if takes_more and (chosen is None or has < least):
                 chosen, least = worker, has
@@ -207,16 +198,14 @@ class Dispatch:
         ]
 
     def _no_worker(self, generate: Generate) -> RequestError:
-        key = generate.request_key
         if self._candidates(generate):
-            return _error(key, ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes", _RETRY_MS)
-        what = f"model {generate.model!r}" if generate.model else "requests"
-        return _error(key, ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}", _RETRY_MS)
-
-    def _open_requests(self, worker: Worker) -> int:
-        table, stream = self.registry.table, worker.source.stream
-        return int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
+            code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
+        else:
+            what = f"model {generate.model!r}" if generate.model else "requests"
+            code, message = ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}"
+        return request_error(generate.request_key, code, message, retry_after_ms=_RETRY_MS)
 
 
-def _error(key: int, code: ErrorCode, message: str, retry_after_ms: int = 0) -> RequestError:
-    return RequestError(request_key=key, code=code, message=brief(message, code), retry_after_ms=retry_after_ms)
+def closing_error(request_id: int) -> RequestError:
+    """Return the answer to a new request while the processor closes."""
+    return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, "the processor is closing")

@@ -1,56 +1,127 @@
 """Intake: from a worker's items, in order, to steps that are settled and handed out."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
+from tokenbus_services.bus import Identity
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
+from tokenbus_services.processor.assembly import Assembler
+from tokenbus_services.processor.buffers import StepQueue
+from tokenbus_services.processor.connections import KnownPeer
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.requests import Request
-from tokenbus_services.processor.step_queue import StepQueue
-from tokenbus_services.processor.stream import Arrived, Fate, Lost
-from tokenbus_services.processor.worker import Worker
+from tokenbus_services.processor.requests import Request, Source
+from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
+_SHARE_WITH_CREDIT = 0.5
+"""How much of what may wait for consumers may do so while their worker is given credit."""
+_SHARE_AFTER_EVICTION = 0.75
+_REASONS = {
+    GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
+    GapReason.GAP_REASON_REFUSED: "they were refused",
+    GapReason.GAP_REASON_WORKER_LOST: "the worker is lost",
+}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Worker(KnownPeer):
+    """One life of a worker: its stream, through all of its connections."""
+
+    stream: Stream
+    assembler: Assembler
+    source: Source
+    identity: Identity
+    met_at: float
+    """When this processor first heard of it."""
+    acknowledged: int = 0
+    """The last sequence that it was sent an ack for."""
+    last_turn: int = 0
+    """The number of the last new request that it was given, or was to go on with: it breaks ties in dispatch."""
+    takes_no_more: bool = False
+    """Whether it gets no new requests, because it leaves when those it has are done."""
+    held_back: tuple[PendingAck, float] | None = None
+    """What has held its stream back for the longest, and since when, while too much waits to be acknowledged."""
+    reconcile: tuple[int, frozenset[int]] | None = None
+    """When the stream has come to that sequence, the worker has no other requests than these."""
+
+    def count(self, step: Step) -> None:
+        """Count a step that was handed out, with the rows of it that were."""
+        counts, rows = self.stream.counts, step.rows
+        counts.steps += 1
+        counts.rows += rows.row_count
+        counts.tokens += rows.token_ids.size
+        counts.incomplete_steps += not step.is_whole
+        if rows.draft_token_counts.any():
+            counts.speculation.add(rows)
+        self.stream.produced_at_ns = rows.header.produced_at_ns
+
+
+class Downstream(Protocol):
+    """What the intake needs of the clients' side of the processor."""
+
+    def item_arrived(self, worker: Worker, entry: Arrived) -> None:
+        """Show an item to the clients that watch its stream."""
+
+    def stream_connected(self, worker: Worker) -> None:
+        """Learn that a worker is there, or there again."""
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Tell a request's client that a worker took it."""
+
+    def evict(self, pending_ack: PendingAck, through: int) -> None:
+        """End the requests whose consumers hold a stream back the longest."""
+
+    def all_clients_lag(self, worker: Worker) -> bool:
+        """Tell whether every client with requests at a worker is behind."""
+
+    def resend(self, worker: Worker, request: Request) -> None:
+        """Send a worker a request again that it never got."""
 
 
 class Intake:
-    """What stands between the workers' streams and the requests."""
+    """Takes items from the workers' streams, and settles their steps against the requests."""
 
     def __init__(
-        self, settings: Settings, registry: RequestRegistry, dead_letters: DeadLetters, now: Callable[[], float]
+        self,
+        settings: Settings,
+        registry: RequestRegistry,
+        dead_letters: DeadLetters,
+        now: Callable[[], float],
+        downstream: Downstream,
     ) -> None:
-        """Take the book of requests, and where what is refused goes."""
+        """Take the requests, where refused items go, the time in seconds, and the clients' side."""
         self._settings = settings
         self._dead_letters = dead_letters
         self._now = now
+        self._downstream = downstream
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
         self.registry = registry
-        self.feed: StepQueue | None = None
+        self.step_queue: StepQueue | None = None
+        """The queue of the iterator over all steps, while there is one."""
+        self.step_observers: list[Callable[[Step], object]] = []
+        """Called with each step once its rows are handed out; add and remove at any time."""
+        self.stream_observers: list[Callable[[Worker], object]] = []
+        """Called with each worker that completed a handshake."""
         self.steps = 0
         self.duplicates = 0
         self.divergences = 0
         self.refused = 0
         self.defects = 0
-        self.on_item: Callable[[Worker, Arrived], None] = lambda _worker, _entry: None
-        self.on_stream: Callable[[Worker], None] = lambda _worker: None
-        self.on_admitted: Callable[[Request, Admitted], None] = lambda _request, _admitted: None
-        self.on_step: Callable[[Step], None] = lambda _step: None
-        self.evict: Callable[[PendingAck, int], None] = lambda _pending_ack, _through: None
-        self.all_clients_lag: Callable[[Worker], bool] = lambda _worker: True
-        self.resend: Callable[[Worker, Request], None] = lambda _worker, _request: None
 
     def proceed(self, worker: Worker, now: float) -> None:
         """Hand on everything that is in order, and every step that is ready."""
         stream = worker.stream
         for entry in stream.in_order():
             if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
-                self._reconcile(worker)  # what follows is younger than what the worker said of itself
+                self._reconcile(worker)  # what follows is younger than the worker's handshake
             if isinstance(entry, Lost):
                 self._lost(worker, entry)
             else:
@@ -60,10 +131,16 @@ class Intake:
         is_all_here = worker.reconcile is not None and stream.expected > worker.reconcile[0]
         if is_all_here and not worker.assembler.open_steps:  # a request's last row may wait for what was drafted
             self._reconcile(worker)
-        self._watch_holds(worker, now)
+        self._evict_if_held_back(worker, now)
+
+    def connected(self, worker: Worker) -> None:
+        """Learn that a worker is there, or there again."""
+        self._downstream.stream_connected(worker)
+        for observe in self.stream_observers:
+            observe(worker)
 
     def close(self, worker: Worker) -> None:
-        """Hand out what is left of a stream that has ended; whoever ends it says why its requests end."""
+        """Hand out what is left of a stream that has ended; the caller then ends its requests with a reason."""
         now = self._now()
         self.proceed(worker, now)
         for step in worker.assembler.close():
@@ -75,21 +152,21 @@ class Intake:
         A slow client alone does not do that while others at the same worker keep up: its frames pile up in its own
         queue, and at their bound its requests end.
         """
-        if self.feed is not None and self.feed.is_full:
+        if self.step_queue is not None and self.step_queue.is_full:
             return True
         if self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full:
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
         oldest = worker.stream.acks.oldest
-        if oldest is None or self._share_held(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
+        if oldest is None or self._share_pending(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
             return False
-        is_held_here = oldest.count > len(oldest.holders)
-        if is_held_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
+        is_read_here = oldest.count > len(oldest.holders)
+        if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
             return True
-        return self.all_clients_lag(worker)
+        return self._downstream.all_clients_lag(worker)
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
-        self.on_item(worker, entry)
+        self._downstream.item_arrived(worker, entry)
         pending_ack = PendingAck()
         if isinstance(entry.contents, LogprobBatch):
             pending_ack = self._batch(worker, entry, entry.contents, now)
@@ -108,7 +185,7 @@ class Intake:
             if batch.header.step > worker.assembler.last_released:  # else its rows have had their tokens without it
                 reason = f"item {entry.sequence} was refused: {error}"
                 worker.assembler.lose(batch.row_count)
-                self._fail(worker, _keys(batch), reason)
+                self._fail(worker, _ids(batch), reason)
             pending_ack = PendingAck()
             pending_ack.release()
             return pending_ack
@@ -129,22 +206,21 @@ class Intake:
                 if request is None and worker.source.takes_over:
                     self.registry.take_over(event.admitted.request_key, worker.source)
                 elif request is not None:
-                    request.generate = None
-                    request.prompt_tokens = event.admitted.prompt_tokens
-                    self.on_admitted(request, event.admitted)
+                    self.registry.table.admitted(request, event.admitted.prompt_tokens)
+                    self._downstream.admitted(request, event.admitted)
             case "error":
-                key = event.error.request_key
-                request = self._own(worker, key)
-                if request is None and (request := self.registry.between(key, worker.source.stream)) is not None:
+                request_id = event.error.request_key
+                request = self._own(worker, request_id)
+                if request is None and (request := self.registry.between(request_id, worker.source.stream)) is not None:
                     self.registry.fail(request, event.error.code, event.error.message)
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
-    def _own(self, worker: Worker, key: int) -> Request | None:
-        request = self.registry.table.get(key)
-        if request is None or self.registry.table.owner[request.slot] != worker.source.stream:
-            return None
-        return request
+    def _own(self, worker: Worker, request_id: int) -> Request | None:
+        """Return a request that a worker has."""
+        request = self.registry.table.get(request_id)
+        has_it = request is not None and self.registry.table.stream_of(request) == worker.source.stream
+        return request if has_it else None
 
     def _step(self, worker: Worker, step: Step, now: float, *, is_last: bool = False) -> None:
         if (unpaired := worker.assembler.unpaired) is not None:
@@ -161,63 +237,64 @@ class Intake:
             stream = worker.stream
             _log.exception("step not handed out", step=step.number, stream=stream.worker_id, epoch=stream.epoch)
             reason = "the processor could not hand its tokens out"
-            self._fail(worker, _keys(whole), reason, ErrorCode.ERROR_CODE_INTERNAL)
+            self._fail(worker, _ids(whole), reason, ErrorCode.ERROR_CODE_INTERNAL)
         worker.count(step)
         if not step.is_explained and not is_last:
-            self._fail_others(worker, _keys(whole), f"step {step.number} never came whole")
-        if self.feed is not None:
-            self.feed.put(step)
-        self.on_step(step)
+            self._fail_others(worker, _ids(whole), f"step {step.number} never came whole")
+        if self.step_queue is not None:
+            self.step_queue.put(step)
+        for observe in self.step_observers:
+            observe(step)
         step.pending_ack.release()
 
     def _lost(self, worker: Worker, lost: Lost) -> None:
         worker.stream.acks.skip(lost.last_sequence)
         which = f"items {lost.sequence} to {lost.last_sequence} of {worker.stream.name}"
         reason = f"{which} are lost: {_REASONS.get(lost.reason, str(lost.reason))}"
-        if lost.keys:
-            worker.assembler.lose(len(lost.keys))
-            self._fail(worker, lost.keys, reason)
+        if lost.request_ids:
+            worker.assembler.lose(len(lost.request_ids))
+            self._fail(worker, lost.request_ids, reason)
         else:
             self._fail_others(worker, frozenset(), reason)
 
     def _fail(
-        self, worker: Worker, keys: frozenset[int], reason: str, code: ErrorCode = ErrorCode.ERROR_CODE_GAP
+        self, worker: Worker, ids: frozenset[int], reason: str, code: ErrorCode = ErrorCode.ERROR_CODE_GAP
     ) -> None:
-        for key in keys:
-            request = self._own(worker, key)
+        for request_id in ids:
+            request = self._own(worker, request_id)
             if request is not None:
                 self.registry.fail(request, code, reason)
 
     def _fail_others(self, worker: Worker, spared: frozenset[int], reason: str) -> None:
         for request in self.registry.table.of_stream(worker.source.stream):
-            if request.key not in spared:
+            if request.id not in spared:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_GAP, reason)
 
     def _reconcile(self, worker: Worker) -> None:
         """End the requests that the worker should have and has not: it never got them, or lost them."""
-        _, keys = worker.reconcile or (0, frozenset())
+        _, ids = worker.reconcile or (0, frozenset())
         worker.reconcile = None
         for request in self.registry.table.of_stream(worker.source.stream):
-            if request.key in keys:
-                request.generate = None
+            if request.id in ids:
+                self.registry.table.admitted(request)
             elif request.early:
                 continue  # it has had its last row, and that waits here
             elif request.generate is None:
                 why = f"worker {worker.stream.worker_id} does not have it any more"
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
-                self.resend(worker, request)
+                self._downstream.resend(worker, request)
 
-    # Who holds a stream back.
+    # Backpressure.
 
-    def _share_held(self, worker: Worker) -> float:
+    def _share_pending(self, worker: Worker) -> float:
         """Return how much of what may wait for consumers does, from 0 to 1; above 1 it is too much."""
         settings, acks = self._settings.processor, worker.stream.acks
         return max(len(acks) / settings.pending_items, acks.bytes / settings.pending_bytes)
 
-    def _watch_holds(self, worker: Worker, now: float) -> None:
+    def _evict_if_held_back(self, worker: Worker, now: float) -> None:
         worker.stream.acks.advance()
-        oldest, share = worker.stream.acks.oldest, self._share_held(worker)
+        oldest, share = worker.stream.acks.oldest, self._share_pending(worker)
         if oldest is None or share <= _SHARE_WITH_CREDIT:
             worker.held_back = None
             return
@@ -231,23 +308,11 @@ class Intake:
         acks = worker.stream.acks
         while (oldest := acks.oldest) is not None and not worker.assembler.keeps(oldest):
             has_remote_holders = bool(oldest.holders)
-            self.evict(oldest, acks.middle)
+            self._downstream.evict(oldest, acks.middle)
             is_free = acks.advance() or not acks.oldest
-            if not (is_free and has_remote_holders) or self._share_held(worker) <= _SHARE_AFTER_EVICTION:
+            if not (is_free and has_remote_holders) or self._share_pending(worker) <= _SHARE_AFTER_EVICTION:
                 return
 
 
-_SHARE_WITH_CREDIT = 0.5
-"""How much of what may wait for consumers may do so while their worker is given credit."""
-_SHARE_AFTER_EVICTION = 0.75
-
-
-def _keys(batch: LogprobBatch) -> frozenset[int]:
+def _ids(batch: LogprobBatch) -> frozenset[int]:
     return frozenset(batch.request_keys.tolist())
-
-
-_REASONS = {
-    GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
-    GapReason.GAP_REASON_REFUSED: "they were refused",
-    GapReason.GAP_REASON_WORKER_LOST: "the worker is lost",
-}

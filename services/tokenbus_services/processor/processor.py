@@ -14,11 +14,11 @@ from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, trans
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.processor.client_errors import closing_error
+from tokenbus_services.processor.buffers import StepQueue
+from tokenbus_services.processor.connections import ListenerPeers
 from tokenbus_services.processor.core import Core
-from tokenbus_services.processor.peers import ListenerPeers
+from tokenbus_services.processor.dispatch import closing_error
 from tokenbus_services.processor.router import BUFFERED, NOBODY
-from tokenbus_services.processor.step_queue import StepQueue
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -29,7 +29,7 @@ _TICKS = 10
 class Processor:
     """Takes workers at one address and clients at another, for as long as `async with` lasts.
 
-    In this process, `steps()` iterates over all steps as columns, `request(key)` over one request's tokens, and
+    In this process, `steps()` iterates over all steps as columns, `request(request_id)` over one request's tokens, and
     `generate(...)` asks for a new request.
     """
 
@@ -41,7 +41,7 @@ class Processor:
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
         self._worker_peers, self._client_peers = ListenerPeers(), ListenerPeers()
-        self._core = core = Core(self.settings, self.clock, self._worker_peers, self._client_peers)
+        self._core = core = Core(self.settings, self.clock, self._worker_peers, self._client_peers, _call_soon)
         self.dead_letters, self.registry, self.intake = core.dead_letters, core.registry, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self._transport = transport
@@ -59,8 +59,6 @@ class Processor:
         """Listen for workers and clients."""
         transport = self._transport or transport_for(self.settings.bus)
         bus = self.settings.bus
-        loop = asyncio.get_running_loop()
-        self.clients.resumes.call_soon = loop.call_soon
         self._core.begin(self.clock.now())
         try:
             workers = self._worker_peers.listener = await transport.listen(bus.workers_address, self._transport_refused)
@@ -103,16 +101,19 @@ class Processor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.intake.feed is not None:
-            self.intake.feed.close()
+        if self.intake.step_queue is not None:
+            self.intake.step_queue.close()
         self.registry.close("the processor was closed")
         await self._close_listeners()
         _log.info("closed", processor=self.id)
 
     async def _close_listeners(self) -> None:
-        for peers in (self._worker_peers, self._client_peers):
-            if peers.listener is not None:
-                await peers.listener.close()
+        for listener in self._listeners():
+            await listener.close()
+
+    def _listeners(self) -> list[Listener]:
+        peers = self._worker_peers, self._client_peers
+        return [each.listener for each in peers if each.listener is not None]
 
     @property
     def is_listening(self) -> bool:
@@ -165,8 +166,7 @@ class Processor:
             self._changed.set()
 
     def _look_for_addresses(self) -> None:
-        listeners = [each for each in (self._worker_peers.listener, self._client_peers.listener) if each is not None]
-        self.unreachable = tuple(each.address for each in listeners if not each.is_reachable())
+        self.unreachable = tuple(each.address for each in self._listeners() if not each.is_reachable())
         for address in self.unreachable:
             self._repeated_log.begin(
                 ("address", address), _log.warning, "address gone: its file was removed or replaced", address=address
@@ -195,27 +195,27 @@ class Processor:
         come again: who keeps what was taken skips those by stream and sequence. Until it is closed, rows of requests
         that nobody else claimed are nobody else's.
         """
-        if self.intake.feed is not None:
+        if self.intake.step_queue is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
-        self.intake.feed = StepQueue(self.settings.processor.step_queue)
+        self.intake.step_queue = StepQueue(self.settings.processor.step_queue)
         self.registry.default_route = NOBODY
-        return self._steps(self.intake.feed)
+        return self._steps(self.intake.step_queue)
 
-    async def _steps(self, feed: StepQueue) -> AsyncGenerator[Step, None]:
+    async def _steps(self, queue: StepQueue) -> AsyncGenerator[Step, None]:
         try:
-            while (step := await feed.get()) is not None:
+            while (step := await queue.get()) is not None:
                 yield step
         finally:
-            feed.discard()
-            self.intake.feed = None
+            queue.discard()
+            self.intake.step_queue = None
             self.registry.default_route = BUFFERED
 
-    def request(self, key: int, *, position: int = 0) -> RequestTokens:
+    def request(self, request_id: int, *, position: int = 0) -> RequestTokens:
         """Return an iterator over a request's tokens, from a position on, whoever asked for the request.
 
         It may be asked for before its worker is there, and waits some time for that.
         """
-        return self.registry.tokens(key, position)
+        return self.registry.tokens(request_id, position)
 
     def generate(self, generate: Generate) -> RequestTokens:
         """Hand a new request to a worker, and return an iterator over its tokens.
@@ -234,9 +234,13 @@ class Processor:
             raise RequestFailedError(error)
         return opened[0]
 
-    def abort(self, key: int) -> None:
+    def abort(self, request_id: int) -> None:
         """End a request; it is no error if it has ended, or was never known."""
-        self.registry.abort(key)
+        self.registry.abort(request_id)
+
+
+def _call_soon(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)
 
 
 def _named(settings: Settings) -> Settings:

@@ -1,31 +1,54 @@
-"""RequestRegistry: how requests begin, change hands and end."""
+"""RequestRegistry: when requests begin, change hands and end, and who learns of it."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_services.delivery import PendingAck, RequestTokens
-from tokenbus_services.delivery.errors import brief, code_name
+from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.processor.buffers import Buffers
-from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Payer, Request, RequestTable, Source, State
+from tokenbus_services.processor.buffers import RequestBuffers
+from tokenbus_services.processor.requests import (
+    NO_OWNER,
+    NO_STREAM,
+    Deadline,
+    Event,
+    Request,
+    RequestTable,
+    Source,
+    State,
+)
 from tokenbus_services.processor.router import BUFFERED, NOBODY, Consumer, Router
-from tokenbus_services.processor.worker import Worker
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
 
 
 class Time(Protocol):
-    """Tells the time, twice: as a clock that never goes back, and as moments that other processes know, too."""
+    """Tells the time as a clock that never goes back, and as moments that other processes know, too."""
 
     def now(self) -> float:
         """Return seconds of a clock that never goes back."""
 
     def unix_ms(self) -> int:
         """Return milliseconds since 1970-01-01 UTC."""
+
+
+class Upstream(Protocol):
+    """What the registry needs of the workers' and the clients' side of the processor."""
+
+    def abort_at_worker(self, stream: int, request_id: int) -> None:
+        """Tell the worker of a stream to end a request."""
+
+    def source_of(self, request_id: int) -> Source | None:
+        """Return the stream whose worker said in its handshake that it has a request."""
+
+    def is_known_stream(self, stream: int) -> bool:
+        """Tell whether the worker of a stream is there, or may come back."""
+
+    def vouched(self, request: Request, owner: int) -> None:
+        """Learn from a worker which client a request belongs to that was resumed before."""
 
 
 @dataclass(slots=True)
@@ -39,55 +62,49 @@ class RequestCounts:
 
 
 class RequestRegistry:
-    """Owns the table of requests; every change of a request's state that is not a row's goes through here."""
+    """Decides when a request begins, changes hands and ends, and tells its worker and its consumer.
 
-    def __init__(self, settings: ProcessorSettings, clock: Time) -> None:
+    The table of requests makes the changes; rows go through the router.
+    """
+
+    def __init__(self, settings: ProcessorSettings, clock: Time, upstream: Upstream) -> None:
         """Begin without requests."""
         self._settings = settings
+        self._clock = clock
         self._now = clock.now
-        self._unix_ms = clock.unix_ms
+        self._upstream = upstream
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
-        self.buffers = Buffers(self.table, settings.request_buffer_rows)
+        self.buffers = RequestBuffers(self.table, settings.request_buffer_rows)
         self.router = Router(self.table, self, settings.request_buffer_rows)
         self.router.consumers[BUFFERED] = self.buffers
         self.default_route = BUFFERED
+        """The route of requests that no client asked for."""
         self.counts = RequestCounts()
-        self.abort_at_worker: Callable[[int, int], None] = lambda _stream, _key: None
-        self.workers: Mapping[int, Worker] = {}
-        """The workers that are there, or may come back, by stream."""
         self.has_iterators = False
         """Whether requests are iterated over in this process, which may let their workers wait."""
-        self.on_vouched: Callable[[Request, int], None] = lambda _request, _owner: None
-        """Learns from a worker whose a request is that was resumed before."""
         self._repeated_log = DeduplicatedLog()
         self.failed_ticks = 0
 
     # How they begin.
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int = NO_OWNER) -> Request:
-        """Open a request that was asked for here, and that a worker is being told of; without a stream, later."""
-        seconds = self._seconds_for(generate.deadline_unix_ms)
-        if generate.deadline_ms:
-            seconds = min(seconds, generate.deadline_ms / 1000)
-        state = State.HANDED_OFF if stream == NO_STREAM else State.OPEN
-        request = self.table.open(generate.request_key, 0, stream, state, self._now() + seconds, _client(owner))
-        request.deadline_unix_ms = self._unix_ms() + int(seconds * 1000)
-        request.generate = Generate()
-        request.generate.CopyFrom(generate)
-        request.generate.owner = request.owner = owner
-        request.generate.deadline_unix_ms = request.deadline_unix_ms
-        request.is_claimed = True
-        self.table.route[request.slot] = route
-        self.table.wants_draft[request.slot] = generate.include_draft_logprobs
-        self.counts.opened += 1
-        return request
+        """Open a request that was asked for here: at the stream of the worker that is sent it, or queued without one.
 
-    def _seconds_for(self, deadline_unix_ms: int) -> float:
-        """Return how long a request may still take that ends at some moment; zero: the peer knows of none."""
-        most = self._settings.request_timeout_ms
-        if deadline_unix_ms:
-            most = min(most, deadline_unix_ms - self._unix_ms())
-        return max(0, most) / 1000
+        The caller checks first that there is room.
+        """
+        deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
+        self.counts.opened += 1
+        return self.table.submit(generate, stream, route, owner, deadline)
+
+    def _deadline(self, unix_ms: int, at_most_ms: int = 0) -> Deadline:
+        """Return when a request ends at the latest that is to end at some moment; zero: the peer set none."""
+        ms = self._settings.request_timeout_ms
+        if unix_ms:
+            ms = min(ms, unix_ms - self._clock.unix_ms())
+        if at_most_ms:
+            ms = min(ms, at_most_ms)
+        ms = max(0, ms)
+        return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms)
 
     def make_room(self) -> bool:
         """Drop the oldest request that was not asked for, of the worker that brought most; False if there is none."""
@@ -97,79 +114,66 @@ class RequestRegistry:
         self._drop_unclaimed(request)
         return True
 
-    def hand_to(self, request: Request, stream: int) -> None:
-        """Learn that a worker is being told of a request that had waited for one."""
-        self.table.owner[request.slot] = stream
-        self.table.state[request.slot] = State.OPEN
-
-    def meet(self, key: int, position: int, source: Source, now: float) -> Request | None:
-        """Open a request that a stream brought, or return None: it cannot be one."""
+    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
+        """Open a request that a stream brought, or return None and end it at its worker: it cannot be one."""
         shown_only = self.default_route == NOBODY
         begins_here = position == 0 or shown_only
-        may_be = begins_here or source.is_resumed or source.takes_over or key in source.owners
+        may_be = begins_here or source.is_resumed or source.takes_over or request_id in source.owners
         if not may_be or not self.table.has_room_for(source.payer):
-            self.abort_at_worker(source.stream, key)
+            self._upstream.abort_at_worker(source.stream, request_id)
             return None
-        wait = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
-        is_its = begins_here or (key in source.owners and not source.takes_over)
-        owner, state = source.stream if is_its else NO_STREAM, State.OPEN if begins_here else State.WAITING
-        request = self.table.open(key, position, owner, state, now + wait / 1000, source.payer)
-        request.owner = source.owners.get(key, NO_OWNER)
-        self.table.route[request.slot] = self.default_route
-        request.is_claimed = shown_only
+        wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
+        deadline, route = Deadline(now + wait_ms / 1000), self.default_route
+        request = self.table.appear(
+            request_id, position, source, deadline, route, is_midway=not begins_here, is_claimed=shown_only
+        )
         if not shown_only:
             self.buffers.open(request)
         self.counts.opened += 1
         return request
 
-    def answer(self, key: int, source: Source) -> None:
-        """Learn that a stream has a request that is known here, before any row of it came."""
-        request = self.table.get(key)
+    def answer(self, request_id: int, source: Source) -> None:
+        """Learn from a handshake that a stream has a request, before any row of it came."""
+        request = self.table.get(request_id)
         if request is None:
-            if self.table.ended(key) is not None:  # as when its worker had been given up
-                self.abort_at_worker(source.stream, key)
+            if self.table.ended(request_id) is not None:  # as when its worker had been given up
+                self._upstream.abort_at_worker(source.stream, request_id)
             return
-        if request.is_claimed and self.is_unvouched(request):
-            self.on_vouched(request, source.owners.get(key, NO_OWNER))
-        owner = int(self.table.owner[request.slot])
-        if owner not in (NO_STREAM, source.stream) and self.table.state[request.slot] == State.OPEN:
+        if self.is_unvouched(request):
+            self._upstream.vouched(request, source.owners.get(request_id, NO_OWNER))
+            if self.table.get(request_id) is not request:  # as when the refusal was too much for its session's queue
+                return
+        state, stream = self.table.state_of(request), self.table.stream_of(request)
+        if state is State.RUNNING and stream != source.stream:
             if not source.takes_over:
-                self.abort_at_worker(source.stream, key)  # it was asked for again, and another has it now
+                self._upstream.abort_at_worker(source.stream, request_id)  # asked for again, and another has it now
             return
-        # One that takes over may have it before the stream it came from has let go.
-        if self.table.owner[request.slot] == NO_STREAM and not source.takes_over:
-            self.table.owner[request.slot] = source.stream
-            if self.table.state[request.slot] == State.HANDED_OFF:
-                self.table.state[request.slot] = State.OPEN
+        # A worker that takes over may have it before the stream it came from has let go.
+        if stream == NO_STREAM and state is not State.ENDED and not source.takes_over:
+            self.table.vouch(request, source.stream)
 
     # How they change hands.
 
     def consumer_of(self, request: Request) -> Consumer | None:
-        """Return who takes a request's rows."""
+        """Return the consumer that takes a request's rows."""
         return self.router.consumers.get(int(self.table.route[request.slot]))
 
-    def source_of(self, key: int) -> Source | None:
-        """Return the stream whose worker said in its hello that it has a request."""
-        return next((each.source for each in self.workers.values() if key in each.source.owners), None)
+    def source_of(self, request_id: int) -> Source | None:
+        """Return the stream whose worker said in its handshake that it has a request."""
+        return self._upstream.source_of(request_id)
 
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it."""
-        is_free = self.table.owner[request.slot] == NO_STREAM and self.table.state[request.slot] == State.HANDED_OFF
-        return bool(is_free) and request.generate is None and request.handed_off_by == NO_STREAM
+        return self.table.state_of(request) is State.RESUMED
 
     def disown(self, request: Request) -> None:
-        """Let a request wait for its owner: who resumed it was another."""
-        request.is_claimed = False
-        self.table.charge(request, None)
-        self.table.route[request.slot] = BUFFERED
-        self.table.state[request.slot] = State.WAITING
-        request.handed_off_at = None
-        self.table.due[request.slot] = self._now() + self._settings.unclaimed_timeout_ms / 1000
+        """Let a request wait for its owner: it was resumed by another client."""
+        self.table.disown(request, BUFFERED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
         self.buffers.open(request)
 
     def claim(  # noqa: PLR0913 - what a client says of a request
         self,
-        key: int,
+        request_id: int,
         position: int,
         route: int,
         *,
@@ -177,75 +181,58 @@ class RequestRegistry:
         owner: int = NO_OWNER,
         deadline_unix_ms: int = 0,
     ) -> Request:
-        """Lead a request's further rows to a consumer that holds its tokens up to a position.
+        """Lead a request's further rows to a consumer that has its tokens up to a position.
 
-        What waits for it already is the caller's to take over, before `settle` lets go on what waited for this.
+        The rows that wait already are the caller's to take over, before `settle` hands out those that came early.
         """
-        now = self._now()
-        request = self.table.get(key)
+        now, table = self._now(), self.table
+        request = table.get(request_id)
         if request is None:
-            request = self.table.open(key, position, NO_STREAM, State.WAITING, now)
+            request = table.open(request_id, position, NO_STREAM, Event.APPEAR_MIDWAY, Deadline(now))
             self.buffers.open(request)
-        was_claimed, request.is_claimed = request.is_claimed, True
-        request.owner = owner
-        self.table.charge(request, _client(owner))
-        self.table.route[request.slot] = route
-        self.table.wants_draft[request.slot] = drafts
+        was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
+        table.claim(request, route, owner, drafts=drafts)
         if not was_claimed:
-            seconds = self._seconds_for(deadline_unix_ms)
-            request.deadline = now + seconds
-            request.deadline_unix_ms = self._unix_ms() + int(seconds * 1000)
-            waiting = self.table.state[request.slot] == State.WAITING
-            grace = now + self._settings.unclaimed_timeout_ms / 1000
-            self.table.due[request.slot] = min(grace, request.deadline) if waiting else request.deadline
-            if request.handed_off_at is not None:  # whoever is to go on with it has no more time for that
-                self.table.look_again(request, request.handed_off_at + self._settings.handoff_timeout_ms / 1000)
-        if self.table.state[request.slot] == State.WAITING:
-            self.table.next_position[request.slot] = position
-            request.first_position = position
-            if self.table.owner[request.slot] == NO_STREAM:  # whichever stream goes on at this place has it
-                self.table.state[request.slot] = State.HANDED_OFF
-                request.handed_off_at = now
-            else:
-                self.table.state[request.slot] = State.OPEN
+            table.set_deadline(request, self._deadline(deadline_unix_ms))
+            if is_orphaned:
+                table.look_again(request, now + self._settings.unclaimed_timeout_ms / 1000)
+            if request.released_at is not None:  # the stream that is to go on with it has no more time for that
+                table.look_again(request, request.released_at + self._settings.handoff_timeout_ms / 1000)
+        if is_orphaned:
+            table.resume(request, position, now)
         return request
 
-    def take_over(self, key: int, source: Source) -> Request | None:
+    def take_over(self, request_id: int, source: Source) -> Request | None:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
-        request = self.table.get(key)
+        request = self.table.get(request_id)
         if request is None:
-            if self.table.ended(key) is not None:
-                self.abort_at_worker(source.stream, key)
+            if self.table.ended(request_id) is not None:
+                self._upstream.abort_at_worker(source.stream, request_id)
             return None
-        state, owner = State(self.table.state[request.slot]), int(self.table.owner[request.slot])
-        if state is State.HANDED_OFF and request.handed_off_by != NO_STREAM:
-            self._inherit(request, source.stream)
+        if self.table.state_of(request) is State.HANDED_OFF:
+            self._go_on(request, source.stream)
             return request
-        # Who has it has not let go yet, as far as came here: these are two streams.
-        if owner != source.stream:
-            self.table.handoff_target[request.slot] = source.stream
-            request.is_inherited = True
+        # The stream that has it has not let go yet, as far as came here: these are two streams.
+        if self.table.stream_of(request) != source.stream:
+            self.table.expect_take_over(request, source.stream)
         return None
 
-    def _inherit(self, request: Request, stream: int) -> None:
-        self.table.give(request, stream)
-        if request.aborted_at is not None:  # while nobody had it, nobody could be told
-            self.abort_at_worker(stream, request.key)
+    def _go_on(self, request: Request, stream: int) -> None:
+        self.table.go_on(request, stream)
+        if request.aborted_at is not None:  # while no stream had it, no worker could be asked to end it
+            self._upstream.abort_at_worker(stream, request.id)
 
     def hand_off(self, request: Request, now: float) -> None:
         """Let another stream go on with a request: the one that has it already, or one that does so in time."""
-        request.handed_off_by = int(self.table.owner[request.slot])
-        if request.is_inherited:
-            self._inherit(request, int(self.table.handoff_target[request.slot]))
-            return
-        self.table.state[request.slot] = State.HANDED_OFF
-        self.table.owner[request.slot] = NO_STREAM
-        request.handed_off_at = now
-        self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+        self.table.hand_off(request, now)
+        if request.is_taken_over:
+            self._go_on(request, int(self.table.handoff_target[request.slot]))
+        else:
+            self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
 
     def settle(self, request: Request) -> None:
         """Go on after a claim: hand out what came early, and close what has ended."""
-        if self.table.state[request.slot] == State.ENDED:
+        if self.table.state_of(request) is State.ENDED:
             self.table.close(request, None)
         elif request.early:
             self.router.recall(request, self._now())
@@ -257,57 +244,53 @@ class RequestRegistry:
         self.counts.finished += 1
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request, status)
-        self._let_go_of_early(request)
+        self._drop_early(request)
         if request.is_claimed:
             self.table.close(request, None)
         else:
-            self.table.state[request.slot] = State.ENDED
-            self.table.owner[request.slot] = NO_STREAM
+            self.table.end(request)
 
     def fail(self, request: Request, code: ErrorCode, message: str, *, tell_worker: bool = True) -> None:
-        """End a request with an error that says how far it got."""
-        slot = request.slot
-        emitted = max(0, int(self.table.next_position[slot]))
-        error = RequestError(request_key=request.key, code=code, message=brief(message, code), emitted_tokens=emitted)
+        """End a request with an error that says how far it got; one that has ended already, as others did, stays so."""
+        if self.table.get(request.id) is not request:
+            return
+        emitted = max(0, int(self.table.next_position[request.slot]))
+        error = request_error(request.id, code, message, emitted_tokens=emitted)
         name = code_name(code)
         # A worker may send any number for a code: a count for each would let it fill the memory.
         counted = name if code in ErrorCode.values() else "other"
         self.counts.failed[counted] = self.counts.failed.get(counted, 0) + 1
-        owner = int(self.table.owner[slot])
-        if tell_worker and owner != NO_STREAM:
-            self.abort_at_worker(owner, request.key)
-        self._abort_at_others(request)
+        self._abort_at_workers(request, tell_its_own=tell_worker)
         self._repeated_log.begin(
             name,
             _log.warning,
             "request ended with an error",
             code=name,
             reason=message,
-            request=request.key,
+            request=request.id,
             emitted_tokens=emitted,
         )
         if (consumer := self.consumer_of(request)) is not None:
             consumer.fail(request, error)
-        self._let_go_of_early(request)
-        if request.is_claimed or self.table.state[slot] == State.ENDED:
+        self._drop_early(request)
+        if request.is_claimed or self.table.state_of(request) is State.ENDED:
             self.table.close(request, error)
         else:
-            self.table.state[slot] = State.ENDED
-            self.table.owner[slot] = NO_STREAM
+            self.table.end(request)
 
     def end_slow(self, request: Request) -> None:
-        """End a request whose rows wait here and are not taken; they are dropped, so that they hold nobody back."""
+        """End a request whose rows wait here and are not taken; they are dropped, so that they hold no stream back."""
         tokens = self.buffers.tokens_of(request)
         waiting = f"its consumer left {len(tokens)} steps' tokens waiting, from token {tokens.position} on"
         self.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, waiting)
         self.buffers.forget(tokens)
 
-    def check_buffers(self, held_items: int) -> None:
+    def check_buffers(self, pending_items: int) -> None:
         """End the requests that have too many rows waiting here, or let that slow their workers down.
 
-        A row waits only while its step is held: a request's rows are at most as many as a stream's held items.
+        A row waits only while its step is pending: a request's rows are at most as many as a stream's pending items.
         """
-        for tokens in self.buffers.check(held_items):
+        for tokens in self.buffers.check(pending_items):
             request = self.table.get(tokens.key)
             if request is not None and self._settings.slow_consumer == "end":
                 self.end_slow(request)
@@ -326,25 +309,23 @@ class RequestRegistry:
             step = self.buffers.tokens_of(request).oldest()
             if step is None:
                 continue
+            found = step.pending_ack
             if not request.is_claimed:
-                if step.pending_ack is pending_ack or (
-                    step.pending_ack.stream is pending_ack.stream and step.pending_ack.last_sequence <= through
-                ):
+                if found is pending_ack or (found.stream is pending_ack.stream and found.last_sequence <= through):
                     self._drop_unclaimed(request)
-            elif step.pending_ack is not pending_ack:
-                continue
-            elif self._settings.slow_consumer == "end":
+            elif found is pending_ack and self._settings.slow_consumer == "end":
                 self.end_slow(request)
 
-    def abort(self, key: int) -> None:
-        """Ask the worker that has a request to end it; what has ended or was never known needs no end."""
-        request = self.table.get(key)
+    def abort(self, request_id: int) -> None:
+        """Ask the worker that has a request to end it; a request that has ended or was never known needs no end."""
+        request = self.table.get(request_id)
         if request is None or request.aborted_at is not None:
             return
-        request.aborted_at = self._now()
-        self.table.look_again(request, request.aborted_at + self._settings.abort_timeout_ms / 1000)
-        if (owner := int(self.table.owner[request.slot])) != NO_STREAM:
-            self.abort_at_worker(owner, key)
+        now = self._now()
+        self.table.abort(request, now)
+        self.table.look_again(request, now + self._settings.abort_timeout_ms / 1000)
+        if (stream := self.table.stream_of(request)) != NO_STREAM:
+            self._upstream.abort_at_worker(stream, request_id)
 
     def expire(self) -> None:
         """End what has waited too long."""
@@ -352,43 +333,46 @@ class RequestRegistry:
         self._repeated_log.expire()
         for request in self.table.due_requests(now):
             try:
-                self._look_at(request, now)
+                self._check(request, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self.failed_ticks += 1
-                self._repeated_log.begin("defect", _log.exception, "tick failed", request=request.key)
-                self.table.close(request, None)
+                self._repeated_log.begin("defect", _log.exception, "tick failed", request=request.id)
+                if self.table.get(request.id) is request:
+                    self.table.close(request, None)
 
-    def _look_at(self, request: Request, now: float) -> None:
-        settings, state = self._settings, State(self.table.state[request.slot])
+    def _check(self, request: Request, now: float) -> None:
+        if self.table.get(request.id) is not request:
+            return  # it ended together with one before it
         if not request.is_claimed:
             self._drop_unclaimed(request)
             return
-        if request.aborted_at is not None and now >= request.aborted_at + settings.abort_timeout_ms / 1000:
-            self.fail(request, ErrorCode.ERROR_CODE_ABORTED, "aborted, and its worker did not say so in time")
-            return
-        if now >= request.deadline:
+        due = request.deadline.at
+        if request.aborted_at is not None:
+            given_up_at = request.aborted_at + self._settings.abort_timeout_ms / 1000
+            if now >= given_up_at:
+                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, "aborted, and its worker did not say so in time")
+                return
+            due = min(due, given_up_at)
+        if now >= request.deadline.at:
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, "it took longer than it may")
             return
-        times = [request.deadline]
-        handoff = settings.handoff_timeout_ms / 1000
-        if request.aborted_at is not None:
-            times.append(request.aborted_at + settings.abort_timeout_ms / 1000)
-        if state is State.HANDED_OFF and request.handed_off_at is not None:
-            given_up_at = now + handoff if self._is_between_workers(request) else request.handed_off_at + handoff
+        if request.released_at is not None:
+            since = now if self._is_between_workers(request) else request.released_at
+            given_up_at = since + self._settings.handoff_timeout_ms / 1000
             if now >= given_up_at:
                 self._fail_handed_off(request)
                 return
-            times.append(given_up_at)
-        self.table.due[request.slot] = min(times)
+            due = min(due, given_up_at)
+        self.table.look_at(request, due)
 
     def _is_between_workers(self, request: Request) -> bool:
         """Tell whether both workers of a hand-off are there: then they say so themselves if it fails.
 
         The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
-        that takes; only where one of them is gone its silence means anything.
+        that takes; its silence means something only where one of them is gone.
         """
-        target = int(self.table.handoff_target[request.slot])
-        return request.handed_off_by in self.workers and target in self.workers
+        target, is_known = int(self.table.handoff_target[request.slot]), self._upstream.is_known_stream
+        return is_known(request.handed_off_by) and is_known(target)
 
     def _fail_handed_off(self, request: Request) -> None:
         expected = int(self.table.next_position[request.slot])
@@ -403,48 +387,48 @@ class RequestRegistry:
     def _drop_unclaimed(self, request: Request) -> None:
         self.counts.unclaimed += 1
         tokens = self.buffers.tokens_of(request)
-        if (owner := int(self.table.owner[request.slot])) != NO_STREAM:
-            self.abort_at_worker(owner, request.key)
-        self._abort_at_others(request)
-        self._let_go_of_early(request)
+        self._abort_at_workers(request)
+        self._drop_early(request)
         self.buffers.forget(tokens)
         self.table.close(request, tokens.error)
-        self._repeated_log.begin("unclaimed", _log.warning, "nobody asked for a request's tokens", request=request.key)
+        self._repeated_log.begin("unclaimed", _log.warning, "request dropped: no client claimed it", request=request.id)
 
-    def _abort_at_others(self, request: Request) -> None:
-        """End a request that ends at whoever else works on it: it may have changed hands without our knowing all."""
+    def _abort_at_workers(self, request: Request, *, tell_its_own: bool = True) -> None:
+        """End a request at its worker, and at others that may work on it: not every hand-off is known here yet."""
+        stream = self.table.stream_of(request)
         others = {early.source.stream for early in request.early}
-        if request.is_inherited:
+        if request.is_taken_over:
             others.add(int(self.table.handoff_target[request.slot]))
-        for stream in sorted(others - {int(self.table.owner[request.slot])}):
-            self.abort_at_worker(stream, request.key)
+        if tell_its_own and stream != NO_STREAM:
+            self._upstream.abort_at_worker(stream, request.id)
+        for other in sorted(others - {stream}):
+            self._upstream.abort_at_worker(other, request.id)
 
-    def _let_go_of_early(self, request: Request) -> None:
-        for early in request.early:
+    def _drop_early(self, request: Request) -> None:
+        for early in self.table.take_early(request):
             early.step.pending_ack.release()
-        request.early = []
 
     def end_those_of(self, stream: int, name: str, why: str) -> int:
         """End every request that a stream has or was to go on with: its worker is lost. Return how many."""
         ended = self.table.of_stream(stream)
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
-        heirless = 0
+        without_target = 0
         for request in self.table.of_handoff_target(stream):
-            self.table.handoff_target[request.slot] = NO_STREAM
-            if request.is_inherited or self.table.state[request.slot] == State.HANDED_OFF:
-                heirless += 1
+            self.table.forget_handoff_target(request)
+            if request.is_taken_over or self.table.state_of(request) is State.HANDED_OFF:
+                without_target += 1
                 lost = f"decode worker {name} is lost before it went on: {why}"
                 self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
-        return len(ended) + heirless
+        return len(ended) + without_target
 
-    def between(self, key: int, stream: int) -> Request | None:
-        """Return a request that a stream let go of and nobody has yet, or that it has before the other let go."""
-        request = self.table.get(key)
+    def between(self, request_id: int, stream: int) -> Request | None:
+        """Return a request that a stream handed off and no other has yet, or took over before the other let go."""
+        request = self.table.get(request_id)
         if request is None:
             return None
-        let_go = self.table.state[request.slot] == State.HANDED_OFF and request.handed_off_by == stream
-        has_it = request.is_inherited and self.table.handoff_target[request.slot] == stream
+        let_go = self.table.state_of(request) is State.HANDED_OFF and request.handed_off_by == stream
+        has_it = request.is_taken_over and self.table.handoff_target[request.slot] == stream
         return request if let_go or has_it else None
 
     def close(self, message: str) -> None:
@@ -453,16 +437,11 @@ class RequestRegistry:
             if request.is_claimed and self.table.route[request.slot] == BUFFERED:
                 self.fail(request, ErrorCode.ERROR_CODE_ABORTED, message, tell_worker=False)
 
-    def tokens(self, key: int, position: int = 0) -> RequestTokens:
+    def tokens(self, request_id: int, position: int = 0) -> RequestTokens:
         """Claim a request for an iterator in this process, and return that."""
         self.has_iterators = True
-        request = self.claim(key, position, BUFFERED, drafts=True)
+        request = self.claim(request_id, position, BUFFERED, drafts=True)
         tokens = self.buffers.adopt(request)
         tokens.position = position
         self.settle(request)
         return tokens
-
-
-def _client(owner: int) -> Payer | None:
-    """Return what counts the requests of a client; this process's own are not counted."""
-    return None if owner == NO_OWNER else ("client", owner)

@@ -1,12 +1,13 @@
-"""The open requests: who has each, how far it has come, and who wants its tokens.
+"""A request's states, its transitions, and the table of all requests: nothing outside this module changes a request.
 
 What every step needs of every row lies in arrays, so that a step of a thousand rows is settled in a few
 operations, and the number of open requests does not matter.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum, auto
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -14,49 +15,142 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery.step import Step
 
 NO_STREAM = -1
 NO_OWNER = 0
 Payer = tuple[str, int]
-"""Which peer an open request counts against: the client that asked for it, or the worker that brought it unasked."""
+"""The peer that an open request counts against: the client that asked for it, or the worker that brought it unasked."""
 Slots = npt.NDArray[np.intp]
 
 
 class State(IntEnum):
-    """Where a request stands."""
+    """The states of a request."""
 
-    OPEN = 1
+    CLOSED = 0
+    """It is not in the table."""
+    QUEUED = 1
+    """No worker has it yet."""
+    RUNNING = 2
     """One stream has it; its next row comes from there."""
-    HANDED_OFF = 2
-    """Its stream let go of it; the next one that goes on where it ended has it."""
-    WAITING = 3
-    """It began before this processor did: where it goes on is not known yet."""
-    ENDED = 4
-    """It has ended, and nobody has asked for its tokens yet."""
+    HANDED_OFF = 3
+    """Its stream let go of it; the stream that brings its next position gets it."""
+    ORPHANED = 4
+    """It began before this processor, and its client has not resumed it: its next position is unknown."""
+    RESUMED = 5
+    """Its client resumed it, and no worker has said yet that it has it."""
+    ENDED = 6
+    """It ended before its client claimed it; its rows wait for the client."""
+
+
+class Event(StrEnum):
+    """What moves a request from one state to another."""
+
+    QUEUE = auto()
+    """A client asks for it, and every worker is busy or away."""
+    DISPATCH = auto()
+    """A worker is sent the request."""
+    APPEAR = auto()
+    """A stream brings its first token unasked."""
+    APPEAR_MIDWAY = auto()
+    """A stream brings, or a client resumes, a request that began before this processor."""
+    BEGIN = auto()
+    """The stream goes back to its first token after all."""
+    RESUME = auto()
+    """Its client resumes it, and no stream has it."""
+    RESUME_RUNNING = auto()
+    """Its client resumes it, and a stream has it."""
+    VOUCH = auto()
+    """A worker says in its handshake that it has it."""
+    DISOWN = auto()
+    """A worker says that it belongs to another client than the one that resumed it."""
+    HAND_OFF = auto()
+    """The stream's last row says that another stream goes on."""
+    CONTINUE = auto()
+    """Another stream goes on with it."""
+    END = auto()
+    """It ends, and no client has claimed it."""
+    CLOSE = auto()
+    """It ends, or is dropped."""
+
+
+TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
+    Event.QUEUE: {State.CLOSED: State.QUEUED},
+    Event.DISPATCH: {State.CLOSED: State.RUNNING, State.QUEUED: State.RUNNING},
+    Event.APPEAR: {State.CLOSED: State.RUNNING},
+    Event.APPEAR_MIDWAY: {State.CLOSED: State.ORPHANED},
+    Event.BEGIN: {State.ORPHANED: State.RUNNING},
+    Event.RESUME: {State.ORPHANED: State.RESUMED},
+    Event.RESUME_RUNNING: {State.ORPHANED: State.RUNNING},
+    Event.VOUCH: {
+        State.QUEUED: State.RUNNING,
+        State.HANDED_OFF: State.RUNNING,
+        State.ORPHANED: State.ORPHANED,
+        State.RESUMED: State.RUNNING,
+    },
+    Event.DISOWN: {State.RESUMED: State.ORPHANED},
+    Event.HAND_OFF: {State.RUNNING: State.HANDED_OFF},
+    Event.CONTINUE: {
+        State.QUEUED: State.RUNNING,
+        State.HANDED_OFF: State.RUNNING,
+        State.RESUMED: State.RUNNING,
+    },
+    Event.END: {
+        State.RUNNING: State.ENDED,
+        State.HANDED_OFF: State.ENDED,
+        State.ORPHANED: State.ENDED,
+    },
+    Event.CLOSE: {state: State.CLOSED for state in State if state is not State.CLOSED},
+}
+"""The state after each event, by the state before it. Any other transition is a defect, and raises."""
+
+
+class TransitionError(Exception):
+    """An event that the state of a request does not allow: a defect of the processor."""
+
+    def __init__(self, request_id: int, state: State, event: Event) -> None:
+        """Keep all three."""
+        super().__init__(f"request {request_id:016x}: {event} is not allowed while {state.name.lower()}")
+        self.request_id, self.state, self.event = request_id, state, event
+
+
+def state_after(state: State, event: Event, request_id: int = 0) -> State:
+    """Return the state after an event, or raise a TransitionError."""
+    try:
+        return TRANSITIONS[event][state]
+    except KeyError:
+        raise TransitionError(request_id, state, event) from None
+
+
+class Deadline(NamedTuple):
+    """When a request ends at the latest: by the processor's clock in seconds, and in milliseconds since 1970 UTC."""
+
+    at: float
+    unix_ms: int = 0
 
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """Where a step came from, as far as rows of requests that nobody knows are concerned."""
+    """Where a step came from, as far as rows of unknown requests are concerned."""
 
     stream: int
     name: str
     is_resumed: bool
     """Whether the stream began before this processor did."""
     takes_over: bool
-    """Whether its worker goes on with requests that others began."""
+    """Whether its worker goes on with requests that other workers began."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
-    """Whose requests its worker had when it introduced itself, by request key."""
+    """The requests that its worker had at its last handshake, and the owner of each."""
 
     @property
     def payer(self) -> Payer:
-        """What counts the requests that it brings unasked."""
+        """What the requests that it brings unasked count against."""
         return "worker", self.stream
 
 
 class EarlyRow(NamedTuple):
-    """A row that waits for what comes before it, as a step of its own."""
+    """A row that came out of order, as a step of its own."""
 
     source: Source
     step: Step
@@ -64,30 +158,30 @@ class EarlyRow(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What is known of one request beside what lies in the arrays."""
+    """What is known of one request beside the columns of the table. Read it anywhere; only the table changes it."""
 
-    key: int
+    id: int
     slot: int
     first_position: int
     """The first token that was known here."""
-    deadline: float
+    deadline: Deadline
     generate: Generate | None = None
-    """What was sent to a worker, until that worker takes it."""
+    """What was sent to a worker, until that worker admits it."""
     is_claimed: bool = False
-    """Whether somebody asked for its tokens."""
+    """Whether a consumer takes its tokens."""
     prompt_tokens: int = 0
     aborted_at: float | None = None
-    handed_off_at: float | None = None
+    released_at: float | None = None
+    """Since when no stream has it, after one had it or its client resumed it."""
     handed_off_by: int = NO_STREAM
-    """The stream that let go of it, once one did."""
-    is_inherited: bool = False
-    """Whether its heir said that it has it, before the stream that has it let go."""
+    """The stream that handed it off last."""
+    is_taken_over: bool = False
+    """Whether the hand-off target said that it has it before the stream that has it let go."""
     early: list["EarlyRow"] = field(default_factory=list)
-    """Rows that came out of order, before those that go before them."""
+    """Rows that came out of order."""
     owner: int = NO_OWNER
-    """Who asked for it: only that client, or its next life, may take it up or end it."""
+    """The client that asked for it: only that client, or its next life, may take it up or end it."""
     payer: Payer | None = None
-    deadline_unix_ms: int = 0
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
 
@@ -102,11 +196,26 @@ class Ended:
     last_frame: tuple[int, int] | None
 
 
+_EMPTY: Mapping[str, float] = {
+    "next_position": 0,
+    "stream": NO_STREAM,
+    "handoff_target": NO_STREAM,
+    "state": State.CLOSED,
+    "route": 0,
+    "wants_draft": True,
+    "due": np.inf,
+}
+"""What each column has in a slot without a request."""
+
+
 class RequestTable:
-    """All open requests, and for a while those that ended."""
+    """All open requests, and for a while those that ended; its methods are the only functions that change a request.
+
+    The columns (`next_position`, `stream`, `state` ...) have a value for each slot, and may be read by anyone.
+    """
 
     def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
-        """Hold at most so many open requests, so many of them for one peer, and remember so many that ended."""
+        """Take the most open requests, the most ended ones that are remembered, and the most open ones of one peer."""
         self._per_peer = max_requests if per_peer is None else per_peer
         self._charged: dict[Payer, dict[int, None]] = {}
         self._slots: dict[int, int] = {}
@@ -117,20 +226,24 @@ class RequestTable:
         self._ended_requests = ended_requests
         self._version = 0
         self._cached_version = -1
-        self._cached_keys = b""
+        self._cached_ids = b""
         self._cached_slots: Slots = np.zeros(0, np.intp)
         self.peak = 0
         self.next_position = np.zeros(64, np.int64)
-        self.owner = np.full(64, NO_STREAM, np.int32)
+        self.stream = np.full(64, NO_STREAM, np.int32)
+        """The stream that has each request."""
         self.handoff_target = np.full(64, NO_STREAM, np.int32)
-        """The stream that is to go on with each request when its owner lets go, where that is known."""
+        """The stream that is to go on with each request when its stream lets go, where that is known."""
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
-        self.wants_draft = np.zeros(64, np.bool_)
+        """Which consumer takes the rows of each request."""
+        self.wants_draft = np.ones(64, np.bool_)
         self.due = np.full(64, np.inf)
         """When to look at each request again."""
         self.contexts: list[Any] = []
         """What belongs to the consumer of each request, by slot."""
+
+    # Finding requests.
 
     def __len__(self) -> int:
         """Return how many requests are open."""
@@ -149,7 +262,274 @@ class RequestTable:
         """Return how many open requests count against a peer."""
         return len(self._charged.get(payer, ()))
 
-    def charge(self, request: Request, payer: Payer | None) -> None:
+    def oldest_unasked(self) -> Request | None:
+        """Return the oldest request of the worker that brought most of those that were not asked for."""
+        payers = [payer for payer in self._charged if payer[0] == "worker"]
+        if not payers:
+            return None
+        return self.at(next(iter(self._charged[max(payers, key=self.charged_to)])))
+
+    def get(self, request_id: int) -> Request | None:
+        """Return an open request."""
+        slot = self._slots.get(request_id)
+        return None if slot is None else self._requests[slot]
+
+    def at(self, slot: int) -> Request:
+        """Return the request of a slot; an empty slot is a KeyError."""
+        request = self._requests[slot]
+        if request is None:
+            raise KeyError(slot)
+        return request
+
+    def state_of(self, request: Request) -> State:
+        """Return the state of a request that is open."""
+        return State(self.state[request.slot])
+
+    def stream_of(self, request: Request) -> int:
+        """Return the stream that has a request, or NO_STREAM."""
+        return int(self.stream[request.slot])
+
+    def ended(self, request_id: int) -> Ended | None:
+        """Return how a request ended, if that is still known."""
+        return self._ended.get(request_id)
+
+    def knows(self, request_id: int) -> bool:
+        """Tell whether a request is open, or its end is remembered."""
+        return request_id in self._slots or request_id in self._ended
+
+    def open_requests(self) -> list[Request]:
+        """Return all open requests."""
+        return [self.at(slot) for slot in self._slots.values()]
+
+    def of_stream(self, stream: int) -> list[Request]:
+        """Return the open requests that a stream has."""
+        return [self.at(slot) for slot in np.flatnonzero(self.stream == stream).tolist()]
+
+    def of_handoff_target(self, stream: int) -> list[Request]:
+        """Return the open requests that a stream is to go on with."""
+        return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
+
+    def load_of(self, stream: int) -> int:
+        """Return how many requests a stream has or is to go on with."""
+        return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.handoff_target == stream))
+
+    def due_requests(self, now: float) -> list[Request]:
+        """Return the open requests that it is time to look at."""
+        return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
+
+    def slots_of(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
+        """Return the slot of each request; -1 where none is open."""
+        contents = request_ids.tobytes()
+        # Step after step has the same requests, most of the time.
+        if self._cached_version == self._version and contents == self._cached_ids:
+            return self._cached_slots
+        slots = np.fromiter(map(self._slots.get, request_ids.tolist(), repeat(-1)), np.intp, request_ids.size)
+        self._cached_version, self._cached_ids, self._cached_slots = self._version, contents, slots
+        return slots
+
+    # Transitions.
+
+    def open(self, request_id: int, position: int, stream: int, event: Event, deadline: Deadline) -> Request:
+        """Open a request at the stream that has it, due at its deadline; the caller checks first that there is room."""
+        state = state_after(State.CLOSED, event, request_id)
+        slot = self._free.pop() if self._free else self._new_slot()
+        request = Request(request_id, slot, position, deadline)
+        self._slots[request_id] = slot
+        self._requests[slot] = request
+        self._version += 1
+        self._ended.pop(request_id, None)
+        self.next_position[slot] = position
+        self.stream[slot] = stream
+        self.state[slot] = state
+        self.due[slot] = deadline.at
+        self.peak = max(self.peak, len(self._slots))
+        return request
+
+    def submit(self, generate: Generate, stream: int, route: int, owner: int, deadline: Deadline) -> Request:
+        """Open a request that a client asks for: at the stream that gets it, or queued where that is NO_STREAM."""
+        event = Event.QUEUE if stream == NO_STREAM else Event.DISPATCH
+        request = self.open(generate.request_key, 0, stream, event, deadline)
+        request.generate = Generate()
+        request.generate.CopyFrom(generate)
+        request.generate.owner = owner
+        request.generate.deadline_unix_ms = deadline.unix_ms
+        self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
+        return request
+
+    def appear(  # noqa: PLR0913 - what a request begins with
+        self,
+        request_id: int,
+        position: int,
+        source: Source,
+        deadline: Deadline,
+        route: int,
+        *,
+        is_midway: bool,
+        is_claimed: bool,
+    ) -> Request:
+        """Open a request that a source brings unasked; midway it is the source's only if its worker said so."""
+        is_its = not is_midway or (request_id in source.owners and not source.takes_over)
+        event = Event.APPEAR_MIDWAY if is_midway else Event.APPEAR
+        request = self.open(request_id, position, source.stream if is_its else NO_STREAM, event, deadline)
+        request.owner = source.owners.get(request_id, NO_OWNER)
+        request.is_claimed = is_claimed
+        self._charge(request, source.payer)
+        self.route[request.slot] = route
+        return request
+
+    def dispatch(self, request: Request, stream: int) -> None:
+        """Give a queued request to a stream."""
+        self._run(request, stream, Event.DISPATCH)
+
+    def vouch(self, request: Request, stream: int) -> None:
+        """Note that a worker says in its handshake that it has a request that no stream has."""
+        self._run(request, stream, Event.VOUCH)
+
+    def begin(self, request: Request, stream: int) -> None:
+        """Let a stream go on with an orphaned request from its first token."""
+        self._run(request, stream, Event.BEGIN)
+        self.next_position[request.slot] = 0
+
+    def resume(self, request: Request, position: int, now: float) -> None:
+        """Let an orphaned request go on at a position."""
+        is_free = self.stream[request.slot] == NO_STREAM
+        self._move(request, Event.RESUME if is_free else Event.RESUME_RUNNING)
+        request.released_at = now if is_free else None
+        self.next_position[request.slot] = request.first_position = position
+
+    def disown(self, request: Request, route: int, due: float) -> None:
+        """Let a request that a client resumed without a right to it wait for its owner."""
+        self._move(request, Event.DISOWN)
+        request.is_claimed = False
+        request.released_at = None
+        self._charge(request, None)
+        self.route[request.slot] = route
+        self.due[request.slot] = due
+
+    def hand_off(self, request: Request, now: float) -> None:
+        """Take a request from its stream: another one goes on with it."""
+        self._move(request, Event.HAND_OFF)
+        request.handed_off_by = int(self.stream[request.slot])
+        request.released_at = now
+        self.stream[request.slot] = NO_STREAM
+
+    def go_on(self, request: Request, stream: int) -> None:
+        """Give a request that no stream has to the stream that goes on with it."""
+        self._run(request, stream, Event.CONTINUE)
+        self.handoff_target[request.slot] = NO_STREAM
+        request.is_taken_over = False
+
+    def end(self, request: Request) -> None:
+        """End a request that no client has claimed yet."""
+        self._move(request, Event.END)
+        self.stream[request.slot] = NO_STREAM
+
+    def close(self, request: Request, error: RequestError | None) -> None:
+        """Remove a request, and remember for a while how it ended."""
+        self._move(request, Event.CLOSE)
+        slot = request.slot
+        del self._slots[request.id]
+        self._charge(request, None)
+        self._requests[slot] = None
+        self._version += 1
+        self._free.append(slot)
+        self._ended[request.id] = Ended(error, int(self.next_position[slot]), request.owner, request.last_frame)
+        for name, value in _EMPTY.items():
+            getattr(self, name)[slot] = value
+        self.contexts[slot] = None
+        if len(self._ended) > self._ended_requests:
+            self._ended.popitem(last=False)
+
+    def _move(self, request: Request, event: Event) -> None:
+        if self._requests[request.slot] is not request:
+            raise TransitionError(request.id, State.CLOSED, event)
+        self.state[request.slot] = state_after(State(self.state[request.slot]), event, request.id)
+
+    def _run(self, request: Request, stream: int, event: Event) -> None:
+        self._move(request, event)
+        self.stream[request.slot] = stream
+        request.released_at = None
+
+    # Changes within a state.
+
+    def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
+        """Count the tokens that each request of a step got."""
+        self.next_position[slots] += counts
+
+    def claim(self, request: Request, route: int, owner: int, *, drafts: bool) -> None:
+        """Lead a request's rows to the consumer that asked for them, and charge it to its owner."""
+        request.is_claimed = True
+        request.owner = owner
+        self._charge(request, client_payer(owner))
+        self.route[request.slot] = route
+        self.wants_draft[request.slot] = drafts
+
+    def set_owner(self, request: Request, owner: int) -> None:
+        """Note which client a request belongs to, as its worker says."""
+        request.owner = owner
+
+    def attach(self, request: Request, context: object) -> None:
+        """Keep what belongs to the consumer of a request."""
+        self.contexts[request.slot] = context
+
+    def set_deadline(self, request: Request, deadline: Deadline) -> None:
+        """Let a request end at another time, and be due then."""
+        request.deadline = deadline
+        self.due[request.slot] = deadline.at
+
+    def look_at(self, request: Request, when: float) -> None:
+        """Make a request due at a time, in seconds, and not before."""
+        self.due[request.slot] = when
+
+    def look_again(self, request: Request, when: float) -> None:
+        """Make a request due at a time, in seconds, if it is not due before."""
+        self.due[request.slot] = min(self.due[request.slot], when)
+
+    def direct(self, request: Request, stream: int, hello: Hello) -> None:
+        """Name the stream that is to go on with a request, and tell its worker where that is."""
+        self.handoff_target[request.slot] = stream
+        if request.generate is not None:
+            request.generate.handoff_address = hello.handoff_address
+            request.generate.handoff_ticket = hello.handoff_ticket
+            request.generate.handoff_server_key = hello.handoff_server_key
+
+    def expect_take_over(self, request: Request, stream: int) -> None:
+        """Note that a stream has a request already that another has not let go of yet."""
+        self.handoff_target[request.slot] = stream
+        request.is_taken_over = True
+
+    def forget_handoff_target(self, request: Request) -> None:
+        """Note that the stream that was to go on with a request is gone."""
+        self.handoff_target[request.slot] = NO_STREAM
+
+    def admitted(self, request: Request, prompt_tokens: int | None = None) -> None:
+        """Note that a worker has a request: it need not be sent again."""
+        request.generate = None
+        if prompt_tokens is not None:
+            request.prompt_tokens = prompt_tokens
+
+    def abort(self, request: Request, now: float) -> None:
+        """Note when a request's end was asked for."""
+        request.aborted_at = now
+
+    def sent_last_row(self, request: Request, session: int, frame: int) -> None:
+        """Note which frame of which session has a request's last row."""
+        request.last_frame = session, frame
+
+    def keep_early(self, request: Request, row: EarlyRow) -> None:
+        """Keep a row that came out of order."""
+        request.early.append(row)
+
+    def drop_oldest_early(self, request: Request) -> EarlyRow:
+        """Remove and return the row that has waited the longest for what goes before it."""
+        return request.early.pop(0)
+
+    def take_early(self, request: Request) -> list[EarlyRow]:
+        """Remove and return all rows that came out of order."""
+        early, request.early = request.early, []
+        return early
+
+    def _charge(self, request: Request, payer: Payer | None) -> None:
         """Count a request against another peer from now on."""
         if request.payer is not None:
             of_before = self._charged[request.payer]
@@ -160,123 +540,18 @@ class RequestTable:
         if payer is not None:
             self._charged.setdefault(payer, {})[request.slot] = None
 
-    def oldest_unasked(self) -> Request | None:
-        """Return the oldest request of the worker that brought most of those that were not asked for."""
-        payers = [payer for payer in self._charged if payer[0] == "worker"]
-        if not payers:
-            return None
-        return self.at(next(iter(self._charged[max(payers, key=self.charged_to)])))
-
-    def get(self, key: int) -> Request | None:
-        """Return an open request."""
-        slot = self._slots.get(key)
-        return None if slot is None else self._requests[slot]
-
-    def at(self, slot: int) -> Request:
-        """Return the request that has a slot."""
-        request = self._requests[slot]
-        if request is None:
-            raise KeyError(slot)
-        return request
-
-    def ended(self, key: int) -> Ended | None:
-        """Return how a request ended, if it is still known."""
-        return self._ended.get(key)
-
-    def knows(self, key: int) -> bool:
-        """Tell whether a request is open, or is remembered."""
-        return key in self._slots or key in self._ended
-
-    def open_requests(self) -> list[Request]:
-        """Return all open requests."""
-        return [self.at(slot) for slot in self._slots.values()]
-
-    def of_stream(self, stream: int) -> list[Request]:
-        """Return the open requests that a stream has."""
-        return [self.at(slot) for slot in np.flatnonzero(self.owner == stream).tolist()]
-
-    def of_handoff_target(self, stream: int) -> list[Request]:
-        """Return the open requests that a stream is to go on with."""
-        return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
-
-    def give(self, request: Request, stream: int) -> None:
-        """Let a stream have a request that another let go of."""
-        self.owner[request.slot], self.handoff_target[request.slot], self.state[request.slot] = (
-            stream,
-            NO_STREAM,
-            State.OPEN,
-        )
-        request.handed_off_at = None
-        request.is_inherited = False
-
-    def due_requests(self, now: float) -> list[Request]:
-        """Return the open requests that it is time to look at."""
-        return [self.at(slot) for slot in np.flatnonzero(self.due <= now).tolist()]
-
-    def look_again(self, request: Request, when: float) -> None:
-        """See to it that a request is looked at then, if not before."""
-        self.due[request.slot] = min(self.due[request.slot], when)
-
-    def slots_of(self, keys: npt.NDArray[np.uint64]) -> Slots:
-        """Return the slots of some keys; -1 where none is open."""
-        contents = keys.tobytes()
-        # Step after step has the same requests, most of the time.
-        if self._cached_version == self._version and contents == self._cached_keys:
-            return self._cached_slots
-        slots = np.fromiter(map(self._slots.get, keys.tolist(), repeat(-1)), np.intp, keys.size)
-        self._cached_version, self._cached_keys, self._cached_slots = self._version, contents, slots
-        return slots
-
-    def open(  # noqa: PLR0913, PLR0917 - what a request begins with
-        self, key: int, position: int, owner: int, state: State, deadline: float, payer: Payer | None = None
-    ) -> Request:
-        """Open a request at the stream that has it; the caller asked before whether there is room."""
-        slot = self._free.pop() if self._free else self._new_slot()
-        request = Request(key, slot, position, deadline)
-        self._slots[key] = slot
-        self._requests[slot] = request
-        self.charge(request, payer)
-        self._version += 1
-        self._ended.pop(key, None)
-        self.next_position[slot] = position
-        self.owner[slot] = owner
-        self.handoff_target[slot] = NO_STREAM
-        self.state[slot] = state
-        self.route[slot] = 0
-        self.wants_draft[slot] = True
-        self.due[slot] = deadline
-        self.contexts[slot] = None
-        self.peak = max(self.peak, len(self._slots))
-        return request
-
-    def close(self, request: Request, error: RequestError | None) -> None:
-        """Forget an open request, but remember for a while how it ended."""
-        del self._slots[request.key]
-        self.charge(request, None)
-        self._requests[request.slot] = None
-        self._version += 1
-        self._free.append(request.slot)
-        self.owner[request.slot] = NO_STREAM
-        self.handoff_target[request.slot] = NO_STREAM
-        self.state[request.slot] = 0
-        self.due[request.slot] = np.inf
-        self.contexts[request.slot] = None
-        tokens = int(self.next_position[request.slot])
-        self._ended[request.key] = Ended(error, tokens, request.owner, request.last_frame)
-        if len(self._ended) > self._ended_requests:
-            self._ended.popitem(last=False)
-
     def _new_slot(self) -> int:
         slot = len(self._requests)
         self._requests.append(None)
         self.contexts.append(None)
-        if slot == self.owner.size:
-            for name in ("next_position", "owner", "handoff_target", "state", "route", "wants_draft", "due"):
+        if slot == self.stream.size:
+            for name, value in _EMPTY.items():
                 column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, column]))
-            # These are counted and searched as a whole: what is not open yet must look like nobody's.
-            self.owner[slot:] = NO_STREAM
-            self.handoff_target[slot:] = NO_STREAM
-            self.due[slot:] = np.inf
-            self.state[slot:] = 0
+                # Columns are counted and searched as a whole: a slot without a request must look like one.
+                setattr(self, name, np.concatenate([column, np.full_like(column, value)]))
         return slot
+
+
+def client_payer(owner: int) -> Payer | None:
+    """Return what the requests of a client count against; this process's own are not counted."""
+    return None if owner == NO_OWNER else ("client", owner)

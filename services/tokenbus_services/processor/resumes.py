@@ -8,12 +8,12 @@ from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import PendingAck
-from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.delivery.errors import request_error
+from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.processor.client_errors import ended_error, error_of
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Ended, Request
-from tokenbus_services.processor.send_queue import Keys, error_frame
+from tokenbus_services.processor.send_queue import RequestIds
 from tokenbus_services.processor.session import Session, drafts_of
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
@@ -24,36 +24,40 @@ _MOST_RIVALS = 1024
 
 
 class Resumes:
-    """Takes up again what clients ask for, all that came in the same moment together: those requests share steps.
+    """Takes up again what clients resume, all that came in the same moment together: those requests share steps.
 
-    A request belongs to who asked for it. Whoever else asks for it gets the answer that no such request is known.
+    A request belongs to the client that asked for it. Another client that resumes it is told that there is none.
     """
 
     def __init__(
-        self, registry: RequestRegistry, sessions: dict[int, Session], is_alive: Callable[[Session], bool]
+        self,
+        registry: RequestRegistry,
+        sessions: dict[int, Session],
+        is_alive: Callable[[Session], bool],
+        call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take the requests, the clients, and how to find out whether a client is there."""
+        """Take the requests, the clients, how to find out whether one is there, and how to put a call off."""
         self._registry = registry
         self._sessions = sessions
         self._is_alive = is_alive
+        self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
         self._rivals: dict[int, list[tuple[Session, Resume]]] = {}
-        """Who else resumed what no worker has vouched for yet."""
+        """The other sessions that resumed a request that no worker has vouched for yet."""
         self._unvouched: set[int] = set()
-        """What was resumed here, and no worker has said yet that it has it."""
+        """The requests that were resumed here, and that no worker has said yet that it has."""
         self._contested: dict[tuple[int, int], tuple[Resume, float]] = {}
         """What an earlier life may still have, and since when a later one wants it."""
         self._is_searched_out = False
         self._repeated_log = DeduplicatedLog()
         self.refused = 0
         """How many were refused because the request is another client's."""
-        self.call_soon: Callable[[Callable[[], None]], object] = lambda call: call()
 
     def add(self, session: Session, resume: Resume) -> None:
         """Take one up, with those that come in the same moment."""
-        self._waiting[session.key, resume.request_key] = resume
+        self._waiting[session.id, resume.request_key] = resume
         if len(self._waiting) == 1 and not self._is_searched_out:
-            self.call_soon(self.take_up)
+            self._call_soon(self.take_up)
 
     def tick(self, *, all_are_back: bool) -> None:
         """Take up what had to wait because much had been looked through, and end what no worker has.
@@ -61,20 +65,20 @@ class Resumes:
         Once all workers are back, and have sent again what they retained, none of them will come with it.
         """
         self._is_searched_out = False
-        for key in list(self._unvouched) if all_are_back else ():
-            request = self._registry.table.get(key)
-            if request is not None and self._registry.is_unvouched(request):
-                self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        table = self._registry.table
         if all_are_back:
-            self._unvouched.clear()
+            unvouched, self._unvouched = self._unvouched, set()
+            for request in filter(None, map(table.get, unvouched)):
+                if self._registry.is_unvouched(request):
+                    self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
         self._repeated_log.expire()
-        for key in list(self._rivals):
-            request = self._registry.table.get(key)
-            if request is None:
-                for session, _ in self._rivals.pop(key):
-                    self._refuse(session, key)
-            elif not self._registry.is_unvouched(request):
-                self.settle_owner(request, NO_OWNER)
+        for request_id in list(self._rivals):
+            found = table.get(request_id)
+            if found is None:
+                for session, _ in self._rivals.pop(request_id):
+                    self._refuse(session, request_id)
+            elif not self._registry.is_unvouched(found):
+                self.settle_owner(found, NO_OWNER)
         for place, (resume, _) in self._contested.items():
             self._waiting.setdefault(place, resume)
         if self._waiting:
@@ -86,7 +90,7 @@ class Resumes:
             return
         waiting, self._waiting = self._waiting, {}
         self._contested = {place: entry for place, entry in self._contested.items() if place[0] in self._sessions}
-        resumed = [(self._sessions[key], each) for (key, _), each in waiting.items() if key in self._sessions]
+        resumed = [(self._sessions[place[0]], each) for place, each in waiting.items() if place[0] in self._sessions]
         found = self._search(resumed)
         sessions = {session for session, _ in resumed}
         for session in sessions:
@@ -99,28 +103,28 @@ class Resumes:
         for session in sessions:
             session.send_gathered()
         for session, error in endings:
-            session.put(error_frame(error))
+            session.put_error(error)
 
     def settle_owner(self, request: Request, owner: int) -> None:
-        """Learn from a worker whose a request is that was resumed before any worker had it."""
-        rivals = self._rivals.pop(request.key, [])
+        """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
+        rivals = self._rivals.pop(request.id, [])
         if owner in (NO_OWNER, request.owner):
             for session, _ in rivals:
-                self._refuse(session, request.key)
+                self._refuse(session, request.id)
             return
         holder = self._holder(request)
         if holder is None:
-            request.owner = owner
+            self._registry.table.set_owner(request, owner)
             return
-        holder.requests.discard(request.key)
-        self._refuse(holder, request.key)
-        request.owner = owner
+        holder.requests.discard(request.id)
+        self._registry.table.set_owner(request, owner)
         self._registry.disown(request)
+        self._refuse(holder, request.id)
         for session, resume in rivals:
             if session.owner == owner:
                 self.add(session, resume)
             else:
-                self._refuse(session, request.key)
+                self._refuse(session, request.id)
 
     # What is found where.
 
@@ -131,31 +135,31 @@ class Resumes:
             if not self._is_on_its_way(session, resume.request_key):
                 wanted.setdefault(session.owner, set()).add(resume.request_key)
         found: dict[int, list[_Rows]] = {}
-        asking = {session.key for session, _ in resumed}
+        asking = {session.id for session, _ in resumed}
         searched = 0
         for other in self._sessions.values():
-            keys = wanted.get(other.owner)
-            if not keys or (asking == {other.key}):
+            ids = wanted.get(other.owner)
+            if not ids or (asking == {other.id}):
                 continue
             searched += len(other.send_queue)
-            self._search_one(other, np.array(sorted(keys), np.uint64), found)
+            self._search_one(other, np.array(sorted(ids), np.uint64), found)
         self._is_searched_out = searched > _CHEAP_SEARCH
         return found
 
-    def _search_one(self, other: Session, keys: Keys, found: dict[int, list[_Rows]]) -> None:
-        for frame in other.send_queue.frames_of(keys):
+    def _search_one(self, other: Session, ids: RequestIds, found: dict[int, list[_Rows]]) -> None:
+        for frame in other.send_queue.frames_of(ids):
             if frame.pending_ack is None:
                 continue
-            target, draft = frame.rows_of(keys, other.limits)
-            for row, key in enumerate(target.request_keys.tolist()):
-                rows = target.select([row]), draft and drafts_of(draft, key), frame.pending_ack
-                found.setdefault(key, []).append(rows)
+            target, draft = frame.rows_of(ids, other.limits)
+            for row, request_id in enumerate(target.request_keys.tolist()):
+                rows = target.select([row]), draft and drafts_of(draft, request_id), frame.pending_ack
+                found.setdefault(request_id, []).append(rows)
 
-    def _is_on_its_way(self, session: Session, key: int) -> bool:
+    def _is_on_its_way(self, session: Session, request_id: int) -> bool:
         """Tell whether a request's last row waits in the session's own queue: it comes without being looked for."""
-        ended = self._registry.table.ended(key)
+        ended = self._registry.table.ended(request_id)
         if ended is None:
-            request = self._registry.table.get(key)
+            request = self._registry.table.get(request_id)
             return request is not None and self._holder(request) is session
         return has_last_row(session, ended)
 
@@ -167,8 +171,8 @@ class Resumes:
 
     def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
         """Take up one request; return the error that it ended with, if it did."""
-        key, table = resume.request_key, self._registry.table
-        ended, request = table.ended(key), table.get(key)
+        request_id, table = resume.request_key, self._registry.table
+        ended, request = table.ended(request_id), table.get(request_id)
         if ended is not None:
             return self._take_rest(session, resume, ended, found)
         if request is None:
@@ -177,45 +181,45 @@ class Resumes:
         if request.is_claimed and holder is not session:
             return self._take_over(session, resume, request, found)
         if request.owner not in (NO_OWNER, session.owner):
-            return self._not_theirs(session, key)
+            return self._not_theirs(session, request_id)
         return self._claim(session, resume)
 
     def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
         """Take up what this life of the processor has not met; a worker may have said whose it is."""
-        key, source = resume.request_key, self._registry.source_of(resume.request_key)
-        if source is not None and source.owners[key] not in (NO_OWNER, session.owner):
-            return self._not_theirs(session, key)
+        request_id, source = resume.request_key, self._registry.source_of(resume.request_key)
+        if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
+            return self._not_theirs(session, request_id)
         if not self._registry.table.has_room_for(("client", session.owner)):
-            return error_of(key, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
+            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
         self._claim(session, resume)
-        self._unvouched.add(key)
+        self._unvouched.add(request_id)
         if source is not None:
-            self._registry.answer(key, source)
+            self._registry.answer(request_id, source)
         return None
 
     def _take_over(self, session: Session, resume: Resume, request: Request, found: list[_Rows]) -> RequestError | None:
         """Take a request from another session, if that is an earlier life of the same client."""
-        key, holder = request.key, self._holder(request)
-        contested = self._contested.pop((session.key, key), None)
+        request_id, holder = request.id, self._holder(request)
+        contested = self._contested.pop((session.id, request_id), None)
         if holder is None or request.owner != session.owner:
             if self._registry.is_unvouched(request):
                 self._add_rival(session, resume)
                 return None
-            return self._not_theirs(session, key)
+            return self._not_theirs(session, request_id)
         if not session.is_proven and self._is_alive(holder):
             # A life that was killed looks alive until its silence has lasted; one that is heard again lives.
             since = session.last_heard if contested is None else contested[1]
             if holder.last_heard > since:
-                return self._not_theirs(session, key)
-            self._contested[session.key, key] = resume, since
+                return self._not_theirs(session, request_id)
+            self._contested[session.id, request_id] = resume, since
             return None
-        holder.requests.discard(key)
-        holder.put(error_frame(error_of(key, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up", 0)))
+        holder.requests.discard(request_id)
+        holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up"))
         error = self._claim(session, resume, settle=False)
         held = [int(rows[0].positions[0]) for rows in found]
         first = min([int(self._registry.table.next_position[request.slot]), *held])
         if resume.next_position < first:
-            lost = f"tokens {resume.next_position} to {first - 1} were confirmed before and are not kept"
+            lost = f"tokens {resume.next_position} to {first - 1} were acknowledged before and are not kept"
             self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
             return error
         for rows in found:
@@ -225,25 +229,25 @@ class Resumes:
 
     def _claim(self, session: Session, resume: Resume, *, settle: bool = True) -> RequestError | None:
         """Lead a request to a session; return the error that it ended with before, if it did."""
-        registry, key = self._registry, resume.request_key
-        before = registry.table.get(key)
+        registry, request_id = self._registry, resume.request_key
+        before = registry.table.get(request_id)
         was_claimed = before is not None and before.is_claimed
         request = registry.claim(
-            key,
+            request_id,
             resume.next_position,
             session.route,
             drafts=resume.include_draft_logprobs,
             owner=session.owner,
             deadline_unix_ms=resume.deadline_unix_ms,
         )
-        session.requests.add(key)
+        session.requests.add(request_id)
         error = None
         if not was_claimed:
             tokens = registry.buffers.tokens_of(request)
             error = tokens.error
             for step, row in tokens.give_up():
                 draft = step.draft_rows
-                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, key), step.pending_ack)
+                session.put_outputs(step.rows.select([row]), draft and drafts_of(draft, request_id), step.pending_ack)
                 step.pending_ack.release()
         if settle:
             self._settle(session, request)
@@ -251,16 +255,16 @@ class Resumes:
 
     def _settle(self, session: Session, request: Request) -> None:
         table = self._registry.table
-        if table.get(request.key) is request:
+        if table.get(request.id) is request:
             self._registry.settle(request)
-        if table.get(request.key) is not request:  # it had ended
-            session.requests.discard(request.key)
+        if table.get(request.id) is not request:  # it had ended
+            session.requests.discard(request.id)
 
     def _take_rest(self, session: Session, resume: Resume, ended: Ended, found: list[_Rows]) -> RequestError | None:
         """Give a client what is still on its way of a request that has ended, or return why not."""
-        key, position = resume.request_key, resume.next_position
+        request_id, position = resume.request_key, resume.next_position
         if ended.owner not in (NO_OWNER, session.owner):
-            return self._not_theirs(session, key)
+            return self._not_theirs(session, request_id)
         if ended.error is not None:
             return ended.error
         if has_last_row(session, ended):
@@ -277,7 +281,8 @@ class Resumes:
                     for entry in rest:
                         session.put_outputs(*entry)
                     return None
-        return ended_error(key, ended.tokens)
+        message = "it has ended, and what it had was taken before"
+        return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message, emitted_tokens=ended.tokens)
 
     def _add_rival(self, session: Session, resume: Resume) -> None:
         """Let a resume wait until a worker says whose the request is; the first that came has no better right."""
@@ -286,22 +291,22 @@ class Resumes:
             rivals[:] = [entry for entry in rivals if entry[0] is not session][: _MOST_RIVALS - 1]
             rivals.append((session, resume))
 
-    def _not_theirs(self, session: Session, key: int) -> RequestError:
+    def _not_theirs(self, session: Session, request_id: int) -> RequestError:
         self.refused += 1
         self._repeated_log.begin(
-            ("resume", session.name), _log.warning, "resume refused", client=session.name, request=key
+            ("resume", session.name), _log.warning, "resume refused", client=session.name, request=request_id
         )
-        return error_of(key, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
+        return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
 
-    def _refuse(self, session: Session, key: int) -> None:
-        if session.key in self._sessions:
-            session.put(error_frame(self._not_theirs(session, key)))
+    def _refuse(self, session: Session, request_id: int) -> None:
+        if session.id in self._sessions:
+            session.put_error(self._not_theirs(session, request_id))
 
 
 def has_last_row(session: Session, ended: Ended) -> bool:
     """Tell whether a session's queue has the last row of a request that has ended."""
     return (
         ended.last_frame is not None
-        and ended.last_frame[0] == session.key
+        and ended.last_frame[0] == session.id
         and session.send_queue.still_holds(ended.last_frame[1])
     )

@@ -1,7 +1,7 @@
 """From steps to requests: each row settled against what its request has had, then handed to its consumer."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Step
-from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.processor.requests import (
     NO_STREAM,
     EarlyRow,
@@ -20,6 +20,9 @@ from tokenbus_services.processor.requests import (
     State,
 )
 
+if TYPE_CHECKING:
+    from tokenbus_services.processor.request_registry import RequestRegistry
+
 BUFFERED = 0
 """The route of requests whose rows wait in a buffer of their own."""
 NOBODY = -1
@@ -29,10 +32,10 @@ Rows = npt.NDArray[np.intp]
 
 
 class Consumer(Protocol):
-    """Takes rows for the requests whose route leads to it."""
+    """Takes the rows of the requests whose route leads to it."""
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        """Take some rows of a step, or all; whoever keeps them counts that in the step's hold."""
+        """Take some rows of a step, or all; a consumer that keeps them counts itself in the step's pending ack."""
 
     def finish(self, request: Request, status: RowStatus) -> None:
         """Learn that a request has had its last row."""
@@ -54,29 +57,13 @@ class RowCounts:
     foreign: int = 0
 
 
-class Requests(Protocol):
-    """Opens and ends requests, as the router finds cause to."""
-
-    def meet(self, key: int, position: int, source: Source, now: float) -> Request | None:
-        """Open a request that a stream brought, or return None: it cannot be one."""
-
-    def hand_off(self, request: Request, now: float) -> None:
-        """Let another stream go on with a request."""
-
-    def finish(self, request: Request, status: RowStatus) -> None:
-        """End a request that has had its last row."""
-
-    def fail(self, request: Request, code: ErrorCode, message: str) -> None:
-        """End a request with an error."""
-
-
 class Router:
-    """Settles steps and distributes their rows."""
+    """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
 
-    def __init__(self, table: RequestTable, requests: "Requests", max_early: int) -> None:
-        """Take the table, who opens and ends requests, and how many rows of one may wait for what is before them."""
+    def __init__(self, table: RequestTable, registry: "RequestRegistry", max_early: int) -> None:
+        """Take the requests, and the most rows of one request that may wait because they came out of order."""
         self._table = table
-        self._requests = requests
+        self._registry = registry
         self._max_early = max_early
         self.consumers: dict[int, Consumer] = {}
         self.counts = RowCounts()
@@ -88,7 +75,7 @@ class Router:
         target = step.rows
         if not slots.size:
             return
-        table.next_position[slots] += target.token_counts
+        table.advance(slots, target.token_counts)
         self.counts.delivered += slots.size
         self.counts.tokens += target.token_ids.size
         self._hand_out(step, slots)
@@ -104,9 +91,9 @@ class Router:
         table, target = self._table, step.rows
         slots = table.slots_of(target.request_keys)
         settled: npt.NDArray[np.bool_] = (
-            (table.owner[slots] == source.stream)
+            (table.stream[slots] == source.stream)
             & (table.next_position[slots] == target.positions)
-            & (table.state[slots] == State.OPEN)
+            & (table.state[slots] == State.RUNNING)
             & (slots >= 0)
         )
         if settled.all():
@@ -134,68 +121,65 @@ class Router:
     ) -> int | None:
         """Return how many of a row's tokens its request has had, or None: the row is not for it, or not yet."""
         table, target = self._table, step.rows
-        key, position = int(target.request_keys[row]), int(target.positions[row])
-        request = table.get(key) or self._met(key, position, source, now)
+        request_id, position = int(target.request_keys[row]), int(target.positions[row])
+        request = table.get(request_id) or self._met(request_id, position, source, now)
         if request is None:
             return None
-        slot = request.slot
-        state, owner, expected = State(table.state[slot]), int(table.owner[slot]), int(table.next_position[slot])
-        if state is State.ENDED:  # nobody has asked for its tokens yet, and there will be no more
+        state, stream = table.state_of(request), table.stream_of(request)
+        if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
             self.counts.late += 1
             return None
-        if state is State.WAITING:
-            if position or owner not in (NO_STREAM, source.stream):
+        if state is State.ORPHANED:
+            if position or stream not in (NO_STREAM, source.stream):
                 self._wait(request, step, row, source)
                 return None
-            # Here is its beginning: all the rest follows, and is this stream's.
-            table.next_position[slot] = expected = 0
-            table.owner[slot], table.state[slot] = owner, state = source.stream, State.OPEN
-        count = int(target.token_counts[row])
+            # This row is its first: all the rest follows, from this stream.
+            table.begin(request, source.stream)
+            state, stream = State.RUNNING, source.stream
+        expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])
         if position < expected and position + count <= expected:
-            if owner == source.stream:
+            if stream == source.stream:
                 self.counts.repeated += 1
             else:
                 self.counts.foreign += 1
             return None
-        if position > expected and owner == source.stream:
+        if position > expected and stream == source.stream:
             lost = f"tokens {expected} to {position - 1} never came from {source.name}"
-            self._requests.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+            self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
             return None
-        if owner != source.stream:
-            if position > expected or state is State.OPEN:
+        if stream != source.stream:
+            if position > expected or state is State.RUNNING:
                 self._wait(request, step, row, source)
                 return None
-            table.give(request, source.stream)
+            table.go_on(request, source.stream)
         return expected - position
 
-    def _met(self, key: int, position: int, source: Source, now: float) -> Request | None:
+    def _met(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
         """Open a request that is met for the first time, if it can be one."""
-        if self._table.ended(key) is not None:
+        if self._table.ended(request_id) is not None:
             self.counts.late += 1
             return None
-        request = self._requests.meet(key, position, source, now)
+        request = self._registry.meet(request_id, position, source, now)
         if request is None:
             self.counts.unknown += 1
         return request
 
     def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
-        """Keep a row until what is before it has come."""
+        """Keep a row that came out of order until the rows before it have come."""
         draft = step.draft_rows
         if draft is not None:
-            draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.key)))
+            draft = draft.select(np.flatnonzero(draft.request_keys == np.uint64(request.id)))
         step.pending_ack.keep()
         alone = Step(step.worker_id, step.epoch, step.number, step.rows.select([row]), draft, step.pending_ack)
-        request.early.append(EarlyRow(source, alone))
+        self._table.keep_early(request, EarlyRow(source, alone))
         self.counts.early += 1
         expected = int(self._table.next_position[request.slot])
         while len(request.early) > self._max_early or _is_past(request.early[0].step, expected):
-            request.early.pop(0).step.pending_ack.release()
+            self._table.drop_oldest_early(request).step.pending_ack.release()
 
     def recall(self, request: Request, now: float) -> None:
-        """Look again at the rows that came early: they may be next."""
-        rows = sorted(request.early, key=lambda early: int(early.step.rows.positions[0]))
-        request.early = []
-        for source, step in rows:
+        """Look again at the rows that came out of order: they may be next."""
+        for source, step in sorted(self._table.take_early(request), key=lambda row: int(row.step.rows.positions[0])):
             self.route(step, source, now)  # what is still too early goes back to wait
             step.pending_ack.release()
 
@@ -217,9 +201,9 @@ class Router:
 
     def _leave(self, request: Request, status: RowStatus, now: float) -> None:
         if status is not RowStatus.HANDED_OFF:
-            self._requests.finish(request, status)
+            self._registry.finish(request, status)
             return
-        self._requests.hand_off(request, now)
+        self._registry.hand_off(request, now)
         self.recall(request, now)
 
 

@@ -1,6 +1,7 @@
-"""What is on its way to one client: encoded once, sent as its window allows, kept until it confirms."""
+"""The frames on their way to one client: encoded once, sent as its window allows, kept until it acknowledges them."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,11 +9,9 @@ import numpy.typing as npt
 from tokenbus_contracts import Limits, LogprobBatch, decode, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
-from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
-from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_services.delivery import PendingAck
 
-Keys = npt.NDArray[np.uint64]
+RequestIds = npt.NDArray[np.uint64]
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
 
 _OVERHEAD = 512
@@ -22,30 +21,30 @@ _OVERHEAD = 512
 class Frame:
     """One frame and its parts, encoded once; its number is put before it when it is sent."""
 
-    __slots__ = ("body", "cost", "keys", "parts", "pending_ack", "size")
+    __slots__ = ("body", "cost", "ids", "parts", "pending_ack", "size")
 
     def __init__(
-        self, frame: ServerFrame, parts: list[bytes], pending_ack: PendingAck | None = None, keys: bytes = b""
+        self, frame: ServerFrame, parts: Sequence[bytes] = (), pending_ack: PendingAck | None = None, ids: bytes = b""
     ) -> None:
-        """Take what it says, its batches with the hold of their step, and the request keys of its rows, as they lie."""
+        """Take the frame, its batches with the pending ack of their step, and its rows' request ids as they lie."""
         self.body = write_frame(frame)
         self.parts = parts
         self.pending_ack = pending_ack
-        self.keys = keys
+        self.ids = ids
         self.size = sum(map(len, parts))
         """What it takes of a client's window, in bytes."""
-        self.cost = len(self.body) + self.size + len(keys) + _OVERHEAD
+        self.cost = len(self.body) + self.size + len(ids) + _OVERHEAD
         """What it is charged with, in bytes."""
 
-    def rows_of(self, keys: Keys, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
+    def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
         """Return the rows of some requests in it, and what was drafted for them."""
         batches = [decode(part, limits) for part in self.parts]
-        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_keys, keys))) for batch in batches]
+        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_keys, ids))) for batch in batches]
         return target, draft[0] if draft and draft[0].row_count else None
 
 
 class Budget:
-    """What all clients' queues hold together, in bytes."""
+    """The bytes in all clients' queues together."""
 
     def __init__(self, max_bytes: int) -> None:
         """Allow so many bytes."""
@@ -54,7 +53,7 @@ class Budget:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether they hold more than they may."""
+        """Whether that is more than there may be."""
         return self.bytes > self.max_bytes
 
 
@@ -82,17 +81,17 @@ class SendQueue:
         self.peak_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many letters it holds."""
+        """Return how many frames it has."""
         return len(self._sent) + len(self._waiting)
 
     @property
     def is_over_full(self) -> bool:
-        """Whether it holds more than it may: its client reads too slowly."""
+        """Whether it has more than it may: its client reads too slowly."""
         return self._outputs > self._max_frames or self.bytes > self._max_bytes
 
     @property
     def outputs(self) -> int:
-        """How many frames with tokens it holds."""
+        """How many frames with tokens it has."""
         return self._outputs
 
     @property
@@ -106,11 +105,11 @@ class SendQueue:
 
     @property
     def has_room_in_window(self) -> bool:
-        """Whether a letter that is put now would be sent at once."""
+        """Whether a frame that is put now would be sent at once."""
         return not self._waiting and self._fits(0)
 
     def connect(self, window_frames: int, window_bytes: int) -> None:
-        """Begin a connection: what was not confirmed is sent again, numbered from one."""
+        """Begin a connection: what was not acknowledged is sent again, numbered from one."""
         self._window_frames, self._window_bytes = window_frames, window_bytes
         self._sent.extend(self._waiting)
         self._waiting, self._sent = self._sent, deque()
@@ -118,7 +117,7 @@ class SendQueue:
         self._sent_bytes = 0
 
     def put(self, frame: Frame) -> None:
-        """Add a letter behind the others."""
+        """Add a frame behind the others."""
         if frame.pending_ack is not None:
             frame.pending_ack.keep()
             frame.pending_ack.holders.append(self)
@@ -131,21 +130,21 @@ class SendQueue:
         self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def next_message(self) -> list[bytes] | None:
-        """Return the next letter that the window allows, as a message, or None."""
+        """Return the next frame that the window allows, as a message, or None."""
         if not self._waiting or not self._fits(self._waiting[0].size):
             return None
         frame = self._waiting[0]
         return [_numbered(self._next_number) + frame.body, *frame.parts]
 
     def sent(self) -> None:
-        """Count the letter that `next_message` returned as sent."""
+        """Count the frame that `next_message` returned as sent."""
         frame = self._waiting.popleft()
         self._next_number += 1
         self._sent_bytes += frame.size
         self._sent.append(frame)
 
     def ack(self, through: int) -> bool:
-        """Let go of the letters up to a number; False if no such number was sent."""
+        """Remove the frames up to a number; False if no such number was sent."""
         if through >= self._next_number:
             return False
         kept_from = self._next_number - len(self._sent)
@@ -156,7 +155,7 @@ class SendQueue:
         return True
 
     def discard(self) -> None:
-        """Let go of everything."""
+        """Remove everything."""
         for frame in (*self._sent, *self._waiting):
             self._let_go(frame)
         self._sent.clear()
@@ -164,7 +163,7 @@ class SendQueue:
         self._sent_bytes = 0
 
     def drop_outputs(self) -> list[Frame]:
-        """Let go of all tokens, and return their letters; how requests ended is news that is kept, and sent again."""
+        """Remove and return the frames with tokens; how requests ended is kept, and sent again."""
         frames = self.frames()
         self.discard()
         for frame in frames:
@@ -173,16 +172,16 @@ class SendQueue:
         return [frame for frame in frames if frame.parts]
 
     def frames(self) -> list[Frame]:
-        """Return all letters, oldest first."""
+        """Return all frames, oldest first."""
         return [*self._sent, *self._waiting]
 
-    def frames_of(self, keys: Keys) -> list[Frame]:
+    def frames_of(self, ids: RequestIds) -> list[Frame]:
         """Return the frames that have rows of some requests, oldest first; nothing is decoded for that."""
-        frames = [frame for frame in self.frames() if frame.keys]
+        frames = [frame for frame in self.frames() if frame.ids]
         if not frames:
             return []
-        ends = np.cumsum([len(frame.keys) for frame in frames]) // 8
-        found = np.isin(np.frombuffer(b"".join(frame.keys for frame in frames), np.uint64), keys)
+        ends = np.cumsum([len(frame.ids) for frame in frames]) // 8
+        found = np.isin(np.frombuffer(b"".join(frame.ids for frame in frames), np.uint64), ids)
         return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
     def _fits(self, size: int) -> bool:
@@ -202,7 +201,7 @@ class SendQueue:
 def output_frames(
     target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck, limits: Limits
 ) -> list[Frame]:
-    """Return a client's rows of a step: one letter, or more where a step has more rows than a message may."""
+    """Return a client's rows of a step: one frame, or more where a step has more rows than a message may."""
     frames = []
     for begin in range(0, target.row_count, limits.max_rows):
         rows = target
@@ -220,7 +219,7 @@ def output_frames(
 
 
 def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
-    """Return the requests that have rows in some letters, and how far each had come by them, in tokens."""
+    """Return the requests that have rows in some frames, and how far each had come by them, in tokens."""
     reached: dict[int, int] = {}
     for frame in frames:
         if frame.pending_ack is not None:
@@ -228,21 +227,6 @@ def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
             ends = (batch.positions + batch.token_counts).tolist()
             reached.update(zip(batch.request_keys.tolist(), ends, strict=True))
     return reached
-
-
-def admitted_frame(admitted: Admitted) -> Frame:
-    """Return the news that a request was taken."""
-    return Frame(ServerFrame(admitted=admitted), [])
-
-
-def error_frame(error: RequestError) -> Frame:
-    """Return the news that a request ended with an error."""
-    return Frame(ServerFrame(error=error), [])
-
-
-def watched_frame(item: Item, payload: bytes) -> Frame:
-    """Return an item of a stream for who watches it."""
-    return Frame(ServerFrame(watched_item=item), [payload])
 
 
 def _numbered(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A client as the processor knows it: what it asked for, and what is on its way to it."""
+"""A client as the processor knows it: its requests, and the rows on their way to it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -8,11 +8,13 @@ from heapq import heappop, heappush
 import numpy as np
 
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
+from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import PendingAck, Step
+from tokenbus_services.processor.connections import KnownPeer
 from tokenbus_services.processor.requests import Request, RequestTable, Slots
 from tokenbus_services.processor.router import Rows
-from tokenbus_services.processor.send_queue import Frame, SendQueue, error_frame, output_frames
+from tokenbus_services.processor.send_queue import Frame, SendQueue, output_frames
 
 _KEEPS_UP = 64
 """How many frames with tokens a client that keeps up may not have acknowledged yet."""
@@ -28,17 +30,17 @@ class _Gathered:
         self._latest: dict[int, PendingAck] = {}
 
     def add(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
-        """Take rows, those of each request in its order; a step is held as long as its rows are here."""
+        """Take rows, those of each request in its order; their step stays unacknowledged as long as they are here."""
         if pending_ack not in self._pieces:
             pending_ack.keep()
             self._pieces[pending_ack] = []
             self._order.add(pending_ack)
         self._pieces[pending_ack].append((target, draft))
-        for key in target.request_keys.tolist():
-            before = self._latest.get(key)
+        for request_id in target.request_keys.tolist():
+            before = self._latest.get(request_id)
             if before is not None and before is not pending_ack:
                 self._order.add(pending_ack, before)
-            self._latest[key] = pending_ack
+            self._latest[request_id] = pending_ack
 
     def in_order(self) -> Iterator[tuple[PendingAck, list[_Piece]]]:
         """Yield each step's rows after those that its requests had before, and the steps of one stream in their order.
@@ -55,34 +57,28 @@ class _Gathered:
             self._order.done(first)
 
 
-@dataclass(slots=True, eq=False)
-class Session:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Session(KnownPeer):
     """One life of a client, through all of its connections; takes the rows of its requests."""
 
-    key: int
-    name: str
+    id: int
     owner: int
-    """Who it is, as requests know their owners: the same for the client's next life."""
-    proof: bytes
+    """The client, as requests know their owners: the same for the client's next life."""
     route: int
     send_queue: SendQueue
     table: RequestTable
     limits: Limits
     on_frame: Callable[["Session"], None]
     is_proven: bool = False
-    """Whether a key proves who it is; else it only says so."""
+    """Whether a key of the transport proves its identity."""
     may_ask: bool = True
     may_watch: bool = True
     handshakes: float = 0.0
-    """How many handshakes count against its rate just now, and when that was looked at last."""
+    """How many handshakes count against its rate limit, as of the last one."""
     shaken_at: float = 0.0
-    peer: bytes | None = None
-    last_heard: float = 0.0
-    next_heartbeat: float = 0.0
     wants_status: bool = False
     """Whether a status request has not been answered."""
     next_status: float = 0.0
-    echo_ns: int = 0
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None
 
@@ -97,7 +93,7 @@ class Session:
         return self.peer is not None and self.send_queue.outputs <= _KEEPS_UP
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
-        """Take some rows of a step, or all, as one letter."""
+        """Take some rows of a step, or all, as one frame."""
         target = step.target if rows is None else step.rows.select(rows).in_batch_order()
         draft = step.draft
         if draft is not None:
@@ -107,7 +103,7 @@ class Session:
         self.put_outputs(target, draft, step.pending_ack)
 
     def gather(self) -> None:
-        """Keep what comes from now on, to send it one letter a step: many requests are taken up again at once."""
+        """Keep what comes from now on, to send it one frame a step: many requests are taken up again at once."""
         if self._gathered is None:
             self._gathered = _Gathered()
 
@@ -129,22 +125,26 @@ class Session:
             self.put(frame)
 
     def put(self, frame: Frame) -> None:
-        """Send a letter, as soon as the window allows."""
+        """Send a frame, as soon as the window allows."""
         self.send_queue.put(frame)
         self.on_frame(self)
 
+    def put_error(self, error: RequestError) -> None:
+        """Say how a request ended, or why it was not taken."""
+        self.put(Frame(ServerFrame(error=error)))
+
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""
-        request.last_frame = self.key, self.send_queue.last_ordinal
-        self.requests.discard(request.key)
+        self.table.sent_last_row(request, self.id, self.send_queue.last_ordinal)
+        self.requests.discard(request.id)
 
     def fail(self, request: Request, error: RequestError) -> None:
         """Learn that a request ended with an error."""
-        self.requests.discard(request.key)
-        self.put(error_frame(error))
+        self.requests.discard(request.id)
+        self.put_error(error)
 
 
-def drafts_of(draft: LogprobBatch, key: int) -> LogprobBatch | None:
+def drafts_of(draft: LogprobBatch, request_id: int) -> LogprobBatch | None:
     """Return what was drafted for one request, or None."""
-    found = np.flatnonzero(draft.request_keys == np.uint64(key))
+    found = np.flatnonzero(draft.request_keys == np.uint64(request_id))
     return draft.select(found) if found.size else None

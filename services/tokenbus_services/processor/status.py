@@ -2,14 +2,12 @@
 
 import math
 
-import numpy as np
-
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, ServerFrame, WorkerStatus
 from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.requests import RequestTable
-from tokenbus_services.processor.worker import Worker
 
 STATUS_INTERVAL = 0.1
 """Seconds between two answers to one client, and between two reports: it does not matter how many clients ask."""
@@ -50,12 +48,6 @@ class StatusReport:
         )
 
 
-def assigned_requests(worker: Worker, table: RequestTable) -> int:
-    """Return how many open requests a worker has or is to go on with."""
-    stream = worker.source.stream
-    return int(np.count_nonzero(table.owner == stream)) + int(np.count_nonzero(table.handoff_target == stream))
-
-
 def _worker_status(worker: Worker, table: RequestTable) -> WorkerStatus:
     stream, counts = worker.stream, worker.stream.counts
     heads = counts.speculation.heads()
@@ -65,7 +57,7 @@ def _worker_status(worker: Worker, table: RequestTable) -> WorkerStatus:
         role=stream.hello.role,
         model=stream.hello.model,
         is_connected=worker.peer is not None,
-        open_requests=assigned_requests(worker, table),
+        open_requests=table.load_of(worker.source.stream),
         lag_items=stream.lag,
         pending_items=len(stream.acks),
         steps=counts.steps,

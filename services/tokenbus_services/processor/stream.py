@@ -36,12 +36,12 @@ class Arrived:
 
 @dataclass(slots=True)
 class Lost:
-    """A run of items that cannot be had; without keys, any request of the stream may have had rows in them."""
+    """A run of items that cannot be had; without ids, any request of the stream may have had rows in them."""
 
     sequence: int
     last_sequence: int
     reason: GapReason
-    keys: frozenset[int]
+    request_ids: frozenset[int]
     size: int = 0
     """How many bytes of credit they used."""
 
@@ -58,7 +58,7 @@ class Fate(StrEnum):
     REFUSED = "refused"
     """It breaks the contract."""
     FLOOD = "flood"
-    """Nobody gave credit for it."""
+    """It came without credit."""
 
 
 @dataclass(slots=True)
@@ -223,8 +223,8 @@ class Stream:
         sequence = item.sequence
         # Without a checksum it may have been damaged on the way: one more try shows.
         if item.HasField("payload_crc32") or sequence in self._refused_once:
-            keys = _keys_in(item, payload, self._limits)
-            self._put_ahead(Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, keys, len(payload)))
+            ids = _ids_in(item, payload, self._limits)
+            self._put_ahead(Lost(sequence, sequence, GapReason.GAP_REASON_REFUSED, ids, len(payload)))
         else:
             self._refused_once.add(sequence)
         return Fate.REFUSED
@@ -235,7 +235,7 @@ class Stream:
         if len(self._checksums) > self._settings.credit_items:
             self._checksums.popitem(last=False)
 
-    def declare_lost(self, first: int, last: int, reason: GapReason, keys: frozenset[int]) -> None:
+    def declare_lost(self, first: int, last: int, reason: GapReason, ids: frozenset[int]) -> None:
         """Take the worker's word that some items cannot be had."""
         if last < self.expected:
             return
@@ -246,7 +246,7 @@ class Stream:
             return
         self.known_last = max(self.known_last, last)
         self._pop_ahead(first)  # it was refused here before; its bytes cost credit all the same
-        self._put_ahead(Lost(first, last, reason, keys))
+        self._put_ahead(Lost(first, last, reason, ids))
 
     def in_order(self) -> deque[Arrived | Lost]:
         """Return what is next in order, and all that follows it without a hole."""
@@ -289,8 +289,8 @@ class Stream:
         return self.expected, last
 
 
-def _keys_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
-    """Return the keys of the requests that a refused payload names; none, if that cannot be said."""
+def _ids_in(item: Item, payload: bytes, limits: Limits) -> frozenset[int]:
+    """Return the requests that a refused payload names; none, if that cannot be said."""
     from tokenbus_contracts.codec import parse  # noqa: PLC0415 - what is refused is rare
 
     try:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, RowStatus, Scoring, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.worker.active_requests import ActiveRequests
 from tokenbus_services.worker.arrays import keys_of

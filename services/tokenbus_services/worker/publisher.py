@@ -21,7 +21,7 @@ from tokenbus_contracts.schema import MAJOR, MINOR, NO_COLUMNS
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.errors import brief
-from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.settings import Settings

@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Gap, Hello, PayloadKind, WorkerFrame
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
-from tokenbus_services.delivery.final_statuses import LEAVES
+from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link, SessionState
 from tokenbus_services.recording import Entry, RecordingError
 from tokenbus_services.settings import Settings

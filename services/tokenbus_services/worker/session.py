@@ -25,8 +25,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerRole,
 )
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.link import SessionState
-from tokenbus_services.reconnecting import PROOF_BYTES, ReconnectingSession, check_times
+from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState, check_times
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 

@@ -106,7 +106,7 @@ async def test_replay_takes_no_requests() -> None:
         steps = asyncio.create_task(take_all(processor))
         await replayed(recording(), settings, transport)
         begun: list[int] = []
-        processor.intake.on_stream = lambda worker: begun.append(worker.stream.hello.max_requests)
+        processor.intake.stream_observers.append(lambda worker: begun.append(worker.stream.hello.max_requests))
         await replayed(recording(), settings, transport, renamed_to=("other", 1), stop=stop)
         steps.cancel()
     assert begun == [0]

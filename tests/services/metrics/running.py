@@ -54,14 +54,7 @@ class Bus:
     async def running(self) -> AsyncIterator[None]:
         """Run both, and wait until the worker is known."""
         connected = asyncio.Event()
-        tell = self.processor.intake.on_stream
-
-        def on_stream(*worker: object) -> None:
-            """Tell who was told before, too."""
-            tell(*worker)  # type: ignore[arg-type]  # it is a worker
-            connected.set()
-
-        self.processor.intake.on_stream = on_stream
+        self.processor.intake.stream_observers.append(lambda _worker: connected.set())
         async with asyncio.timeout(MOST), self.processor, self.publisher:
             await connected.wait()
             yield

@@ -83,7 +83,7 @@ class Watched:
         processor = bus.processor
         self.bus = bus
         self.times = StepTimes(processor.clock.now)
-        processor.intake.on_step = self.times.observe
+        processor.intake.step_observers.append(self.times.observe)
         watch = LoopWatch(lambda: None, processor.clock.now)
         self._processor = ProcessorCollector(processor, self.times, watch)
         self._publisher = PublisherCollector(bus.publisher, watch)
@@ -116,7 +116,7 @@ async def test_a_run_is_told_as_it_went(watched: Watched) -> None:
     assert told("opened_requests_total") == told("finished_requests_total") == 10
     assert told("settled_rows_total", outcome="delivered") == 100
     assert told("settled_rows_total", outcome="repeated") == 0
-    assert told("open_requests", state="open") == 0
+    assert told("open_requests", state="running") == 0
     assert told("peak_open_requests") == 1
     assert told("known_workers", state="connected") == 1
     assert told("step_assembly_seconds_count") == told("delivery_latency_seconds_count") == 100
@@ -170,7 +170,7 @@ async def test_what_waits_is_told(watched: Watched) -> None:
     assert told("fill_ratio", of="buffer_rows") == 1 / watched.bus.settings.processor.request_buffer_rows
     assert told("stream_pending_items", worker=W) == told("stream_peak_pending_items", worker=W) == 1
     assert told("fill_ratio", of="pending_items") == 1 / watched.bus.settings.processor.pending_items
-    assert told("open_requests", state="open") == 1
+    assert told("open_requests", state="running") == 1
 
 
 async def test_steps_that_wait_are_told(watched: Watched) -> None:
@@ -179,7 +179,7 @@ async def test_steps_that_wait_are_told(watched: Watched) -> None:
     async with watched.bus.running():
         steps = processor.steps()
         first = asyncio.ensure_future(anext(steps))
-        await until(lambda: processor.intake.feed is not None)
+        await until(lambda: processor.intake.step_queue is not None)
         watched.bus.publisher.publish(rows([(0, 1)]))
         await first
         watched.bus.publisher.publish(rows([(0, 1)] * 2, step=2))

@@ -63,6 +63,7 @@ async def test_no_draft_is_told_as_no_rate() -> None:
     """Case 25: a worker that does not speculate has totals of zero, and no sample of a rate."""
     bus = Bus()
     times = StepTimes(bus.processor.clock.now)
+    bus.processor.intake.step_observers.append(times.observe)
     async with bus.running():
         bus.publisher.publish(rows([(0, 1)]))
         await bus.processor.request(1).__anext__()

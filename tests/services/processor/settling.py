@@ -10,7 +10,7 @@ from tests.support.clock import ManualClock
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import Step
-from tokenbus_services.delivery.tokens import FINISHED
+from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Request, Slots, Source
 from tokenbus_services.processor.router import Rows
@@ -42,13 +42,13 @@ class Recorder:
 
     def finish(self, request: Request, status: RowStatus) -> None:
         """Remember how a request ended."""
-        assert request.key not in self.finished | self.failed
-        self.finished[request.key] = status
+        assert request.id not in self.finished | self.failed
+        self.finished[request.id] = status
 
     def fail(self, request: Request, error: RequestError) -> None:
         """Remember why a request ended."""
-        assert request.key not in self.finished | self.failed
-        self.failed[request.key] = error
+        assert request.id not in self.finished | self.failed
+        self.failed[request.id] = error
 
 
 class Table:
@@ -58,13 +58,31 @@ class Table:
         """Open requests, each at a stream, and spread them over the routes."""
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
-        self.registry = RequestRegistry(settings(overrides).processor, self.clock)
+        self.aborted: list[tuple[int, int]] = []
+        self.streams: dict[int, Source] = {}
+        """The streams whose workers are there."""
+        self.vouched_for: list[tuple[int, int]] = []
+        self.registry = RequestRegistry(settings(overrides).processor, self.clock, self)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.registry.router.consumers.update(self.recorders)
-        self.aborted: list[tuple[int, int]] = []
-        self.registry.abort_at_worker = lambda stream, key: self.aborted.append((stream, key))
         for place, (key, stream) in enumerate(requests.items()):
             self.registry.submit(generate_of(key), stream, 1 + place % routes)
+
+    def abort_at_worker(self, stream: int, request_id: int) -> None:
+        """Remember what a worker was told to end."""
+        self.aborted.append((stream, request_id))
+
+    def source_of(self, request_id: int) -> Source | None:
+        """Return a stream whose worker said that it has a request."""
+        return next((each for each in self.streams.values() if request_id in each.owners), None)
+
+    def is_known_stream(self, stream: int) -> bool:
+        """Tell whether the worker of a stream is there."""
+        return stream in self.streams
+
+    def vouched(self, request: Request, owner: int) -> None:
+        """Remember what a worker said that it has."""
+        self.vouched_for.append((request.id, owner))
 
     def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
         """Let a step come from a stream."""

@@ -8,8 +8,8 @@ from tests.services.builders import Wanted, batch, ids, rows, step_of
 from tests.support.waiting import soon, turns
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestTokens
-from tokenbus_services.processor.buffers import Buffers
-from tokenbus_services.processor.requests import Request, RequestTable, State
+from tokenbus_services.processor.buffers import RequestBuffers
+from tokenbus_services.processor.requests import Deadline, Event, Request, RequestTable
 
 
 class Fixture:
@@ -18,12 +18,12 @@ class Fixture:
     def __init__(self, *keys: int, most: int = 3) -> None:
         """Open the requests."""
         self.table = RequestTable(100, 100)
-        self.buffers = Buffers(self.table, most)
+        self.buffers = RequestBuffers(self.table, most)
         self.tokens = {key: self.open(key) for key in keys}
 
     def open(self, key: int) -> RequestTokens:
         """Open a request that waits here."""
-        return self.buffers.open(self.table.open(key, 0, 0, State.OPEN, 1.0))
+        return self.buffers.open(self.table.open(key, 0, 0, Event.DISPATCH, Deadline(1.0)))
 
     def request(self, key: int) -> Request:
         """Return an open request."""
@@ -140,7 +140,7 @@ def test_ends_are_told() -> None:
 def test_request_that_waited_elsewhere_is_adopted() -> None:
     """A request whose rows went elsewhere waits here once it is adopted, and keeps its place if it did already."""
     made = Fixture(1)
-    request = made.table.open(2, 0, 0, State.OPEN, 1.0)
+    request = made.table.open(2, 0, 0, Event.DISPATCH, Deadline(1.0))
     tokens = made.buffers.adopt(request)
     made.give(Wanted(2))
     assert len(tokens) == 1

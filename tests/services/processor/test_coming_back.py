@@ -122,7 +122,7 @@ def test_other_client_that_lacks_what_was_confirmed_is_told() -> None:
     (error,) = [heard.frame.error for heard in other.heard() if heard.body == "error"]
     assert (error.code, error.message) == (
         ErrorCode.ERROR_CODE_GAP,
-        "tokens 0 to 0 were confirmed before and are not kept",
+        "tokens 0 to 0 were acknowledged before and are not kept",
     )
 
 

@@ -145,7 +145,7 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     searches = []
     found = send_queue.SendQueue.frames_of
 
-    def _counted(box: send_queue.SendQueue, keys: send_queue.Keys) -> list[send_queue.Frame]:
+    def _counted(box: send_queue.SendQueue, keys: send_queue.RequestIds) -> list[send_queue.Frame]:
         if keys.size and box is bench.core.clients.sessions[5].send_queue:
             searches.append(keys.size)
         return found(box, keys)
@@ -189,7 +189,7 @@ def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
     for key in range(1, 4):
         client.ask(generate_of(key))
     assert client.errors() == {}
-    assert sorted(request.key for request in table.open_requests())[:3] == [1, 2, 3]
+    assert sorted(request.id for request in table.open_requests())[:3] == [1, 2, 3]
     assert worker.known is not None
 
 
@@ -219,7 +219,7 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
         worker.publish(rows([2], position=position))
         assert places(victim) == [(2, position, 1)]
         victim.ack()
-    assert {request.key for request in bench.core.registry.table.open_requests()} == {2}
+    assert {request.id for request in bench.core.registry.table.open_requests()} == {2}
 
 
 def test_handshakes_are_bounded() -> None:

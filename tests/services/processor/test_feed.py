@@ -5,7 +5,7 @@ import asyncio
 from tests.services.builders import batch, rows, step_of
 from tests.support.waiting import soon, turns
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.step_queue import StepQueue
+from tokenbus_services.processor.buffers import StepQueue
 
 
 def steps(count: int) -> list[Step]:

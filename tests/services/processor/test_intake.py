@@ -11,7 +11,7 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Gap, GapReason, WorkerFrame
 from tokenbus_services.delivery import Step
-from tokenbus_services.processor.step_queue import StepQueue
+from tokenbus_services.processor.buffers import StepQueue
 
 FINISHED = RowStatus.FINISHED_LENGTH
 GAP = ErrorCode.ERROR_CODE_GAP
@@ -236,9 +236,9 @@ def test_reconciling_waits_for_what_the_worker_retains() -> None:
 def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
     """With a feed every step goes there too, and is held until that is done with it."""
     bench, worker, _ = asked(1)
-    feed = bench.core.intake.feed = StepQueue(2)
+    feed = bench.core.intake.step_queue = StepQueue(2)
     seen: list[Step] = []
-    bench.core.intake.on_step = seen.append
+    bench.core.intake.step_observers.append(seen.append)
     worker.publish(rows([1]))
     assert (len(feed), len(seen)) == (1, 1)
     assert seen[0].pending_ack.count == 2  # the feed's, and the letter's
@@ -250,7 +250,7 @@ def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
 def test_full_feed_gives_no_credit() -> None:
     """While steps are not taken the worker gets no more credit, and gets it again when they are (case 20)."""
     bench, worker, _ = asked(1, credit_items=4)
-    feed = bench.core.intake.feed = StepQueue(2)
+    feed = bench.core.intake.step_queue = StepQueue(2)
     worker.publish(rows([1]))
     assert "credit" in worker.heard_bodies()
     worker.publish(rows([1], position=1))
@@ -297,11 +297,11 @@ def test_who_holds_too_much_gives_way(bound: str) -> None:
     assert [frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")] == [3]
 
 
-def test_items_are_shown_before_they_are_used() -> None:
-    """Whoever watches sees each item in order, also one whose contents are refused later."""
+def test_items_are_shown_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watcher sees each item in order, also one whose contents are refused later."""
     bench, worker, _ = asked(1)
     shown: list[int] = []
-    bench.core.intake.on_item = lambda _worker, entry: shown.append(entry.sequence)
+    monkeypatch.setattr(bench.core, "item_arrived", lambda _worker, entry: shown.append(entry.sequence))
     for position in range(3):
         worker.publish(rows([1], position=position))
     assert shown == [1, 2, 3]

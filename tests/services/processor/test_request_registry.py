@@ -46,7 +46,7 @@ def come(
 def test_request_is_its_workers_from_the_start() -> None:
     """A request that was handed to a worker takes rows of that worker's stream, from token 0 on."""
     table = Table({1: 4})
-    assert (state(table, 1), known(table, 1).is_claimed) == (State.OPEN, True)
+    assert (state(table, 1), known(table, 1).is_claimed) == (State.RUNNING, True)
     table.route(batch(rows([1])), 4)
     assert len(table.rows()) == 1
 
@@ -58,7 +58,7 @@ def test_middle_of_a_request_is_kept_only_where_its_beginning_may_have_been_else
     (step,) = come(table, 9, 6, resumed=is_resumed)
     assert step.pending_ack.count == 1 + is_resumed
     if is_resumed:
-        assert state(table, 9) is State.WAITING
+        assert state(table, 9) is State.ORPHANED
         assert len(known(table, 9).early) == 1
     else:
         assert table.registry.table.get(9) is None
@@ -85,7 +85,7 @@ def test_waiting_rows_go_to_who_asks() -> None:
     assert positions(tokens) == [(9, 3), (12, 3)]
     come(table, 9, 15)
     assert positions(tokens)[-1] == (15, 3)
-    assert table.registry.table.owner[known(table, 9).slot] == 0
+    assert table.registry.table.stream[known(table, 9).slot] == 0
 
 
 def test_request_whose_beginning_is_retained_goes_on() -> None:
@@ -113,9 +113,9 @@ def test_claim_before_the_worker_is_there_waits_for_it() -> None:
     """A request may be asked for before any worker said that it has it, and goes on when one does."""
     table = Table({})
     tokens = table.registry.tokens(9, 6)
-    assert state(table, 9) is State.HANDED_OFF
+    assert state(table, 9) is State.RESUMED
     table.registry.answer(9, source(0))
-    assert (state(table, 9), table.registry.table.owner[known(table, 9).slot]) == (State.OPEN, 0)
+    assert (state(table, 9), table.registry.table.stream[known(table, 9).slot]) == (State.RUNNING, 0)
     come(table, 9, 3, 6)
     assert positions(tokens) == [(6, 3)]
 
@@ -139,7 +139,7 @@ def test_failed_before_anybody_asked() -> None:
     table = Table({})
     come(table, 9, 0)
     table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
-    assert table.registry.table.owner[known(table, 9).slot] == NO_STREAM
+    assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
     tokens = table.registry.tokens(9)
     assert tokens.error is not None
     assert tokens.error.emitted_tokens == 3
@@ -159,7 +159,7 @@ def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
     table = Table({1: 0})
     table.registry.answer(1, source(1))
     assert table.aborted == [(1, 1)]
-    assert table.registry.table.owner[known(table, 1).slot] == 0
+    assert table.registry.table.stream[known(table, 1).slot] == 0
     table.registry.answer(1, source(0))
     table.registry.answer(1, source(2, takes_over=True))
     assert table.aborted == [(1, 1)]
@@ -170,9 +170,9 @@ def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
     table = Table({})
     table.registry.tokens(9, 6)
     table.registry.answer(9, source(1, takes_over=True))
-    assert table.registry.table.owner[known(table, 9).slot] == NO_STREAM
+    assert table.registry.table.stream[known(table, 9).slot] == NO_STREAM
     table.registry.answer(9, source(0))
-    assert table.registry.table.owner[known(table, 9).slot] == 0
+    assert table.registry.table.stream[known(table, 9).slot] == 0
 
 
 def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.processor.requests import NO_STREAM, Request, RequestTable, State
+from tokenbus_services.processor.requests import NO_STREAM, Deadline, Event, Request, RequestTable
 
 
 def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
@@ -16,7 +16,7 @@ def table(requests: int = 1000, ended: int = 1000) -> RequestTable:
 
 def opened(to: RequestTable, key: int, *, owner: int = 0, position: int = 0, deadline: float = 100.0) -> Request:
     """Open a request."""
-    return to.open(key, position, owner, State.OPEN, deadline)
+    return to.open(key, position, owner, Event.DISPATCH, Deadline(deadline))
 
 
 def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
@@ -97,7 +97,7 @@ def test_requests_of_a_stream() -> None:
     mine, _, gone = opened(made, 1, owner=4), opened(made, 2, owner=5), opened(made, 3, owner=4)
     made.close(gone, None)
     assert made.of_stream(4) == [mine]
-    assert {request.key for request in made.open_requests()} == {1, 2}
+    assert {request.id for request in made.open_requests()} == {1, 2}
 
 
 def test_requests_are_looked_at_when_they_are_due() -> None:
@@ -119,10 +119,10 @@ def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
     made = table()
     for key in range(1, count + 1):
         opened(made, key, owner=0, deadline=1.0)
-    assert np.count_nonzero(made.owner == 0) == count
+    assert np.count_nonzero(made.stream == 0) == count
     assert len(made.due_requests(1.0)) == count
     assert np.count_nonzero(made.state) == count
-    assert np.count_nonzero(made.owner == NO_STREAM) == made.owner.size - count
+    assert np.count_nonzero(made.stream == NO_STREAM) == made.stream.size - count
 
 
 def test_slot_that_nobody_has_is_an_error() -> None:
@@ -151,4 +151,4 @@ def test_table_agrees_with_a_dict(keys: list[int]) -> None:
         assert {each for each in range(1, 13) if slots[each - 1] >= 0} == plain.keys()
         for each, position in plain.items():
             slot = slots[each - 1]
-            assert (made.at(slot).key, made.next_position[slot], made.owner[slot]) == (each, position, each)
+            assert (made.at(slot).id, made.next_position[slot], made.stream[slot]) == (each, position, each)

@@ -175,7 +175,7 @@ def test_early_rows_are_bounded() -> None:
     request = table.registry.table.get(1)
     assert request is not None
     assert len(request.early) == 2
-    assert table.registry.table.owner[request.slot] == NO_STREAM
+    assert table.registry.table.stream[request.slot] == NO_STREAM
     table.clock.advance(10.0)
     table.registry.expire()
     assert table.recorders[1].failed[1].message == "tokens 1 to 1 never came"

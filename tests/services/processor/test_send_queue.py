@@ -15,8 +15,6 @@ from tokenbus_services.processor.send_queue import (
     Budget,
     Frame,
     SendQueue,
-    admitted_frame,
-    error_frame,
     output_frames,
 )
 
@@ -30,7 +28,7 @@ def frame(size: int = 10, pending_ack: PendingAck | None = None) -> Frame:
 
 def news(key: int = 1) -> Frame:
     """Return a letter without tokens."""
-    return error_frame(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x"))
+    return Frame(ServerFrame(error=RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x")))
 
 
 def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64, window_bytes: int = 1000) -> SendQueue:
@@ -317,5 +315,5 @@ def test_schema_sized_steps_split_into_letters() -> None:
 def test_news_says_what_it_is() -> None:
     """An admission and an error are letters without parts, holds and bytes."""
     admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
-    made = admitted_frame(admitted)
-    assert (read(made).admitted, made.parts, made.pending_ack, made.size) == (admitted, [], None, 0)
+    made = Frame(ServerFrame(admitted=admitted))
+    assert (read(made).admitted, made.parts, made.pending_ack, made.size) == (admitted, (), None, 0)

@@ -132,7 +132,7 @@ def test_batch_that_is_not_this_streams_is_refused(header: dict[str, Any]) -> No
     assert made.take(item_of(data, 1, checksum=crc32(data)), data) is Fate.REFUSED
     (lost,) = order(made)
     assert isinstance(lost, Lost)
-    assert (lost.reason, lost.keys, lost.size) == (REFUSED, frozenset({5}), len(data))
+    assert (lost.reason, lost.request_ids, lost.size) == (REFUSED, frozenset({5}), len(data))
 
 
 def test_event_of_another_number_is_refused() -> None:
@@ -201,7 +201,7 @@ def test_asking_has_an_end() -> None:
     assert made.wants_handshake
     gap, rest = order(made)
     assert isinstance(gap, Lost)
-    assert (gap.sequence, gap.last_sequence, gap.reason, gap.keys) == (2, 3, GONE, NOBODY)
+    assert (gap.sequence, gap.last_sequence, gap.reason, gap.request_ids) == (2, 3, GONE, NOBODY)
     assert rest.sequence == 4
     assert (made.counts.gaps, made.counts.lost) == (1, 2)
 
@@ -235,7 +235,7 @@ def test_gap_is_taken_in_its_place() -> None:
     made.declare_lost(2, 3, GONE, frozenset({9}))
     first, gap, last = order(made)
     assert isinstance(gap, Lost)
-    assert gap.keys == {9}
+    assert gap.request_ids == {9}
     assert (first.sequence, last.sequence) == (1, 4)
 
 
@@ -272,11 +272,11 @@ def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> No
         made.take(item_of(data, 1, checksum=crc32(data)), data)
         (lost,) = order(made)
         assert isinstance(lost, Lost)
-        assert lost.keys == keys
+        assert lost.request_ids == keys
     made = stream()
     made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
     made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
-    assert [entry.keys for entry in order(made) if isinstance(entry, Lost)] == [NOBODY] * 2
+    assert [entry.request_ids for entry in order(made) if isinstance(entry, Lost)] == [NOBODY] * 2
 
 
 def test_kind_that_is_not_known_is_none() -> None:

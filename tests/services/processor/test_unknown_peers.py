@@ -1,35 +1,35 @@
 """UnknownPeers: each is told once an interval, and only so many are remembered."""
 
-from tokenbus_services.processor.unknown_peers import UnknownPeers
+from tokenbus_services.processor.connections import UnknownPeers
 
 
 def test_stranger_is_told_once_an_interval() -> None:
     """A peer is told at once, and again when an interval is over and not a moment before, whatever others do."""
     unknown = UnknownPeers(1.0)
-    assert [unknown.is_to_be_told(b"a", now) for now in (0.0, 0.5, 0.999, 1.0, 1.5)] == [
+    assert [unknown.is_due(b"a", now) for now in (0.0, 0.5, 0.999, 1.0, 1.5)] == [
         True,
         False,
         False,
         True,
         False,
     ]
-    assert unknown.is_to_be_told(b"b", 1.5)
+    assert unknown.is_due(b"b", 1.5)
 
 
 def test_who_is_known_and_strange_again_is_told_at_once() -> None:
     """A peer that said hello, and is not known any more, need not wait."""
     unknown = UnknownPeers(1.0)
-    unknown.is_to_be_told(b"a", 0.0)
+    unknown.is_due(b"a", 0.0)
     unknown.forget(b"a")
     unknown.forget(b"never seen")
-    assert unknown.is_to_be_told(b"a", 0.1)
+    assert unknown.is_due(b"a", 0.1)
 
 
 def test_strangers_are_bounded() -> None:
     """However many peers say nonsense, only so many are remembered, those that spoke last."""
     unknown = UnknownPeers(1.0)
     for number in range(1025):
-        unknown.is_to_be_told(b"%d" % number, 0.0)
+        unknown.is_due(b"%d" % number, 0.0)
     assert len(unknown) == 1024
-    assert not unknown.is_to_be_told(b"1", 0.5)
-    assert unknown.is_to_be_told(b"0", 0.5)
+    assert not unknown.is_due(b"1", 0.5)
+    assert unknown.is_due(b"0", 0.5)

@@ -1,0 +1,286 @@
+"""What the processor does alike for workers and clients: handshakes, refusals, heartbeats, silence, and their logs."""
+
+import hmac
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
+from tokenbus_contracts.schema import MINOR
+from tokenbus_services.bus import ANONYMOUS, Identity, Listener, Outcome
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.settings import Settings
+
+_log = logger("processor")
+_NS = 1_000_000_000
+_MOST_UNKNOWN = 1024
+
+
+class Peers(Protocol):
+    """The peers at one of the processor's addresses, as the transport knows them."""
+
+    def send(self, peer: bytes, parts: list[bytes]) -> Outcome:
+        """Send to one peer, without waiting."""
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return the identity of a peer, as far as the transport has proved it."""
+
+    def admit(self, peer: bytes) -> None:
+        """Learn that a peer has completed its handshake."""
+
+
+class ListenerPeers:
+    """The peers of a listener, as soon as there is one; until then every peer is gone."""
+
+    def __init__(self) -> None:
+        """Begin without a listener."""
+        self.listener: Listener | None = None
+
+    def send(self, peer: bytes, parts: list[bytes]) -> Outcome:
+        """Send to one peer, without waiting."""
+        return Outcome.GONE if self.listener is None else self.listener.send(peer, parts)
+
+    def identity(self, peer: bytes) -> Identity:
+        """Return the identity of a peer, as far as the transport has proved it."""
+        return ANONYMOUS if self.listener is None else self.listener.identity(peer)
+
+    def admit(self, peer: bytes) -> None:
+        """Learn that a peer has completed its handshake."""
+        if self.listener is not None:
+            self.listener.admit(peer)
+
+
+class RefusedError(Exception):
+    """A peer is refused: the reason for machines, and one line for people."""
+
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.reason = reason
+
+    @property
+    def name(self) -> str:
+        """The reason's name in metrics."""
+        return RefusalReason.Name(self.reason).removeprefix("REFUSAL_REASON_").lower()
+
+
+def protocol_error(message: str | ContractError) -> RefusedError:
+    """Return the refusal of a peer that does not keep to the protocol, or whose frame breaks its bounds."""
+    is_version = isinstance(message, ContractError) and message.rule is Rule.VERSION
+    reason = RefusalReason.REFUSAL_REASON_SCHEMA_VERSION if is_version else RefusalReason.REFUSAL_REASON_PROTOCOL
+    return RefusedError(reason, str(message))
+
+
+class UnknownPeers:
+    """Peers without a handshake, as after a restart; each is asked for one once an interval, and few are remembered."""
+
+    def __init__(self, interval: float) -> None:
+        """Ask a peer again after an interval, in seconds."""
+        self._interval = interval
+        self._asked: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many are remembered."""
+        return len(self._asked)
+
+    def is_due(self, peer: bytes, now: float) -> bool:
+        """Tell whether to ask a peer for its handshake now, and count it as asked."""
+        asked = self._asked.pop(peer, None)
+        is_due = asked is None or now - asked >= self._interval
+        self._asked[peer] = now if asked is None or is_due else asked
+        if len(self._asked) > _MOST_UNKNOWN:
+            self._asked.popitem(last=False)
+        return is_due
+
+    def forget(self, peer: bytes) -> None:
+        """Learn that a peer has completed its handshake."""
+        self._asked.pop(peer, None)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KnownPeer:
+    """One life of a worker or a client, through all of its connections."""
+
+    name: str
+    proof: bytes
+    """What it drew at random: a peer that shows it is the same life."""
+    peer: bytes | None = None
+    """The connection that it has just now, if any."""
+    last_heard: float = 0.0
+    next_heartbeat: float = 0.0
+    echo_ns: int = 0
+
+
+P = TypeVar("P", bound=KnownPeer)
+
+
+class Connections(ABC, Generic[P]):
+    """The peers at one address. It has no sockets and no clock: its methods are given messages and the time."""
+
+    def __init__(
+        self, kind: str, frame: Callable[..., Message], settings: Settings, dead_letters: DeadLetters, peers: Peers
+    ) -> None:
+        """Take the kind of peer for the log, the frames they are sent, where refused frames go, and the transport."""
+        self._kind = kind
+        self._frame_of = frame
+        self._settings = settings
+        self._dead_letters = dead_letters
+        self._peers = peers
+        self._by_peer: dict[bytes, P] = {}
+        self._repeated_log = DeduplicatedLog()
+        self._interval = settings.bus.heartbeat_interval_ms / 1000
+        self._timeout = settings.bus.heartbeat_timeout_ms / 1000
+        self._unknown_peers = UnknownPeers(self._interval)
+        self.is_draining = False
+        self.refused = 0
+        self.refusals: Counter[str] = Counter()
+        """How many peers were refused, by the reason."""
+        self.failed_ticks = 0
+
+    @abstractmethod
+    def _known(self) -> Iterable[P]:
+        """Return all peers that have completed a handshake and are not given up."""
+
+    @abstractmethod
+    def _take(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
+        """Take one message, or raise what is wrong with it: a ContractError, or a RefusedError that ends the peer."""
+
+    @abstractmethod
+    def _check(self, known: P, now: float) -> None:
+        """Do what time alone demands of one peer."""
+
+    @abstractmethod
+    def _names(self, known: P | None) -> dict[str, object]:
+        """Return the fields by which the log names a peer."""
+
+    # What comes in.
+
+    def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
+        """Take one message of a peer; whatever it contains, it ends nothing but itself."""
+        known = self._by_peer.get(peer)
+        try:
+            self._take(peer, known, parts, now)
+        except RefusedError as refused:
+            self._refuse(peer, known, refused)
+        except ContractError as error:
+            self.refused += 1
+            name = known.name if known is not None else "unknown peer"
+            self._dead_letters.keep(parts[-1] if parts else b"", error, name)
+            self._warn_once(("frame", name), "frame refused", known, reason=str(error))
+            if known is None:
+                self._send_refusal(peer, protocol_error(error))
+            else:
+                self._answer_refused(known, parts, error)
+
+    def _answer_refused(self, known: P, parts: list[bytes], error: ContractError) -> None:
+        """Answer a frame that breaks its bounds."""
+
+    def _ask_for_handshake(self, peer: bytes, now: float) -> None:
+        """Tell an unknown peer to say hello: it was connected to an earlier life of this processor."""
+        if self._unknown_peers.is_due(peer, now):
+            self._send_refusal(peer, RefusedError(RefusalReason.REFUSAL_REASON_HELLO_FIRST, "say hello first"))
+
+    def _refuse(self, peer: bytes, known: P | None, refused: RefusedError) -> None:
+        self.refused += 1
+        self.refusals[refused.name] += 1
+        self._send_refusal(peer, refused)
+        self._warn_once(("refused", str(refused)), f"{self._kind} refused", known, reason=str(refused))
+
+    def _send_refusal(self, peer: bytes, refused: RefusedError) -> None:
+        refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
+        self._peers.send(peer, [write_frame(self._frame_of(refusal=refusal))])
+
+    def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
+        self._repeated_log.begin(key, _log.warning, event, **values, **self._names(known))
+
+    # The handshake.
+
+    def _connect(self, known: P, peer: bytes, now: float) -> None:
+        """Let a peer that proved itself have this connection, and no other."""
+        self._disconnect(known)
+        known.peer = peer
+        known.last_heard = now
+        known.next_heartbeat = now + self._interval
+        self._by_peer[peer] = known
+        self._unknown_peers.forget(peer)
+        self._peers.admit(peer)
+
+    def _welcome(self) -> dict[str, Any]:
+        """Return what every peer learns at its handshake."""
+        return {
+            "processor_id": self._settings.processor.id,
+            "schema_minor": MINOR,
+            "heartbeat_interval_ms": self._settings.bus.heartbeat_interval_ms,
+            "heartbeat_timeout_ms": self._settings.bus.heartbeat_timeout_ms,
+        }
+
+    def _disconnect(self, known: P) -> None:
+        if known.peer is not None:
+            self._by_peer.pop(known.peer, None)
+            known.peer = None
+
+    def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
+        """Tell whether a hello comes from the life that is known: by its proof, or because that one is gone."""
+        is_proven = hmac.compare_digest(known.proof, proof)
+        return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
+
+    def _is_alive(self, known: P, now: float) -> bool:
+        """Tell whether a peer is there: it was heard in time, and its connection takes messages."""
+        if known.peer is None or now - known.last_heard > self._timeout:
+            return False
+        return self._send_heartbeat(known, now) is not Outcome.GONE
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Do what time alone demands of every peer; a defect in one keeps no other from its turn."""
+        for known in list(self._known()):
+            try:
+                self._check(known, now)
+            except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
+                self.failed_ticks += 1
+                self._repeated_log.begin("defect", _log.exception, "tick failed", **self._names(known))
+                self._disconnect(known)
+        self._repeated_log.expire()
+
+    def extend_deadlines(self, seconds: float, now: float) -> None:
+        """Do not count some seconds in which this processor stood still as the peers' silence."""
+        for known in self._known():
+            known.last_heard = min(now, known.last_heard + seconds)
+
+    def close(self, reason: GoodbyeReason, message: str) -> None:
+        """Send each peer what is due, and say goodbye."""
+        for known in list(self._known()):
+            self._flush(known)
+            goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence(known))
+            self._send(known, self._frame_of(goodbye=goodbye))
+        self._repeated_log.close()
+
+    # What goes out.
+
+    @abstractmethod
+    def _flush(self, known: P) -> None:
+        """Send a peer what it is due now."""
+
+    def _last_sequence(self, _known: P) -> int:
+        """Return the last sequence that came from a peer, or zero."""
+        return 0
+
+    def _send_heartbeat(self, known: P, now: float) -> Outcome:
+        known.next_heartbeat = now + self._interval
+        beat = Heartbeat(
+            sent_at_ns=max(1, int(now * _NS)), echo_ns=known.echo_ns, last_sequence=self._last_sequence(known)
+        )
+        return self._send(known, self._frame_of(heartbeat=beat))
+
+    def _send(self, known: P, frame: Message) -> Outcome:
+        if known.peer is None:
+            return Outcome.GONE
+        return self._peers.send(known.peer, [write_frame(frame)])
