@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.rng import Words, mixed
+from tokenbus_engines.sampling import Words, mixed
 
 VOCABULARY_SIZE = 50_000
 _RANKS = 4

@@ -8,10 +8,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from tokenbus_engines.ngram.counting import Ids
-from tokenbus_engines.ngram.mixing import Floats
-from tokenbus_engines.ngram.model import WIDTH, Model
-from tokenbus_engines.rng import Uniforms
+from tokenbus_engines.ngram.model import WIDTH, Floats, Ids, Model
+from tokenbus_engines.sampling import Uniforms
 
 _TINY = float(np.finfo(np.float64).tiny)
 """In the place of a divisor that may be zero where the quotient is not used."""

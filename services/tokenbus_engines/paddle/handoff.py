@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.paddle.cache import Lines
+from tokenbus_engines.paddle.network import Shape
 from tokenbus_engines.paddle.requests import Handed, Request, refused
-from tokenbus_engines.paddle.shape import VOCABULARY_SIZE, Shape
+from tokenbus_engines.paddle.runner import Lines
+from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),

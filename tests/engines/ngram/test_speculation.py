@@ -8,9 +8,9 @@ from tests.engines.ngram.fit import misfit
 from tests.engines.ngram.reference import Choice
 from tokenbus_engines.ngram.model import WIDTH, default_model
 from tokenbus_engines.ngram.sampling import Knobs, chances_of, masses_of
-from tokenbus_engines.ngram.speculation import Going, _from_residual, propose, single, verify
+from tokenbus_engines.ngram.speculation import ACCEPT, DRAFT, FINAL, Front, _from_residual, propose, single, verify
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
-from tokenbus_engines.rng import ACCEPT, DRAFT, FINAL, mixed, uniforms
+from tokenbus_engines.sampling import mixed, uniforms
 
 ROWS = 30_000
 MOST = 4.0
@@ -32,7 +32,7 @@ CHOICES = {
 }
 
 
-def going(text: str, choice: Choice, rows: int = ROWS) -> Going:
+def going(text: str, choice: Choice, rows: int = ROWS) -> Front:
     """Return requests that are all in the same place and differ in their seeds alone."""
     model = default_model()
     coldness = 1 / choice.temperature if choice.temperature else 1.0
@@ -40,7 +40,7 @@ def going(text: str, choice: Choice, rows: int = ROWS) -> Going:
     knobs = Knobs(np.full(rows, coldness), np.full(rows, top_k), np.full(rows, choice.top_p))
     context = model.contexts.of(default_tokenizer().encode(text))
     seeds = mixed(np.arange(rows, dtype=np.uint64))
-    return Going(np.full(rows, context), np.full(rows, 3), seeds, knobs)
+    return Front(np.full(rows, context), np.full(rows, 3), seeds, knobs)
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
