@@ -1,7 +1,7 @@
 """Tokens that can be computed again: the ground truth that tests, campaigns and benchmarks compare with.
 
 Which token a request has at a position, its logprob, rank and alternatives follow from the request's key and the
-position alone, whoever computes them, and however often.
+position alone, wherever and however often they are computed.
 """
 
 from typing import NamedTuple

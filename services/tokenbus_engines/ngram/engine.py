@@ -19,7 +19,7 @@ from tokenbus_services.worker.step import StepArrays
 
 
 class NgramEngine:
-    """Computes steps for all running requests at once, whatever each of them asks for."""
+    """Computes steps for all running requests at once, each with its own sampling parameters."""
 
     def __init__(self, options: NgramOptions | None = None) -> None:
         """Learn the text that comes with the package, which takes less than a second; once in a process."""
@@ -95,7 +95,7 @@ class NgramEngine:
         return [target] if draft is None else [target, draft]
 
     def _handed_off(self, block: Block, result: Outcome) -> Proposed:
-        """Hand off what goes on: propose what may follow, and write down what the next engine needs."""
+        """Hand off the requests that have not ended, with what the draft proposes and a state for each."""
         requests, model, speculate = self._requests, self._model, self._options.speculate
         places = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         result.statuses[places] = RowStatus.HANDED_OFF

@@ -36,7 +36,7 @@ class Level(NamedTuple):
     parents: Ids
     """Of contexts: the one without the oldest token."""
     prefixes: Ids
-    """Of contexts: the one without the newest token; nobody for those of one token."""
+    """Of contexts: the one without the newest token; absent for those of one token."""
     newest: Ids
     """Of contexts: the newest token."""
     totals: Ids
@@ -44,7 +44,7 @@ class Level(NamedTuple):
     kinds: Ids
     """Of contexts: how many different tokens did."""
     next_ids: Ids
-    """Of contexts, a line each: the most frequent of those, ties by the lower id, then nobody."""
+    """Of contexts, a line each: the most frequent of those, ties by the lower id, then absent."""
     next_counts: Ids
     """Of contexts, a line each: how often each of them came."""
 
@@ -122,12 +122,12 @@ class Contexts:
         self._size = counts.vocabulary_size
         self._depth = len(counts.levels)
         self.parents = np.concatenate([level.parents for level in counts.levels])
-        """Of contexts: the one without the oldest token; nobody for those of one token."""
+        """Of contexts: the one without the oldest token; absent for those of one token."""
         self.count = self.parents.size
         deeper = counts.levels[1:]
         keys = [level.prefixes * self._size + level.newest for level in deeper]
         numbers = [np.arange(level.first, level.first + level.newest.size) for level in deeper]
-        # One more that nobody looks for, so that a search always ends at something.
+        # One more that is never searched for, so that a search always ends at something.
         joined = np.concatenate([*keys, [np.iinfo(np.int64).max]])
         order = np.argsort(joined)
         self._keys = joined[order]

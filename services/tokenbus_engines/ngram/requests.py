@@ -8,7 +8,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import EngineOptions, RequestParameters, Stops, check_role, parameters_of
 from tokenbus_engines.ngram.handoff import RequestState, read
 from tokenbus_engines.ngram.model import ABSENT, WIDTH, Ids, Model
-from tokenbus_engines.ngram.sampling import Knobs
+from tokenbus_engines.ngram.sampling import SamplingParams
 from tokenbus_engines.ngram.speculation import Front
 from tokenbus_engines.ngram.tokenizer import Tokenizer
 from tokenbus_engines.sampling import mixed
@@ -151,8 +151,8 @@ class Requests:
 
     def front(self, slots: Ids) -> Front:
         """Return where requests are, and how their tokens are chosen."""
-        knobs = Knobs(self.coldness[slots], self.top_k[slots], self.top_p[slots])
-        return Front(self.contexts[slots], self.positions[slots], self.mixed_seeds[slots], knobs)
+        params = SamplingParams(self.coldness[slots], self.top_k[slots], self.top_p[slots])
+        return Front(self.contexts[slots], self.positions[slots], self.mixed_seeds[slots], params)
 
     def _grow(self) -> None:
         """Make room for twice as many."""

@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
 
 
 class Schedule:
-    """Runs requests in the order of admission, as many as there is room for. It owns who runs."""
+    """Runs requests in the order of admission, as many as there is room for. It owns the set of running requests."""
 
     def __init__(self, requests: Requests, options: NgramOptions) -> None:
         """Run requests as the options say. It reads their lengths, and owns what is missing of each."""

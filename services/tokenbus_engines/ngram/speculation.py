@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenbus_engines.ngram.model import ABSENT, WIDTH, Floats, Ids, Model
-from tokenbus_engines.ngram.sampling import Knobs, Masses, chances_of, masses_of
+from tokenbus_engines.ngram.sampling import Masses, SamplingParams, chances_of, masses_of
 from tokenbus_engines.sampling import Words, accepted, uniforms
 
 DRAFT, ACCEPT, FINAL = (2**63 + place for place in range(3))
@@ -22,11 +22,11 @@ class Front(NamedTuple):
     """The place of the next token in the output."""
     seeds: Words
     """Mixed."""
-    knobs: Knobs
+    params: SamplingParams
 
     def of(self, rows: Ids) -> "Front":
         """Return some rows."""
-        return Front(self.contexts[rows], self.positions[rows], self.seeds[rows], self.knobs.of(rows))
+        return Front(self.contexts[rows], self.positions[rows], self.seeds[rows], self.params.of(rows))
 
 
 class Drafted(NamedTuple):
@@ -73,7 +73,7 @@ def propose(model: Model, front: Front, count: int, given: Ids | None = None) ->
     for turn in range(count):
         at = contexts[:, turn]
         drafts = model.drafts[at]
-        masses = masses_of(model, drafts, front.knobs, with_tail=False)
+        masses = masses_of(model, drafts, front.params, with_tail=False)
         drawn = masses.drawn(numbers[:, turn])
         if given is not None:
             wanted = given[:, turn]
@@ -90,7 +90,7 @@ def propose(model: Model, front: Front, count: int, given: Ids | None = None) ->
 def single(model: Model, front: Front) -> Emitted:
     """Draw one token for each row from the target."""
     numbers = uniforms(front.seeds, front.positions, FINAL)
-    places = masses_of(model, front.contexts, front.knobs).drawn(numbers)
+    places = masses_of(model, front.contexts, front.params).drawn(numbers)
     tokens = model.tokens(front.contexts, places)
     after = model.after(front.contexts, places, tokens)
     ones = np.ones(places.size, np.int64)
@@ -105,13 +105,13 @@ def verify(model: Model, front: Front, drafted: Drafted) -> Emitted:
     """
     rows, count = drafted.tokens.shape
     flat = drafted.contexts[:, :-1].ravel()
-    wanted = chances_of(model, flat, drafted.places.ravel(), front.knobs.repeated(count))
+    wanted = chances_of(model, flat, drafted.places.ravel(), front.params.repeated(count))
     positions = front.positions[:, None] + np.arange(count)
     numbers = uniforms(front.seeds[:, None], positions, ACCEPT)
     kept = accepted(wanted.reshape(rows, count), drafted.chances, numbers)
     every = np.arange(rows)
     last = drafted.contexts[every, kept]
-    final = _final(model, Front(last, front.positions + kept, front.seeds, front.knobs), kept < count)
+    final = _final(model, Front(last, front.positions + kept, front.seeds, front.params), kept < count)
     final_tokens = model.tokens(last, final)
     room = np.zeros((rows, 1), np.int64)
     tokens, places = np.hstack([drafted.tokens, room]), np.hstack([drafted.places, room])
@@ -121,7 +121,7 @@ def verify(model: Model, front: Front, drafted: Drafted) -> Emitted:
 
 def _final(model: Model, front: Front, is_rejected: np.ndarray) -> Ids:
     """Draw the last token of each row: from what is left where a draft was rejected, or from the target."""
-    masses = masses_of(model, front.contexts, front.knobs)
+    masses = masses_of(model, front.contexts, front.params)
     numbers = uniforms(front.seeds, front.positions, FINAL)
     places = masses.drawn(numbers)
     rejected = is_rejected.nonzero()[0]
@@ -136,7 +136,7 @@ def _from_residual(model: Model, front: Front, masses: Masses, numbers: Floats) 
     drafts = model.drafts[front.contexts]
     rows = np.arange(drafts.size)
     theirs = np.zeros((rows.size, WIDTH + 1))  # what is not in the draft's line is never proposed
-    theirs[:, :-1] = masses_of(model, drafts, front.knobs, with_tail=False).line()
+    theirs[:, :-1] = masses_of(model, drafts, front.params, with_tail=False).line()
     same = model.places_in_draft.take(front.contexts, 0) + (rows * (WIDTH + 1))[:, None]
     parts = masses.line()
     parts -= theirs.ravel().take(same)

@@ -111,7 +111,7 @@ class PaddleEngine:
         return self._decoder.emit(plan)
 
     def _handed_off(self, emitted: Sequence[Outcome]) -> dict[int, bytes]:
-        """Hand off what goes on, and return the states by key."""
+        """Hand off the requests that have not ended, and return their states by key."""
         states: dict[int, bytes] = {}
         failed: dict[int, Exception] = {}
         for outcome in emitted:

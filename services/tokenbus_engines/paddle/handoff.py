@@ -1,4 +1,4 @@
-"""RequestStates: what a prefill engine gives a decode engine. It travels, so every number of it is checked."""
+"""RequestStates: what a prefill engine hands off to a decode engine. It came over the network: all of it is checked."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ class RequestStates:
         return state
 
     def unpack(self, state: bytes, request: Request) -> None:
-        """Let a new request go on from a state; a ValueError says what of it is wrong, and the request is of no use."""
+        """Continue a new request from a state; after a ValueError, the request must be dropped."""
         if len(state) > self._most_bytes:
             raise refused("state", f"at most {self._most_bytes} bytes", len(state))
         arrays = self._arrays(state, request)
@@ -92,7 +92,7 @@ class RequestStates:
         for name, kind in _KINDS.items():
             if found[name]["dtype"] != kind:
                 raise refused(f"state.{name}", kind, found[name]["dtype"])
-        # A shape is whatever the state says, a size is what it has.
+        # A state may claim any shape; its size is what it has.
         output, drafts = len(found["output"]["data"]) // 4, len(found["drafts"]["data"]) // 4
         if drafts > self._shape.draft_heads:
             raise refused("state.drafts", f"at most {self._shape.draft_heads}", drafts)

@@ -55,7 +55,7 @@ class Shape:
 
     @classmethod
     def of_metadata(cls, metadata: dict[str, str]) -> Self:
-        """Return the shape that a file's metadata tells; a ValueError says what it lacks."""
+        """Return the shape in a file's metadata; a ValueError says what it lacks."""
         sizes = {}
         for field in fields(cls):
             text = metadata.get(field.name, "nothing")

@@ -19,7 +19,7 @@ Lines = npt.NDArray[np.float32]
 
 
 class DeviceError(RuntimeError):
-    """Paddle is missing, or has not the device that was asked for."""
+    """Paddle is not installed, or does not have the device that was asked for."""
 
 
 def framework(device: str) -> Any:  # noqa: ANN401 - a module
@@ -101,7 +101,7 @@ class KeyValueCache:
                 layer.scatter_(written, to_tensor(lines.reshape(-1, self._size)), overwrite=True)
 
     def clear(self, slot: int) -> None:
-        """Forget a slot whose numbers went wrong: even unattended, what is not finite would spoil the next request."""
+        """Zero a slot: numbers that are not finite would spoil its next request, even where attention masks them."""
         nothing = np.zeros((len(self._keys), self._heads, self._context, self._size), np.float32)
         self.write(slot, nothing, nothing)
 
