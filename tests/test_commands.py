@@ -27,7 +27,7 @@ NOT_RUN = {
     "make test": "it is what runs this",
     "pip install 'tokenbus[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
-    "OMP_NUM_THREADS=2 .venv/bin/python -m tokenbus_engines.paddle.train": "it takes minutes on two cores",
+    "OMP_NUM_THREADS=2 .venv/bin/python -m benchmarks.paddle_training": "it takes minutes on two cores",
     ".venv/bin/python -m benchmarks --quick --output bench.html": "tests/benchmarks/test_benchmarks.py has small ones",
     "docker compose up --build --wait": ("no Docker here; tests/test_compose.py runs the services as the file says"),
 }

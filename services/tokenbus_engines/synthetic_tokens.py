@@ -1,7 +1,7 @@
 """Tokens that can be computed again: the ground truth that tests, campaigns and benchmarks compare with.
 
 Which token a request has at a position, its logprob, rank and alternatives follow from the request's key and the
-position alone, whoever computes them, and however often.
+position alone, wherever and however often they are computed.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.rng import Words, mixed
+from tokenbus_engines.sampling import Words, mixed
 
 VOCABULARY_SIZE = 50_000
 _RANKS = 4

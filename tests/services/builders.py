@@ -20,7 +20,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_engines import synthetic_tokens
-from tokenbus_engines.rng import Words
+from tokenbus_engines.sampling import Words
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import StepArrays

@@ -12,7 +12,7 @@ from tokenbus_engines.fastdeploy.get_ops import (
     speculate_get_output,
     speculate_get_output_topk,
 )
-from tokenbus_engines.fastdeploy.layout import SLOTS
+from tokenbus_engines.fastdeploy.message import SLOTS
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.save_ops import (
     mtp_save_first_token,
@@ -55,7 +55,7 @@ def configure(options: Options) -> None:
 
 
 def assign(slot: int, request_key: int, *, rank_id: int = 0) -> None:
-    """Say which request a slot has from its next step on, for consumers on the bus; the queue names no requests."""
+    """Name the request that a slot has from its next step on, for consumers on the bus; the queue names no requests."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
     if not 1 <= request_key <= _MOST_KEY:

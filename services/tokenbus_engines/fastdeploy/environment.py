@@ -34,7 +34,7 @@ class Options:
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether the ops that were there before are wanted back."""
+    """Return whether the engine's own ops are wanted back."""
     found = environment.get(SWITCH, "on").strip().lower()
     if found not in {"on", "off"}:
         raise SettingsError(SWITCH, "on or off", found)
@@ -65,7 +65,7 @@ def queue_path(settings: Settings, queue: int) -> str:
 
 
 def is_published(settings: Settings) -> bool:
-    """Tell whether messages go to a processor, too: where its address is set."""
+    """Return whether messages go to a processor, too: where its address is set."""
     return bool(settings.bus.workers_address != ENTRIES["bus.workers_address"].default)
 
 

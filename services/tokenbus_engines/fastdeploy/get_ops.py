@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy.layout import (
+from tokenbus_engines.fastdeploy.message import (
     ALTERNATIVES,
     COLUMNS,
     FLAG_BITS,
@@ -18,9 +18,11 @@ from tokenbus_engines.fastdeploy.layout import (
     SLOTS,
     SPECULATIVE_SLOTS,
     TOKENS,
+    Integers,
     Kind,
+    Message,
+    Tensor,
 )
-from tokenbus_engines.fastdeploy.message import Integers, Message, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.tensors import Output
 from tokenbus_services.worker.arrays import Host

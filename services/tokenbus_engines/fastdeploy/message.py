@@ -1,14 +1,34 @@
-"""Message: what one save op says, as that engine's struct holds it, and the same as bytes of no more than that."""
+"""Message: one step of the engine as its ops exchange it, with the struct's sizes and magic numbers, and its bytes."""
 
 import struct
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy.layout import COLUMNS, TOKENS, UNRECOVERABLE, Kind
+
+SLOTS = 512
+"""The most slots of a message; of one without logprobs under speculation, SPECULATIVE_SLOTS."""
+SPECULATIVE_SLOTS = 256
+TOKENS = 6
+"""The most tokens of a slot, the proposals of a first token among them."""
+ALTERNATIVES = 20
+COLUMNS = ALTERNATIVES + 1
+"""The sampled token, and its alternatives."""
+
+PREEMPTED = -9
+UNRECOVERABLE = -3
+NOTHING = -1
+"""In the place of a token: there is none."""
+NOTHING_READ = -2
+"""In the place of the stop flag: no message was there."""
+TARGET, DRAFT = 3, 4
+"""The message flags that are known. Others are carried, too."""
+FLAG_BITS = 8
+"""In the field of the message flag, columns are counted above these."""
 
 Integers = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -22,6 +42,30 @@ _MAGIC = 0x51464254
 _NO_SCORES, _NO_RANKS = np.zeros((0, 0), np.float32), np.zeros(0, np.int32)
 HEADER_BYTES = _HEADER.size
 _ITEM = 4
+
+
+class Kind(IntEnum):
+    """Which struct a message would be in: a get op reads one of them."""
+
+    SPECULATED_SCORED = 1
+    SINGLE_SCORED = 2
+    SPECULATED = 3
+    SINGLE = 4
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether tokens have columns, scores and ranks."""
+        return self in {Kind.SPECULATED_SCORED, Kind.SINGLE_SCORED}
+
+    @property
+    def is_single(self) -> bool:
+        """Whether each slot has one token, which may be a magic number instead."""
+        return self in {Kind.SINGLE, Kind.SINGLE_SCORED}
+
+    @property
+    def slots(self) -> int:
+        """The most slots of the struct."""
+        return SPECULATIVE_SLOTS if self is Kind.SPECULATED else SLOTS
 
 
 class Header(NamedTuple):
@@ -99,7 +143,7 @@ class Message:
         return b"".join(arrays)
 
     def without(self, slots: Flags) -> "Message":
-        """Return the message with some slots told as not to be recovered, and nothing else of them."""
+        """Return the message with some slots marked unrecoverable, and without their tokens."""
         if self.kind.is_single:
             tokens = self.tokens.copy()
             tokens[slots, 0] = UNRECOVERABLE

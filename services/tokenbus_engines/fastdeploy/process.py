@@ -6,7 +6,9 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,12 +19,12 @@ from tokenbus_engines.fastdeploy.environment import (
     queue_path,
     settings_for,
 )
-from tokenbus_engines.fastdeploy.getting import QueueReceiver
-from tokenbus_engines.fastdeploy.layout import DRAFT
-from tokenbus_engines.fastdeploy.message import Flags, Message
+from tokenbus_engines.fastdeploy.message import DRAFT, Flags, Message
 from tokenbus_engines.fastdeploy.published import Published
-from tokenbus_engines.fastdeploy.saving import QueueFullError, QueueSender
+from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
 from tokenbus_services.settings import Settings
+
+T = TypeVar("T")
 
 
 class Sender:
@@ -39,10 +41,10 @@ class Sender:
         self.published: dict[int, Published] = {}
 
     def save(self, message: Message, rank: int) -> None:
-        """Put a rank's message into the queue, or raise a QueueFullError: the rank's next one tells of the loss."""
+        """Put a rank's message into the queue, or raise a QueueFullError: the rank's next message reports the loss."""
         with self._saving:
             if rank in self._lost and message.flag != DRAFT:
-                message = self._told_of_loss(message, rank)
+                message = self._with_loss(message, rank)
             try:
                 self.queue.send(message.packed(self.queue.next_sequence, time.monotonic_ns()))
             except QueueFullError:
@@ -59,7 +61,7 @@ class Sender:
         return self.published[rank]
 
     def assign(self, slot: int, key: int, rank: int) -> None:
-        """Learn which request a rank's slot has from now on."""
+        """Give a rank's slot the request that the engine named, from its next step on."""
         if self._is_published:
             with self._saving:
                 self.published_of(rank).assign(slot, key)
@@ -77,7 +79,7 @@ class Sender:
         lost[: message.slots] |= message.tokens[:, 0] != -1 if message.kind.is_single else message.counts != 0
         self._lost[rank] = lost
 
-    def _told_of_loss(self, message: Message, rank: int) -> Message:
+    def _with_loss(self, message: Message, rank: int) -> Message:
         known = self._lost[rank][: message.slots]
         lost = np.zeros(message.slots, np.bool_)
         lost[: known.size] = known
@@ -112,25 +114,21 @@ class Process:
     def sender(self) -> Sender:
         """Return the save side of the queue that the environment names."""
         queue = queue_id()
-        return self._senders.get(queue) or self._new_sender(queue)
+        return self._senders.get(queue) or self._made(
+            self._senders, queue, lambda path, settings: Sender(path, settings, self._options)
+        )
 
     def receiver(self) -> QueueReceiver:
         """Return the get side of the queue that the environment names."""
         queue = queue_id()
-        return self._receivers.get(queue) or self._new_receiver(queue)
+        return self._receivers.get(queue) or self._made(self._receivers, queue, lambda path, _: QueueReceiver(path))
 
-    def _new_sender(self, queue: int) -> Sender:
+    def _made(self, sides: dict[int, T], queue: int, make: Callable[[str, Settings], T]) -> T:
         with self._making:
-            if queue not in self._senders:
+            if queue not in sides:
                 settings = self._begin()
-                self._senders[queue] = Sender(queue_path(settings, queue), settings, self._options)
-            return self._senders[queue]
-
-    def _new_receiver(self, queue: int) -> QueueReceiver:
-        with self._making:
-            if queue not in self._receivers:
-                self._receivers[queue] = QueueReceiver(queue_path(self._begin(), queue))
-            return self._receivers[queue]
+                sides[queue] = make(queue_path(settings, queue), settings)
+            return sides[queue]
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted so far, over all of its queues and ranks."""

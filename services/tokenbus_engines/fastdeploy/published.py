@@ -1,7 +1,7 @@
-"""Published: what is saved, shown to a processor, too: for `tokenbus tap`, a gateway, a trainer. No queue waits for it.
+"""Published: saved messages on the bus, for `tokenbus tap`, a gateway or a trainer. The queue never waits for it.
 
-A thread of its own makes steps of messages and publishes them. The calls tell which draft belongs to which target: a
-target's that was the last, where drafts come behind targets, and else the next one's. What nothing tells goes without.
+A thread of its own makes steps of messages and publishes them. The order of the calls says which target a draft belongs
+to: the last one, where drafts follow their targets, else the next one. A draft without a target is not published.
 """
 
 import threading
@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, ContractError, RowStatus, SpeculativeMethod, StepPhase
-from tokenbus_engines.fastdeploy.carried import SlotStep
 from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.layout import DRAFT, PREEMPTED, SLOTS, TARGET, UNRECOVERABLE
-from tokenbus_engines.fastdeploy.message import Lengths, Message
-from tokenbus_engines.fastdeploy.slots import Rows, SlotBook
+from tokenbus_engines.fastdeploy.message import DRAFT, PREEMPTED, SLOTS, TARGET, UNRECOVERABLE, Lengths, Message
+from tokenbus_engines.fastdeploy.slot_step import SlotStep
+from tokenbus_engines.fastdeploy.slots import Rows, SlotRegistry
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
@@ -58,8 +57,8 @@ class Steps:
     """Makes steps of messages, in the order in which they were saved; knows no thread and no processor."""
 
     def __init__(self, options: Options) -> None:
-        """Begin; drafts are expected behind their targets until the calls tell another order."""
-        self.book = SlotBook()
+        """Expect drafts behind their targets, until the calls show another order."""
+        self.registry = SlotRegistry()
         self.counts = PublishedCounts()
         self._options = options
         self._number = 0
@@ -82,7 +81,7 @@ class Steps:
         if draft is not None and draft.slots > step.slots:
             draft = None
             self._unpaired()
-        rows = self.book.plan(step)
+        rows = self.registry.plan(step)
         self._number += 1
         self._missed += bool(self._open)
         target = _Target(self._number, step, rows)
@@ -91,7 +90,7 @@ class Steps:
         arrays = self._arrays(step, rows)
         arrays.draft_follows = follows or draft is not None
         arrays.phase = StepPhase.PREFILL if is_first else StepPhase.MIXED
-        self.book.keep(rows)
+        self.registry.keep(rows)
         self.counts.steps += 1
         if draft is not None:
             self._missed = _MISSED  # drafts come before their targets here
@@ -115,13 +114,13 @@ class Steps:
         return [self._drafted(target, step)]
 
     def _expects_draft(self, step: SlotStep) -> bool:
-        """Tell whether a target's draft is to come: a step whose requests all finished has none."""
+        """Return whether a target's draft is to come: a step whose requests all finished has none."""
         has_flag = step.scores is not None and step.decoder_lengths is not None
         is_speculated = self._options.method is not SpeculativeMethod.NONE
         return has_flag and is_speculated and self._missed < _MISSED and step.is_running and step.slots > 0
 
     def _target_of(self, draft: SlotStep) -> _Target | None:
-        """Return the target that a draft is about, of those that wait for one: the one that says the same of slots."""
+        """Return the waiting target that a draft belongs to: the one that agrees with it on the slots."""
         fitting = [target for target in self._open if draft.slots <= target.step.slots]
         for target in fitting:
             if _is_alike(target.step, draft):
@@ -134,7 +133,7 @@ class Steps:
         statuses = np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
         statuses[counts == PREEMPTED] = RowStatus.PREEMPTED
         statuses[counts == UNRECOVERABLE] = RowStatus.UNRECOVERABLE
-        rows = Rows(target.rows.keys[:count], target.rows.positions[:count], statuses, count, target.rows.lives)
+        rows = Rows(target.rows.keys[:count], target.rows.positions[:count], statuses, count, target.rows.requests)
         self.counts.drafts += 1
         plain = replace(draft, proposal_counts=None)
         return replace(self._arrays(plain, rows), kind=BatchKind.DRAFT, step=target.number)
@@ -186,15 +185,15 @@ class Steps:
         self._repeated_log.begin("dropped", _log.warning, "message not shown to the bus", reason=why, **values)
 
     def lose(self, why: str) -> None:
-        """Learn that messages were not published: the requests that they may have been about end with an error."""
+        """Handle messages that were not published: the requests that they may have been about end with an error."""
         self._drop(why)
-        self.book.lose()
+        self.registry.lose()
         self._open.clear()
         self._held = None
 
 
 class _Assigned(NamedTuple):
-    """What an engine said of a slot's next request, between the messages before and after it."""
+    """A slot's next request as the engine named it, between the messages before and after it."""
 
     slot: int
     key: int
@@ -220,7 +219,7 @@ class Published:
 
     def offer(self, message: Message) -> None:
         """Take a message, or leave it out: it waits for nothing."""
-        if message.lengths is not None:  # views of the engine's own, which goes on with them
+        if message.lengths is not None:  # views of the engine's own arrays, which it will overwrite
             decoder, prompt = message.lengths
             message.lengths = Lengths(decoder.astype(np.int64), prompt.astype(np.int64))
         with self._arrived:
@@ -232,7 +231,7 @@ class Published:
             self._arrived.notify()
 
     def assign(self, slot: int, key: int) -> None:
-        """Learn which request a slot has from now on."""
+        """Give a slot the request that the engine named, from its next step on."""
         with self._arrived:
             if len(self._waiting) >= self._most + SLOTS:
                 self._overflowed += 1
@@ -253,7 +252,7 @@ class Published:
                 assembler = StepAssembler(self.settings.limits)
                 while (message := self._next()) is not None:
                     self._publish(publisher, assembler, message)
-        except Exception:  # noqa: BLE001 - whatever it is, it ends nothing else
+        except Exception:  # noqa: BLE001 - it must not end the queue
             _log.exception("publishing for the bus ended")
             self._most = 0
 
@@ -269,20 +268,20 @@ class Published:
     def _publish(self, publisher: Publisher, assembler: StepAssembler, message: Message | _Assigned) -> None:
         try:
             if isinstance(message, _Assigned):
-                self.steps.book.assign(*message)
+                self.steps.registry.assign(*message)
                 return
             for arrays in self.steps.of(message):
                 for batch in assembler.assemble(arrays):
                     publisher.publish(batch, every_rank=True)
         except RetentionFullError as full:
             self.steps.lose("no processor takes them")
-            self.steps.book.forget(full.request_keys)
+            self.steps.registry.forget(full.request_keys)
         except ContractError as error:
             self.steps.lose(str(error))
 
 
 def _is_alike(target: SlotStep, draft: SlotStep) -> bool:
-    """Tell whether a target and a draft say the same of their slots."""
+    """Return whether a target and a draft agree on their slots."""
     count = draft.slots
     for mine, theirs in ((target.counts, draft.counts), (target.decoder_lengths, draft.decoder_lengths)):
         if mine is None or theirs is None or not np.array_equal(mine[:count], theirs):

@@ -2,17 +2,18 @@
 
 Each reads from its tensors what that engine's op reads, returns when the message is in the queue, and refuses only
 what would be written past the struct's end or read from beyond a tensor, before anything of it is sent. What the
-numbers mean is not its affair.
+numbers mean is not checked.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import tensors
 from tokenbus_engines.fastdeploy.environment import message_id
-from tokenbus_engines.fastdeploy.layout import (
+from tokenbus_engines.fastdeploy.message import (
     COLUMNS,
     NOTHING,
     PREEMPTED,
@@ -20,9 +21,15 @@ from tokenbus_engines.fastdeploy.layout import (
     SPECULATIVE_SLOTS,
     TARGET,
     TOKENS,
+    Flags,
+    Floats,
+    Integers,
+    Ints,
     Kind,
+    Lengths,
+    Message,
+    Tensor,
 )
-from tokenbus_engines.fastdeploy.message import Flags, Floats, Integers, Ints, Lengths, Message, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_services.worker.arrays import Host
 
@@ -38,32 +45,27 @@ def speculate_save_output_topk(*arguments: Tensor) -> None:
     save_each_rank. There are 12 without preempted_idx, and 9 also without the lengths and save_each_rank.
     """
     given = _Speculated.of("speculate_save_output_topk", arguments)
-    try:
-        if not _is_sent(given.rank, each=given.each_rank):
-            return
+
+    def message() -> Message:
         counts, lengths, offsets = given.slots()
         _check_counts("token_num_per_batch", counts, TOKENS)
         sampled = tensors.integers("sampled_token_ids", given.sampled).reshape(-1)
-        own = np.maximum(counts, 0)
-        places, end = _places(own, offsets, sampled.size)
+        places, end = _places(np.maximum(counts, 0), offsets, sampled.size)
         columns, scores, ranks = given.scored(places, end)
         tokens = given.ids(columns, places, end)
         tokens[:, 0] = sampled[places]
-        _save(
-            Message(
-                kind=Kind.SPECULATED_SCORED,
-                stop_flag=_stop_flag(given.not_need_stop),
-                flag=given.flag,
-                counts=counts,
-                tokens=tokens,
-                scores=scores,
-                ranks=ranks,
-                lengths=lengths,
-            ),
-            given.rank,
+        return Message(
+            kind=Kind.SPECULATED_SCORED,
+            stop_flag=_stop_flag(given.not_need_stop),
+            flag=given.flag,
+            counts=counts,
+            tokens=tokens,
+            scores=scores,
+            ranks=ranks,
+            lengths=lengths,
         )
-    finally:
-        _clear(given.preempted)
+
+    _save(message, given.preempted, given.rank, given.each_rank)
 
 
 def mtp_save_first_token_with_topk(*arguments: Tensor) -> None:
@@ -73,38 +75,37 @@ def mtp_save_first_token_with_topk(*arguments: Tensor) -> None:
     sampled_token_ids, the first of which is its token.
     """
     given = _Speculated.of("mtp_save_first_token_with_topk", arguments, only_today=True)
-    try:
-        if not _is_sent(given.rank, each=given.each_rank):
-            return
+
+    def message() -> Message:
         accepted, lengths, offsets = given.slots()
         _check_counts("token_num_per_batch", accepted, TOKENS - 1)  # there is one entry more than is accepted
         ids, _, width = tensors.lines_of_slots("sampled_token_ids", given.sampled, SLOTS)
-        counts = accepted + (accepted > 0)
+        has = accepted > 0
+        counts = accepted + has
         own = np.maximum(counts, 0)
         entries, end = _places(own, np.arange(counts.size) * width, ids.size, "sampled_token_ids")
-        has = accepted > 0
         lines = tensors.table("logprob_token_ids", given.logprob_ids, COLUMNS).shape[0]
         places, end = _places(has.astype(np.int32), offsets, lines)
         columns, scores, ranks = given.scored(places, end)
         # What comes with a first token has an id alone.
-        firsts = (np.cumsum(own) - own)[has]
-        message = Message(
+        firsts, total = (np.cumsum(own) - own)[has], int(own.sum())
+        found = Message(
             kind=Kind.SPECULATED_SCORED,
             stop_flag=_stop_flag(given.not_need_stop),
             flag=given.flag,
             counts=counts,
-            tokens=np.full((int(own.sum()), columns), NOTHING, np.int32),
-            scores=np.zeros((int(own.sum()), columns), np.float32),
-            ranks=np.zeros(int(own.sum()), np.int32),
+            tokens=np.full((total, columns), NOTHING, np.int32),
+            scores=np.zeros((total, columns), np.float32),
+            ranks=np.zeros(total, np.int32),
             lengths=lengths,
             is_first=True,
         )
-        message.tokens[firsts] = given.ids(columns, places, end)
-        message.tokens[:, 0] = ids[entries]
-        message.scores[firsts], message.ranks[firsts] = scores, ranks
-        _save(message, given.rank)
-    finally:
-        _clear(given.preempted)
+        found.tokens[firsts] = given.ids(columns, places, end)
+        found.tokens[:, 0] = ids[entries]
+        found.scores[firsts], found.ranks[firsts] = scores, ranks
+        return found
+
+    _save(message, given.preempted, given.rank, given.each_rank)
 
 
 def save_output_topk(*arguments: Tensor) -> None:
@@ -115,9 +116,8 @@ def save_output_topk(*arguments: Tensor) -> None:
     """
     given = _with_preempted("save_output_topk", arguments, 7, 6)
     sampled, logprob_ids, logprobs, ranks, not_need_stop, preempted, rank = given
-    try:
-        if not _is_sent(int(rank), each=False):
-            return
+
+    def message() -> Message:
         ids = _one_of_each_slot(sampled, preempted)
         count = ids.size
         table = tensors.table("logprob_token_ids", logprob_ids, COLUMNS)
@@ -128,7 +128,7 @@ def save_output_topk(*arguments: Tensor) -> None:
         there = min(count, table.shape[0], values.size // columns, own.size)
         if there < needed:
             raise ContractError("logprobs", f"{needed} lines, one for each token", there, rule=Rule.LENGTH)
-        message = Message(
+        found = Message(
             kind=Kind.SINGLE_SCORED,
             stop_flag=_stop_flag(not_need_stop),
             flag=TARGET,
@@ -137,13 +137,13 @@ def save_output_topk(*arguments: Tensor) -> None:
             scores=np.zeros((count, columns), np.float32),
             ranks=np.zeros(count, np.int32),
         )
-        message.tokens[:there] = table[:there]
-        message.tokens[:, 0] = ids
-        message.scores[:there] = values[: there * columns].reshape(there, columns)
-        message.ranks[:there] = own[:there]
-        _save(message, int(rank))
-    finally:
-        _clear(preempted)
+        found.tokens[:there] = table[:there]
+        found.tokens[:, 0] = ids
+        found.scores[:there] = values[: there * columns].reshape(there, columns)
+        found.ranks[:there] = own[:there]
+        return found
+
+    _save(message, preempted, rank)
 
 
 def speculate_save_output(*arguments: Tensor) -> None:
@@ -154,30 +154,18 @@ def speculate_save_output(*arguments: Tensor) -> None:
     """
     given = _with_preempted("speculate_save_output", arguments, 9, 6)
     accept_tokens, accept_num, not_need_stop, decoder, prompt, preempted, rank, each_rank, skip_chunk_prefill = given
-    try:
-        if not _is_sent(int(rank), each=bool(each_rank)):
-            return
-        ids, count, width = tensors.lines_of_slots("accept_tokens", accept_tokens, SPECULATIVE_SLOTS)
-        lengths = _lengths(decoder, prompt, count)
-        counts = tensors.line("accept_num", accept_num, count).astype(np.int32)
+
+    def message() -> Message:
+        lines = tensors.lines_of_slots("accept_tokens", accept_tokens, SPECULATIVE_SLOTS)
+        lengths = _lengths(decoder, prompt, lines[1])
+        counts = tensors.line("accept_num", accept_num, lines[1]).astype(np.int32)
         if skip_chunk_prefill:
             _put(counts, lengths.decoder < lengths.prompt, 0)
-        _tell_preempted(counts, preempted)
+        _mark_preempted(counts, preempted)
         _check_counts("accept_num", counts, TOKENS)
-        places, _ = _places(np.maximum(counts, 0), np.arange(count) * width, ids.size, "accept_tokens")
-        _save(
-            Message(
-                kind=Kind.SPECULATED,
-                stop_flag=_stop_flag(not_need_stop),
-                flag=TARGET,
-                counts=counts,
-                tokens=ids[places].astype(np.int32).reshape(-1, 1),
-                lengths=lengths,
-            ),
-            int(rank),
-        )
-    finally:
-        _clear(preempted)
+        return _speculated("accept_tokens", lines, counts, lengths, not_need_stop)
+
+    _save(message, preempted, rank, each_rank)
 
 
 def mtp_save_first_token(  # noqa: PLR0913, PLR0917 - by that engine's positions
@@ -192,28 +180,19 @@ def mtp_save_first_token(  # noqa: PLR0913, PLR0917 - by that engine's positions
     /,
 ) -> None:
     """Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step."""
-    if not _is_sent(rank_id, each=save_each_rank):
-        return
     name = "base_model_draft_tokens"
-    ids, count, width = tensors.lines_of_slots(name, base_model_draft_tokens, SPECULATIVE_SLOTS)
-    lengths = _lengths(seq_lens_decoder, prompt_lens, count)
-    at_first: Flags = tensors.line("step_idx", step_idx, count) == 1
-    if skip_chunk_prefill:
-        at_first &= lengths.decoder >= lengths.prompt
-    counts = 2 * at_first.astype(np.int32)
-    places, _ = _places(counts, np.arange(count) * width, ids.size, name)
-    _save(
-        Message(
-            kind=Kind.SPECULATED,
-            stop_flag=_stop_flag(not_need_stop),
-            flag=TARGET,
-            counts=counts,
-            tokens=ids[places].astype(np.int32).reshape(-1, 1),
-            lengths=lengths,
-            is_first=True,
-        ),
-        rank_id,
-    )
+
+    def message() -> Message:
+        lines = tensors.lines_of_slots(name, base_model_draft_tokens, SPECULATIVE_SLOTS)
+        lengths = _lengths(seq_lens_decoder, prompt_lens, lines[1])
+        at_first: Flags = tensors.line("step_idx", step_idx, lines[1]) == 1
+        if skip_chunk_prefill:
+            at_first &= lengths.decoder >= lengths.prompt
+        found = _speculated(name, lines, 2 * at_first.astype(np.int32), lengths, not_need_stop)
+        found.is_first = True
+        return found
+
+    _save(message, None, rank_id, save_each_rank)
 
 
 def save_output(*arguments: Tensor) -> None:
@@ -223,22 +202,28 @@ def save_output(*arguments: Tensor) -> None:
     preempted_idx.
     """
     sampled, not_need_stop, preempted, rank, each_rank = _with_preempted("save_output", arguments, 5, 3)
-    try:
-        if not _is_sent(int(rank), each=bool(each_rank)):
-            return
+
+    def message() -> Message:
         ids = _one_of_each_slot(sampled, preempted)
-        _save(
-            Message(
-                kind=Kind.SINGLE,
-                stop_flag=_stop_flag(not_need_stop),
-                flag=TARGET,
-                counts=np.ones(ids.size, np.int32),
-                tokens=ids.reshape(-1, 1),
-            ),
-            int(rank),
+        return Message(
+            kind=Kind.SINGLE,
+            stop_flag=_stop_flag(not_need_stop),
+            flag=TARGET,
+            counts=np.ones(ids.size, np.int32),
+            tokens=ids.reshape(-1, 1),
         )
+
+    _save(message, preempted, rank, each_rank)
+
+
+def _save(message: Callable[[], Message], preempted: Tensor | None, rank: Any, each_rank: Any = False) -> None:  # noqa: ANN401, FBT002 - the ops' own
+    """Make and save a message, if this rank sends one, and clear the preempted flags whatever happens."""
+    try:
+        if each_rank or int(rank) <= 0:  # the other ranks compute the same
+            PROCESS.sender().save(message(), int(rank))
     finally:
-        _clear(preempted)
+        if preempted is not None:  # the next step must not see them
+            tensors.clear(preempted)
 
 
 # What an op was given.
@@ -283,7 +268,7 @@ class _Speculated(NamedTuple):
         lengths = None if self.decoder is None else _lengths(self.decoder, self.prompt, count)
         if lengths is not None:
             _put(counts, lengths.decoder < lengths.prompt, 0)
-        _tell_preempted(counts, self.preempted)
+        _mark_preempted(counts, self.preempted)
         return counts, lengths, tensors.line("cu_batch_token_offset", self.cu_offsets, count)
 
     def scored(self, places: "_Places", end: int) -> tuple[int, Floats, Ints]:
@@ -328,7 +313,7 @@ def _places(own: Host, offsets: Host, tokens: int, name: str = "cu_batch_token_o
 def _one_of_each_slot(sampled: Tensor, preempted: Tensor | None) -> Ints:
     count = tensors.slots("sampled_token_ids", sampled, SLOTS)
     ids = tensors.line("sampled_token_ids", sampled, count).astype(np.int32)
-    _tell_preempted(ids, preempted)
+    _mark_preempted(ids, preempted)
     return ids
 
 
@@ -337,7 +322,7 @@ def _lengths(decoder: Tensor, prompt: Tensor, count: int) -> Lengths:
     return Lengths(decoder_lengths, tensors.line("prompt_lens", prompt, count))
 
 
-def _tell_preempted(counts: Ints, preempted: Tensor | None) -> None:
+def _mark_preempted(counts: Ints, preempted: Tensor | None) -> None:
     if preempted is not None:
         _put(counts, tensors.flags("preempted_idx", preempted, counts.size), PREEMPTED)
 
@@ -357,19 +342,20 @@ def _stop_flag(not_need_stop: Tensor) -> int:
     return message_id() if tensors.truth("not_need_stop", not_need_stop) else -message_id()
 
 
-def _save(message: Message, rank: int) -> None:
-    PROCESS.sender().save(message, rank)
-
-
-def _clear(preempted: Tensor | None) -> None:
-    """Clear the preempted flags, whatever happened: the next step must not see them."""
-    if preempted is not None:
-        tensors.clear(preempted)
-
-
-def _is_sent(rank: int, *, each: bool) -> bool:
-    """Tell whether a rank sends: the others compute the same."""
-    return each or rank <= 0
+def _speculated(
+    name: str, lines: tuple[Host, int, int], counts: Ints, lengths: Lengths, not_need_stop: Tensor
+) -> Message:
+    """Return a message under speculation, without logprobs: of each slot's line, as many ids as it has tokens."""
+    ids, count, width = lines
+    places, _ = _places(np.maximum(counts, 0), np.arange(count) * width, ids.size, name)
+    return Message(
+        kind=Kind.SPECULATED,
+        stop_flag=_stop_flag(not_need_stop),
+        flag=TARGET,
+        counts=counts,
+        tokens=ids[places].astype(np.int32).reshape(-1, 1),
+        lengths=lengths,
+    )
 
 
 def _with_preempted(op: str, arguments: tuple[Tensor, ...], most: int, count: int) -> tuple[Tensor, ...]:

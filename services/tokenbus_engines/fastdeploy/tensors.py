@@ -37,7 +37,7 @@ def line(name: str, tensor: Tensor, least: int, each: str = "slot") -> Host:
 
 
 def slots(name: str, tensor: Tensor, most: int) -> int:
-    """Return of how many slots a tensor tells."""
+    """Return how many slots a tensor is about."""
     shape = tensor.shape if hasattr(tensor, "shape") else host(name, tensor).shape
     count = int(shape[0]) if len(shape) else 0
     if count > most:

@@ -8,16 +8,14 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from tokenbus_engines.ngram.counting import Ids
-from tokenbus_engines.ngram.mixing import Floats
-from tokenbus_engines.ngram.model import WIDTH, Model
-from tokenbus_engines.rng import Uniforms
+from tokenbus_engines.ngram.model import WIDTH, Floats, Ids, Model
+from tokenbus_engines.sampling import Uniforms
 
 _TINY = float(np.finfo(np.float64).tiny)
 """In the place of a divisor that may be zero where the quotient is not used."""
 
 
-class Knobs(NamedTuple):
+class SamplingParams(NamedTuple):
     """Of rows: how their tokens are chosen."""
 
     coldness: Floats
@@ -94,27 +92,27 @@ def _tempered(model: Model, contexts: Ids, coldness: Floats) -> tuple[Floats, Fl
     return np.cumsum(powers, axis=1, dtype=np.float64), np.exp(model.tail_below[contexts] * coldness)
 
 
-def masses_of(model: Model, contexts: Ids, knobs: Knobs, *, with_tail: bool = True) -> Masses:
-    """Return the probabilities of each context's tokens as each row's knobs make them.
+def masses_of(model: Model, contexts: Ids, params: SamplingParams, *, with_tail: bool = True) -> Masses:
+    """Return the probabilities of each context's tokens as each row's params make them.
 
     Without the tail, what of it would be kept is not drawn.
     """
-    others = (knobs.coldness != 1).nonzero()[0]
+    others = (params.coldness != 1).nonzero()[0]
     if others.size == contexts.size:
-        cumulated, each = _tempered(model, contexts, knobs.coldness)
+        cumulated, each = _tempered(model, contexts, params.coldness)
     else:
         cumulated, each = model.cumulated.take(contexts, 0), model.tail_mass[contexts]
         if others.size:
-            cumulated[others], each[others] = _tempered(model, contexts[others], knobs.coldness[others])
+            cumulated[others], each[others] = _tempered(model, contexts[others], params.coldness[others])
     rows = np.arange(contexts.size)
-    kept = np.minimum(knobs.top_k, WIDTH)
-    kept_tail = knobs.top_k - kept
-    cut = (knobs.top_p < 1).nonzero()[0]
+    kept = np.minimum(params.top_k, WIDTH)
+    kept_tail = params.top_k - kept
+    cut = (params.top_p < 1).nonzero()[0]
     if cut.size:
         lines = cumulated if cut.size == rows.size else cumulated.take(cut, 0)
         most, most_tail = kept[cut], kept_tail[cut]
         in_line = lines[np.arange(cut.size), most - 1]
-        limits = knobs.top_p[cut] * (in_line + most_tail * each[cut])
+        limits = params.top_p[cut] * (in_line + most_tail * each[cut])
         is_enough = lines >= limits[:, None]
         kept[cut] = np.where(is_enough[:, -1], np.minimum(is_enough.argmax(1) + 1, most), most)
         missing = np.maximum(limits - in_line, 0.0) / np.maximum(each[cut], _TINY)
@@ -125,12 +123,12 @@ def masses_of(model: Model, contexts: Ids, knobs: Knobs, *, with_tail: bool = Tr
     return Masses(cumulated, kept, each, kept_tail, in_line, in_line + kept_tail * each)
 
 
-def chances_of(model: Model, contexts: Ids, places: Ids, knobs: Knobs) -> Floats:
-    """Return the probability of the token at each row's place, as its knobs make it."""
+def chances_of(model: Model, contexts: Ids, places: Ids, params: SamplingParams) -> Floats:
+    """Return the probability of the token at each row's place, as its params make it."""
     near = np.minimum(places, WIDTH - 1)
     masses = model.cumulated[contexts, near] - np.where(near > 0, model.cumulated[contexts, near - 1], 0.0)
     found = np.where(places < WIDTH, masses, model.tail_mass[contexts]) / model.total[contexts]
-    others = ((knobs.coldness != 1) | (knobs.top_p < 1) | (knobs.top_k < model.vocabulary_size)).nonzero()[0]
+    others = ((params.coldness != 1) | (params.top_p < 1) | (params.top_k < model.vocabulary_size)).nonzero()[0]
     if others.size:
-        found[others] = masses_of(model, contexts[others], knobs.of(others)).of_places(places[others])
+        found[others] = masses_of(model, contexts[others], params.of(others)).of_places(places[others])
     return np.asarray(found)

@@ -4,29 +4,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenbus_engines.ngram.counting import NOBODY, Ids
-from tokenbus_engines.ngram.mixing import Floats
-from tokenbus_engines.ngram.model import WIDTH, Model
-from tokenbus_engines.ngram.sampling import Knobs, Masses, chances_of, masses_of
-from tokenbus_engines.rng import ACCEPT, DRAFT, FINAL, Words, uniforms
+from tokenbus_engines.ngram.model import ABSENT, WIDTH, Floats, Ids, Model
+from tokenbus_engines.ngram.sampling import Masses, SamplingParams, chances_of, masses_of
+from tokenbus_engines.sampling import Words, accepted, uniforms
 
+DRAFT, ACCEPT, FINAL = (2**63 + place for place in range(3))
+"""What a random number is drawn for. Seeds are often small numbers, and a counter like one would cancel it out."""
 _BEHIND_ALL = 1 << 30
 """A place that no tail has."""
 
 
-class Going(NamedTuple):
-    """Of rows: where requests are, and how they go on."""
+class Front(NamedTuple):
+    """Of rows: where requests are, and how their tokens are chosen."""
 
     contexts: Ids
     positions: Ids
     """The place of the next token in the output."""
     seeds: Words
     """Mixed."""
-    knobs: Knobs
+    params: SamplingParams
 
-    def of(self, rows: Ids) -> "Going":
+    def of(self, rows: Ids) -> "Front":
         """Return some rows."""
-        return Going(self.contexts[rows], self.positions[rows], self.seeds[rows], self.knobs.of(rows))
+        return Front(self.contexts[rows], self.positions[rows], self.seeds[rows], self.params.of(rows))
 
 
 class Drafted(NamedTuple):
@@ -57,27 +57,27 @@ class Emitted(NamedTuple):
     """The context that each row is in now."""
 
 
-def propose(model: Model, going: Going, count: int, given: Ids | None = None) -> Drafted:
-    """Let the draft go on for some tokens; those that were given (and are not nobody) stand where they were given.
+def propose(model: Model, front: Front, count: int, given: Ids | None = None) -> Drafted:
+    """Let the draft propose `count` tokens; a token that is `given`, and not absent, stands in the place of its own.
 
     What is given must be in the draft's line.
     """
-    rows = going.contexts.size
+    rows = front.contexts.size
     shape = (rows, count)
     tokens, places, own_places = (np.empty(shape, np.int64) for _ in range(3))
     chances = np.empty(shape)
     contexts = np.empty((rows, count + 1), np.int64)
-    contexts[:, 0] = going.contexts
-    positions = going.positions[:, None] + np.arange(count)
-    numbers = uniforms(going.seeds[:, None], positions, DRAFT)
+    contexts[:, 0] = front.contexts
+    positions = front.positions[:, None] + np.arange(count)
+    numbers = uniforms(front.seeds[:, None], positions, DRAFT)
     for turn in range(count):
         at = contexts[:, turn]
         drafts = model.drafts[at]
-        masses = masses_of(model, drafts, going.knobs, with_tail=False)
+        masses = masses_of(model, drafts, front.params, with_tail=False)
         drawn = masses.drawn(numbers[:, turn])
         if given is not None:
             wanted = given[:, turn]
-            has = (wanted != NOBODY).nonzero()[0]
+            has = (wanted != ABSENT).nonzero()[0]
             drawn[has] = model.places(drafts[has], wanted[has])
         own_places[:, turn] = drawn
         chances[:, turn] = masses.of_places(drawn)
@@ -87,17 +87,17 @@ def propose(model: Model, going: Going, count: int, given: Ids | None = None) ->
     return Drafted(tokens, contexts, places, own_places, chances)
 
 
-def single(model: Model, going: Going) -> Emitted:
+def single(model: Model, front: Front) -> Emitted:
     """Draw one token for each row from the target."""
-    numbers = uniforms(going.seeds, going.positions, FINAL)
-    places = masses_of(model, going.contexts, going.knobs).drawn(numbers)
-    tokens = model.tokens(going.contexts, places)
-    after = model.after(going.contexts, places, tokens)
+    numbers = uniforms(front.seeds, front.positions, FINAL)
+    places = masses_of(model, front.contexts, front.params).drawn(numbers)
+    tokens = model.tokens(front.contexts, places)
+    after = model.after(front.contexts, places, tokens)
     ones = np.ones(places.size, np.int64)
-    return Emitted(tokens[:, None], going.contexts[:, None], places[:, None], ones, after)
+    return Emitted(tokens[:, None], front.contexts[:, None], places[:, None], ones, after)
 
 
-def verify(model: Model, going: Going, drafted: Drafted) -> Emitted:
+def verify(model: Model, front: Front, drafted: Drafted) -> Emitted:
     """Accept drafts as the target allows, and draw one token more, so that all come as if from the target alone.
 
     A draft of chance q that the target gives p is accepted with min(1, p / q); after the first that is not, a token is
@@ -105,52 +105,50 @@ def verify(model: Model, going: Going, drafted: Drafted) -> Emitted:
     """
     rows, count = drafted.tokens.shape
     flat = drafted.contexts[:, :-1].ravel()
-    wanted = chances_of(model, flat, drafted.places.ravel(), going.knobs.repeated(count))
-    positions = going.positions[:, None] + np.arange(count)
-    numbers = uniforms(going.seeds[:, None], positions, ACCEPT)
-    is_rejected = np.ones((rows, count + 1), np.bool_)
-    np.greater_equal(numbers * drafted.chances, wanted.reshape(rows, count), out=is_rejected[:, :-1])
-    accepted = np.argmax(is_rejected, axis=1)
-    everyone = np.arange(rows)
-    last = drafted.contexts[everyone, accepted]
-    final = _final(model, Going(last, going.positions + accepted, going.seeds, going.knobs), accepted < count)
+    wanted = chances_of(model, flat, drafted.places.ravel(), front.params.repeated(count))
+    positions = front.positions[:, None] + np.arange(count)
+    numbers = uniforms(front.seeds[:, None], positions, ACCEPT)
+    kept = accepted(wanted.reshape(rows, count), drafted.chances, numbers)
+    every = np.arange(rows)
+    last = drafted.contexts[every, kept]
+    final = _final(model, Front(last, front.positions + kept, front.seeds, front.params), kept < count)
     final_tokens = model.tokens(last, final)
-    nobody = np.zeros((rows, 1), np.int64)
-    tokens, places = np.hstack([drafted.tokens, nobody]), np.hstack([drafted.places, nobody])
-    tokens[everyone, accepted], places[everyone, accepted] = final_tokens, final
-    return Emitted(tokens, drafted.contexts, places, accepted + 1, model.after(last, final, final_tokens))
+    room = np.zeros((rows, 1), np.int64)
+    tokens, places = np.hstack([drafted.tokens, room]), np.hstack([drafted.places, room])
+    tokens[every, kept], places[every, kept] = final_tokens, final
+    return Emitted(tokens, drafted.contexts, places, kept + 1, model.after(last, final, final_tokens))
 
 
-def _final(model: Model, going: Going, is_rejected: np.ndarray) -> Ids:
+def _final(model: Model, front: Front, is_rejected: np.ndarray) -> Ids:
     """Draw the last token of each row: from what is left where a draft was rejected, or from the target."""
-    masses = masses_of(model, going.contexts, going.knobs)
-    numbers = uniforms(going.seeds, going.positions, FINAL)
+    masses = masses_of(model, front.contexts, front.params)
+    numbers = uniforms(front.seeds, front.positions, FINAL)
     places = masses.drawn(numbers)
     rejected = is_rejected.nonzero()[0]
     if rejected.size:
-        found = _from_residual(model, going.of(rejected), masses.of(rejected), numbers[rejected])
-        places[rejected] = np.where(found == NOBODY, places[rejected], found)
+        found = _from_residual(model, front.of(rejected), masses.of(rejected), numbers[rejected])
+        places[rejected] = np.where(found == ABSENT, places[rejected], found)
     return places
 
 
-def _from_residual(model: Model, going: Going, masses: Masses, numbers: Floats) -> Ids:
-    """Draw places by what the target gives to tokens beyond what the draft gave; nobody where rounding left nothing."""
-    drafts = model.drafts[going.contexts]
+def _from_residual(model: Model, front: Front, masses: Masses, numbers: Floats) -> Ids:
+    """Draw places by what the target gives to tokens beyond what the draft gave; absent where rounding left nothing."""
+    drafts = model.drafts[front.contexts]
     rows = np.arange(drafts.size)
     theirs = np.zeros((rows.size, WIDTH + 1))  # what is not in the draft's line is never proposed
-    theirs[:, :-1] = masses_of(model, drafts, going.knobs, with_tail=False).line()
-    same = model.places_in_draft.take(going.contexts, 0) + (rows * (WIDTH + 1))[:, None]
+    theirs[:, :-1] = masses_of(model, drafts, front.params, with_tail=False).line()
+    same = model.places_in_draft.take(front.contexts, 0) + (rows * (WIDTH + 1))[:, None]
     parts = masses.line()
     parts -= theirs.ravel().take(same)
     cumulated = np.cumsum(np.maximum(parts, 0.0, out=parts), axis=1)
     in_line, each = cumulated[:, -1], masses.each / masses.total
     total = in_line + masses.kept_tail * each
     places = Masses(cumulated, masses.kept, each, masses.kept_tail, in_line, total).drawn(numbers)
-    places[total <= 0] = NOBODY
-    crossed = model.is_crossed[going.contexts].nonzero()[0]
+    places[total <= 0] = ABSENT
+    crossed = model.is_crossed[front.contexts].nonzero()[0]
     if crossed.size:
         tail = _Tail(each[crossed], masses.kept_tail[crossed], theirs[crossed, :-1])
-        draft_places = model.draft_places[going.contexts[crossed]].astype(np.int64)
+        draft_places = model.draft_places[front.contexts[crossed]].astype(np.int64)
         places[crossed] = _from_three_parts(cumulated[crossed], tail, draft_places, numbers[crossed])
     return places
 
@@ -183,4 +181,4 @@ def _from_three_parts(cumulated: Floats, tail: _Tail, draft_places: Ids, numbers
         taken = np.where(may[beyond], draft_places[beyond] - WIDTH, _BEHIND_ALL)
         gaps = np.sort(taken, axis=1) - np.arange(WIDTH)
         places[beyond] = WIDTH + ordinals + (gaps <= ordinals[:, None]).sum(1)
-    return np.where(total > 0, places, NOBODY)
+    return np.where(total > 0, places, ABSENT)

@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-
-from tokenbus_engines.ngram.text import documents
+from importlib.resources import files
 
 _CHUNKS = re.compile(r" ?[^\W\d_]+|\n+| ?.", re.DOTALL)
 """A word or a sign, with the space before it; whatever else there is, one character at a time."""
@@ -102,3 +101,11 @@ def learned(texts: Iterable[str]) -> Tokenizer:
 def default_tokenizer() -> Tokenizer:
     """Return the tokenizer of the text that comes with this package."""
     return learned(documents())
+
+
+def documents() -> list[str]:
+    """Return the texts of this package, short prose and talk written for it: a line for each paragraph."""
+    folder = files("tokenbus_engines") / "ngram" / "text"
+    sources = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".txt")), key=lambda entry: entry.name)
+    texts = [part for source in sources for part in source.read_text("utf-8").split("\n---\n")]
+    return ["\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")) for text in texts]

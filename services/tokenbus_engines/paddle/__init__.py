@@ -4,8 +4,9 @@ Importing this imports no framework: `PaddleEngine` does when it is made.
 """
 
 from tokenbus_engines.paddle.engine import PaddleEngine
-from tokenbus_engines.paddle.errors import DeviceError, WeightsError
-from tokenbus_engines.paddle.options import PaddleOptions
+from tokenbus_engines.paddle.requests import PaddleOptions
+from tokenbus_engines.paddle.runner import DeviceError
 from tokenbus_engines.paddle.tokenizer import ByteTokenizer
+from tokenbus_engines.paddle.weights import WeightsError
 
 __all__ = ["ByteTokenizer", "DeviceError", "PaddleEngine", "PaddleOptions", "WeightsError"]

@@ -7,14 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import RowStatus
+from tokenbus_engines.emission import raise_failed
 from tokenbus_engines.paddle.emission import Outcome
 from tokenbus_engines.paddle.network import Tensor
 from tokenbus_engines.paddle.requests import Request
 from tokenbus_engines.paddle.runner import Piece, Runner
-from tokenbus_engines.paddle.sampling import Ids, Wishes
 from tokenbus_engines.paddle.scheduler import Plan
-from tokenbus_engines.paddle.shape import VOCABULARY_SIZE
-from tokenbus_engines.paddle.speculation import Drafts, Fronts, Logits, Verified, drafted, verified
+from tokenbus_engines.paddle.speculation import Drafts, Fronts, Ids, Logits, SamplingParams, Verified, drafted, verified
+from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
 
 Places = npt.NDArray[np.int64]
 
@@ -24,7 +24,7 @@ class _Rows(NamedTuple):
 
     requests: list[Request]
     drafts: Drafts
-    wishes: Wishes
+    params: SamplingParams
     positions: Ids
     states: Tensor
     """What describes each row's tokens: [rows x (drafts + 1), width]."""
@@ -33,7 +33,7 @@ class _Rows(NamedTuple):
 
 
 class Decoder:
-    """AdmissionLimiter plans into tokens: verifies what was drafted, and drafts what may follow."""
+    """Turns plans into tokens: verifies what was drafted, and drafts what may follow."""
 
     def __init__(self, runner: Runner, speculate: int) -> None:
         """Take what computes, and how many tokens to draft for a row."""
@@ -41,7 +41,10 @@ class Decoder:
         self._speculate = speculate
 
     def emit(self, plan: Plan) -> list[Outcome]:
-        """Compute a step, and return the rows that get tokens: those that had some, and those with their first."""
+        """Compute a step, and return the rows that get tokens: those that had some, and those with their first.
+
+        An EngineStepError names the requests that failed alone; what was changed of any is not undone here.
+        """
         rows = self._computed(plan)
         for chunk in plan.chunks:
             chunk.request.computed = chunk.end
@@ -49,11 +52,15 @@ class Decoder:
             return []
         sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(rows.logits).all(axis=(1, 2)))
         logits = np.where(sound[:, None, None], rows.logits, 0)
-        found = verified(logits, rows.drafts, rows.wishes, rows.positions)
-        outcomes = [
-            _outcome(request, found, rows, place) if sound[place] else _lost(request)
-            for place, request in enumerate(rows.requests)
-        ]
+        found = verified(logits, rows.drafts, rows.params, rows.positions)
+        outcomes: list[Outcome] = []
+        failed: dict[int, Exception] = {}
+        for place, request in enumerate(rows.requests):
+            try:
+                outcomes.append(_outcome(request, found, rows, place) if sound[place] else _lost(request))
+            except Exception as error:  # noqa: BLE001 - it ends this request, and no other
+                failed[request.key] = error
+        raise_failed(failed)
         self._draft(outcomes, rows, found)
         return outcomes
 
@@ -95,7 +102,7 @@ class Decoder:
         states = self._runner.chosen(lines, wanted.reshape(-1))
         logits = self._runner.logits(states).reshape(len(requests), most + 1, VOCABULARY_SIZE)
         positions = np.array([request.position for request in requests], np.int64)
-        return _Rows(requests, drafts, _wishes(requests), positions, states, logits)
+        return _Rows(requests, drafts, _params_of(requests), positions, states, logits)
 
     def _draft(self, outcomes: Sequence[Outcome], rows: _Rows, found: Verified) -> None:
         """Draft what may follow the last token of each row that goes on."""
@@ -114,7 +121,7 @@ class Decoder:
             rows.positions[mine] + found.counts[mine],
             counts,
         )
-        drafts = drafted(self._runner.further, fronts, rows.wishes.of(mine))
+        drafts = drafted(self._runner.further, fronts, rows.params.of(mine))
         for row, (place, request) in enumerate(zip(going_on, requests, strict=True)):
             count = counts[row]
             request.drafts = drafts.tokens[row, :count].tolist()
@@ -148,7 +155,7 @@ def _outcome(request: Request, found: Verified, rows: _Rows, place: int) -> Outc
 
 
 def _lost(request: Request) -> Outcome:
-    """Say that what was computed for a request is no number, so that no token can come of it."""
+    """Return the outcome of a request whose logits are not numbers, so that no token can come of them."""
     return Outcome(request=request, position=request.position, status=RowStatus.UNRECOVERABLE)
 
 
@@ -164,8 +171,8 @@ def _verifiable(requests: Sequence[Request]) -> Drafts:
     return Drafts(tokens, logits, counts)
 
 
-def _wishes(requests: Sequence[Request]) -> Wishes:
-    return Wishes(
+def _params_of(requests: Sequence[Request]) -> SamplingParams:
+    return SamplingParams(
         np.array([request.temperature for request in requests], np.float64),
         np.array([request.top_k for request in requests], np.int64),
         np.array([request.top_p for request in requests], np.float64),

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 
-from tokenbus_contracts import RowStatus, SpeculativeMethod, StepPhase
+from tokenbus_contracts import RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.admission import check_role
+from tokenbus_engines.emission import phase_of, raise_failed
 from tokenbus_engines.paddle.decoder import Decoder
-from tokenbus_engines.paddle.emission import Outcome, StepInfo, step_arrays
+from tokenbus_engines.paddle.emission import Outcome, step_arrays
 from tokenbus_engines.paddle.handoff import RequestStates
-from tokenbus_engines.paddle.options import PaddleOptions
-from tokenbus_engines.paddle.requests import Request, refused, request_of
+from tokenbus_engines.paddle.requests import PaddleOptions, Request, refused, request_of
 from tokenbus_engines.paddle.runner import Runner
 from tokenbus_engines.paddle.scheduler import Plan, Scheduler
-from tokenbus_engines.paddle.shape import VOCABULARY_SIZE
+from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
 from tokenbus_services.logs import logger
+from tokenbus_services.worker import EngineStepError
 from tokenbus_services.worker.step import StepArrays
 
 _log = logger("worker")
@@ -48,11 +50,8 @@ class PaddleEngine:
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is in tokens; a ValueError says what is wrong with it."""
         if generate.request_key in self._scheduler:
-            raise refused("request_key", "one that is not in use", f"{generate.request_key:016x}")
-        if state is None and self._options.role == "decode":
-            raise ValueError("state: what a prefill worker handed off, since this worker only decodes, got none")
-        if state is not None and self._options.role == "prefill":
-            raise ValueError("state: none, since this worker only computes prompts, got one")
+            raise refused("request_key", "one that is not in use", generate.request_key)
+        check_role(self._options.role, state)
         request = request_of(generate, self._options)
         if state is not None:
             self._states.unpack(state, request)
@@ -64,46 +63,69 @@ class PaddleEngine:
         self._scheduler.abort(key)
 
     def step(self) -> Sequence[StepArrays]:
-        """Compute a step: chunks of prompts, and at once the verification of every other row's drafts."""
+        """Compute a step: chunks of prompts, and at once the verification of every other row's drafts.
+
+        An EngineStepError leaves the requests as they were; it names those that failed alone.
+        """
         plan = self._scheduler.plan()
-        for request in plan.decoding:
-            self._take_over(request)
-        emitted = self._decoder.emit(plan)
-        # Rows are sorted by what was computed for them; their places in the batch are told beside them.
-        outcomes = [
-            *emitted,
-            *(_without(chunk.request, RowStatus.PREFILLING) for chunk in plan.chunks if not chunk.gives_token),
-            *(_without(request, RowStatus.PREEMPTED) for request in plan.preempted),
-            *(_without(request, RowStatus.ABORTED) for request in plan.aborted),
-        ]
-        if not outcomes:
-            return []
-        places = self._scheduler.in_batch_order(outcome.request for outcome in outcomes)
-        method = SpeculativeMethod.MTP if self._options.speculate else SpeculativeMethod.NONE
-        states = {}
+        before = [(request, request.progress()) for request in plan.computed]
+        try:
+            emitted = self._emitted(plan)
+            states = self._handed_off(emitted) if self._options.role == "prefill" else {}
+            # Rows are sorted by what was computed for them; their places in the batch come beside them.
+            outcomes = [
+                *emitted,
+                *(_without(chunk.request, RowStatus.PREFILLING) for chunk in plan.chunks if not chunk.gives_token),
+                *(_without(request, RowStatus.PREEMPTED) for request in plan.preempted),
+                *(_without(request, RowStatus.ABORTED) for request in plan.aborted),
+            ]
+            phase = phase_of(len(plan.decoding), len(plan.chunks))
+            method = SpeculativeMethod.MTP if self._options.speculate else SpeculativeMethod.NONE
+            made = step_arrays(outcomes, phase, method, states) if outcomes else []
+        except Exception as error:
+            for request, progress in before:
+                request.undo(progress)
+            self._scheduler.undo(plan)
+            if isinstance(error, EngineStepError):
+                raise
+            raise EngineStepError(f"{type(error).__name__}: {error}") from error
         for outcome in emitted:
-            request = outcome.request
-            if outcome.status is RowStatus.ACTIVE and self._options.role == "prefill":
-                outcome.status = RowStatus.HANDED_OFF
-                states[request.key] = self._state(request)
             if outcome.status is not RowStatus.ACTIVE:
                 self._let_go(outcome)
-        return step_arrays(outcomes, StepInfo(places=places, phase=_phase(plan), method=method), states)
+        return made
 
     def close(self) -> None:
         """Let go of the network and its cache."""
         del self._decoder, self._runner
 
-    def _take_over(self, request: Request) -> None:
-        """Bring what a prefill engine computed into the slot that the request has now."""
-        if request.handed is not None and request.slot is not None:
-            self._runner.cache.write(request.slot, *request.handed)
-            request.handed = None
+    def _emitted(self, plan: Plan) -> list[Outcome]:
+        failed: dict[int, Exception] = {}
+        for request in plan.decoding:
+            if request.handed is not None and request.slot is not None:
+                try:
+                    self._runner.cache.write(request.slot, *request.handed)
+                    request.handed = None
+                except Exception as error:  # noqa: BLE001 - it ends this request, and no other
+                    failed[request.key] = error
+        raise_failed(failed)
+        return self._decoder.emit(plan)
 
-    def _state(self, request: Request) -> bytes:
-        if request.slot is None:
-            raise RuntimeError(f"request {request.key:016x} has no slot to hand off")
-        return self._states.packed(request, *self._runner.cache.read(request.slot, request.computed))
+    def _handed_off(self, emitted: Sequence[Outcome]) -> dict[int, bytes]:
+        """Hand off the requests that have not ended, and return their states by key."""
+        states: dict[int, bytes] = {}
+        failed: dict[int, Exception] = {}
+        for outcome in emitted:
+            request = outcome.request
+            if outcome.status is RowStatus.ACTIVE and request.slot is not None:
+                outcome.status = RowStatus.HANDED_OFF
+                try:
+                    states[request.key] = self._states.packed(
+                        request, *self._runner.cache.read(request.slot, request.computed)
+                    )
+                except Exception as error:  # noqa: BLE001 - as above
+                    failed[request.key] = error
+        raise_failed(failed)
+        return states
 
     def _let_go(self, outcome: Outcome) -> None:
         request = outcome.request
@@ -115,11 +137,3 @@ class PaddleEngine:
 
 def _without(request: Request, status: RowStatus) -> Outcome:
     return Outcome(request=request, position=request.position, status=status)
-
-
-def _phase(plan: Plan) -> StepPhase:
-    if plan.chunks and not plan.decoding:
-        return StepPhase.PREFILL
-    if plan.decoding and not plan.chunks:
-        return StepPhase.DECODE
-    return StepPhase.MIXED

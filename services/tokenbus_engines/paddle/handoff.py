@@ -1,13 +1,14 @@
-"""RequestStates: what a prefill engine gives a decode engine. It travels, so every number of it is checked."""
+"""RequestStates: what a prefill engine hands off to a decode engine. It came over the network: all of it is checked."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.paddle.cache import Lines
+from tokenbus_engines.paddle.network import Shape
 from tokenbus_engines.paddle.requests import Handed, Request, refused
-from tokenbus_engines.paddle.shape import VOCABULARY_SIZE, Shape
+from tokenbus_engines.paddle.runner import Lines
+from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -59,7 +60,7 @@ class RequestStates:
         return state
 
     def unpack(self, state: bytes, request: Request) -> None:
-        """Let a new request go on from a state; a ValueError says what of it is wrong, and the request is of no use."""
+        """Continue a new request from a state; after a ValueError, the request must be dropped."""
         if len(state) > self._most_bytes:
             raise refused("state", f"at most {self._most_bytes} bytes", len(state))
         arrays = self._arrays(state, request)
@@ -91,7 +92,7 @@ class RequestStates:
         for name, kind in _KINDS.items():
             if found[name]["dtype"] != kind:
                 raise refused(f"state.{name}", kind, found[name]["dtype"])
-        # A shape is whatever the state says, a size is what it has.
+        # A state may claim any shape; its size is what it has.
         output, drafts = len(found["output"]["data"]) // 4, len(found["drafts"]["data"]) // 4
         if drafts > self._shape.draft_heads:
             raise refused("state.drafts", f"at most {self._shape.draft_heads}", drafts)

@@ -1,52 +1,67 @@
-"""Request: one that the engine works on, and what its message must be for that."""
+"""Requests: the engine's options, and the requests that it works on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.paddle.options import PaddleOptions
-from tokenbus_engines.paddle.shape import END, VOCABULARY_SIZE
-from tokenbus_engines.paddle.tokenizer import ByteTokenizer
-from tokenbus_engines.sampling_parameters import max_tokens_of, seed_of, temperature_of, top_p_of
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.admission import EngineOptions, RequestParameters, check_range, parameters_of
+from tokenbus_engines.paddle.tokenizer import END, ByteTokenizer
+from tokenbus_engines.paddle.weights import COMMITTED
 
 _TOKENIZER = ByteTokenizer()
-_MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 256, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddleOptions(EngineOptions):
+    """How the engine runs. What is out of range is a ValueError with the option, the limit and the value."""
+
+    weights: Path = COMMITTED
+    device: str = "cpu"
+    """As paddle names it: cpu, gpu, gpu:1."""
+    max_running: int = 32
+    """The most requests with a slot of the cache; others wait."""
+    context: int = 1024
+    """How many tokens a slot holds: a request's prompt and its output."""
+    prefill_chunk: int = 256
+    """The most tokens of prompts in a step."""
+    slice_steps: int = 256
+    """After how many steps with tokens a request gives its slot to one that waits; 0: never."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        self.check(speculate=16, context=65_536, top_logprobs=127)
+        check_range("slice_steps", self.slice_steps, 0, 2**31 - 1)
 
 
 class Handed(NamedTuple):
-    """What a prefill engine computed of a request, to go on from there."""
+    """Keys and values of a request that a prefill engine computed."""
 
     keys: npt.NDArray[np.float32]
     values: npt.NDArray[np.float32]
 
 
+class Progress(NamedTuple):
+    """What a step may change of a request, so that a step that fails can be undone."""
+
+    tokens: int
+    tail: bytes
+    drafts: Sequence[int]
+    draft_logits: npt.NDArray[np.float32] | None
+    computed: int
+
+
 @dataclass(slots=True, kw_only=True)
-class Request:
-    """What is wanted, and how far it is."""
+class Request(RequestParameters):
+    """A request in the engine: what it asks for, and how far it is."""
 
-    key: int
-    prompt: list[int]
-    most: int
-    """The most tokens of output, as many as were asked for, or fit."""
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    is_seeded: bool
-    """Whether it asked for that seed; else it was drawn."""
-    stop_ids: frozenset[int]
-    stop_texts: tuple[bytes, ...]
-    is_scored: bool
-    top_logprobs: int
-    wants_drafts: bool
-
+    serial: int = 0
+    """In the order of admission."""
     output: list[int] = field(default_factory=list)
-    text: bytearray = field(default_factory=bytearray)
-    """The end of the output's bytes: as much as the longest stop text can have."""
     drafts: Sequence[int] = ()
     """What was proposed to follow, and the logits that it was drawn from."""
     draft_logits: npt.NDArray[np.float32] | None = None
@@ -85,81 +100,29 @@ class Request:
         return (self.prompt + self.output)[begin:end]
 
     def append(self, token: int) -> bool:
-        """Take a token, and return whether it ends the request: an end token, or the last byte of a stop text."""
+        """Take a token, and return whether it ends the request: the end token, or one that completes a stop."""
         self.output.append(token)
-        self.text += _TOKENIZER.token_bytes(token)
-        is_stop = token in self.stop_ids or any(self.text.endswith(text) for text in self.stop_texts)
-        del self.text[:-_MOST_STOP_BYTES]
-        return is_stop
+        is_stop = self.stops is not None and self.stops.take([token]) is not None
+        return is_stop or (token == END and not self.ignores_end)
+
+    def progress(self) -> Progress:
+        """Return how far it is."""
+        tail = b"" if self.stops is None else self.stops.tail
+        return Progress(len(self.output), tail, self.drafts, self.draft_logits, self.computed)
+
+    def undo(self, before: Progress) -> None:
+        """Bring it back to where it was before a step."""
+        del self.output[before.tokens :]
+        if self.stops is not None:
+            self.stops.tail = before.tail
+        self.drafts, self.draft_logits, self.computed = before.drafts, before.draft_logits, before.computed
 
 
 def request_of(generate: Generate, options: PaddleOptions) -> Request:
     """Return the request that a message asks for; a ValueError says what is wrong with it."""
-    if not generate.request_key:
-        raise refused("request_key", "at least 1", 0)
-    sampling = generate.sampling
-    prompt = _prompt(generate, options.context)
-    room = options.context - len(prompt)
-    is_scored = generate.HasField("top_logprobs")
-    most_logprobs = min(options.max_top_logprobs, VOCABULARY_SIZE)
-    if generate.top_logprobs > most_logprobs:
-        raise refused("top_logprobs", f"at most {most_logprobs}", generate.top_logprobs)
-    stop_ids = _stop_ids(sampling)
-    return Request(
-        key=generate.request_key,
-        prompt=prompt,
-        most=min(max_tokens_of(sampling) or room, room),
-        temperature=temperature_of(sampling),
-        top_p=top_p_of(sampling),
-        top_k=sampling.top_k,
-        seed=seed_of(sampling),
-        is_seeded=sampling.HasField("seed"),
-        stop_ids=stop_ids if sampling.ignore_end_token else stop_ids | {END},
-        stop_texts=_stop_texts(sampling),
-        is_scored=is_scored,
-        top_logprobs=generate.top_logprobs if is_scored else 0,
-        wants_drafts=generate.include_draft_logprobs,
-    )
+    return parameters_of(generate, options, _TOKENIZER, Request)
 
 
 def refused(field_name: str, limit: str, actual: object) -> ValueError:
-    """Return the error for a request's field."""
+    """Return the error for a field."""
     return ValueError(f"{field_name}: {limit}, got {actual}")
-
-
-def _prompt(generate: Generate, context: int) -> list[int]:
-    """Return the prompt's tokens: a text begins with the token for that, token ids are taken as they are."""
-    if generate.WhichOneof("prompt") == "tokens":
-        name, tokens = "tokens.token_ids", list(generate.tokens.token_ids)
-        for place, token in enumerate(tokens):
-            if token >= VOCABULARY_SIZE:
-                raise refused(f"{name}[{place}]", f"below {VOCABULARY_SIZE}, the vocabulary's size", token)
-    else:
-        name, text = "text", generate.text.text
-        tokens = _TOKENIZER.encode(text) if text else []
-    if not tokens:
-        raise refused("prompt", "at least one token", "none")
-    if len(tokens) >= context:
-        raise refused(name, f"at most {context - 1} tokens, so that one more fits", len(tokens))
-    return tokens
-
-
-def _stop_texts(sampling: SamplingParameters) -> tuple[bytes, ...]:
-    texts = tuple(text.encode() for text in sampling.stop)
-    if len(texts) > _MOST_STOPS:
-        raise refused("sampling.stop", f"at most {_MOST_STOPS} texts", len(texts))
-    for place, text in enumerate(texts):
-        if not 1 <= len(text) <= _MOST_STOP_BYTES:
-            raise refused(f"sampling.stop[{place}]", f"1 to {_MOST_STOP_BYTES} bytes", len(text))
-    return texts
-
-
-def _stop_ids(sampling: SamplingParameters) -> frozenset[int]:
-    ids = sampling.stop_token_ids
-    if len(ids) > _MOST_STOP_IDS:
-        raise refused("sampling.stop_token_ids", f"at most {_MOST_STOP_IDS} ids", len(ids))
-    for place, token in enumerate(ids):
-        if token >= VOCABULARY_SIZE:
-            limit = f"below {VOCABULARY_SIZE}, the vocabulary's size"
-            raise refused(f"sampling.stop_token_ids[{place}]", limit, token)
-    return frozenset(ids)

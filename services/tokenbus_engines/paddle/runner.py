@@ -1,17 +1,117 @@
-"""Runner: gives the network its numbers, and the host what it computed."""
+"""Runner: computes on one device. It owns paddle, the network and the cache of keys and values."""
 
+import signal
+import threading
+import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.paddle.cache import KeyValueCache
-from tokenbus_engines.paddle.framework import framework
-from tokenbus_engines.paddle.network import Tensor
-from tokenbus_engines.paddle.options import PaddleOptions
+from tokenbus_engines.paddle.network import Shape, Store, Tensor
+from tokenbus_engines.paddle.requests import PaddleOptions
 from tokenbus_engines.paddle.speculation import Logits
 from tokenbus_engines.paddle.weights import network_of
+
+Index = npt.NDArray[np.int64]
+Lines = npt.NDArray[np.float32]
+
+
+class DeviceError(RuntimeError):
+    """Paddle is not installed, or does not have the device that was asked for."""
+
+
+def framework(device: str) -> Any:  # noqa: ANN401 - a module
+    """Import paddle and return it, set to a device; a DeviceError says what is missing."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it warns of compilers that it would like to have
+            import paddle
+    except ImportError as error:
+        raise DeviceError(f"the engine needs paddle, of the extra paddle or gpu: {error}") from None
+    # Paddle takes signals over when it is imported: a stop would print a trace and not come through.
+    paddle.disable_signal_handler()
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    # A transposed view is made whole number by number then, forty times slower than a transposition that copies.
+    paddle.set_flags({"FLAGS_use_stride_kernel": False})
+    try:
+        paddle.set_device(device)
+    except (ValueError, RuntimeError) as error:
+        raise DeviceError(f"device {device}: {' '.join(str(error).split())[:200]}") from None
+    return paddle
+
+
+class KeyValueCache:
+    """Keys and values of each layer: by slot, then by head, then by position. Its size is fixed when it is made."""
+
+    def __init__(self, shape: Shape, slots: int, context: int) -> None:
+        """Allocate all of it, on the device that paddle is set to."""
+        from paddle import zeros
+
+        self._context = context
+        self._heads, self._size = shape.attention_heads, shape.head_width
+        lines = slots * self._heads * context
+        self._keys = [zeros([lines, self._size]) for _ in range(shape.layers)]
+        self._values = [zeros([lines, self._size]) for _ in range(shape.layers)]
+        self.bytes = 2 * shape.layers * lines * self._size * 4
+
+    def store(self, slots: Index, positions: Index, valid: npt.NDArray[np.bool_], keys: int) -> Store:
+        """Return what keeps the new positions of rows in their slots, and gives all of their first positions back.
+
+        Rows are filled up to the longest: what is not valid is not kept.
+        """
+        from paddle import gather, to_tensor  # gather: index_select takes three times as long for lines this short
+
+        begins = self._begins(slots)
+        every = np.repeat(valid[:, None], self._heads, axis=1)
+        written = to_tensor((begins + positions[:, None])[every])
+        chosen = None if valid.all() else to_tensor(np.flatnonzero(every))
+        window = to_tensor((begins + np.arange(keys)).reshape(-1))
+        given = [slots.size, self._heads, keys, self._size]
+
+        def through(cached: Tensor, new: Tensor) -> Tensor:
+            lines = new.reshape([-1, self._size])
+            cached.scatter_(written, lines if chosen is None else lines.index_select(chosen), overwrite=True)
+            return gather(cached, window).reshape(given)
+
+        return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))
+
+    def read(self, slot: int, length: int) -> tuple[Lines, Lines]:
+        """Return a slot's first positions: keys and values, each as [layers, heads, positions, width of a head]."""
+        from paddle import to_tensor
+
+        window = to_tensor(self._first(slot, length))
+        shape = (self._heads, length, self._size)
+        keys, values = (
+            np.stack([layer.index_select(window).numpy().reshape(shape) for layer in layers])
+            for layers in (self._keys, self._values)
+        )
+        return keys, values
+
+    def write(self, slot: int, keys: Lines, values: Lines) -> None:
+        """Fill a slot's first positions with what `read` returned."""
+        from paddle import to_tensor
+
+        written = to_tensor(self._first(slot, keys.shape[2]))
+        for cached, given in ((self._keys, keys), (self._values, values)):
+            for layer, lines in zip(cached, given, strict=True):
+                layer.scatter_(written, to_tensor(lines.reshape(-1, self._size)), overwrite=True)
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot: numbers that are not finite would spoil its next request, even where attention masks them."""
+        nothing = np.zeros((len(self._keys), self._heads, self._context, self._size), np.float32)
+        self.write(slot, nothing, nothing)
+
+    def _begins(self, slots: Index) -> Index:
+        """Return where each head of each slot begins, as [slots, heads, 1]."""
+        return (slots[:, None, None] * self._heads + np.arange(self._heads)[:, None]) * self._context
+
+    def _first(self, slot: int, length: int) -> Index:
+        begins = self._begins(np.array([slot], np.int64))
+        return (begins + np.arange(length)).reshape(-1)
 
 
 class Piece(NamedTuple):

@@ -1,7 +1,6 @@
-"""Scheduler: which requests a step computes, and who has a slot of the cache."""
+"""Scheduler: which requests a step computes, and which have a slot of the cache."""
 
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from tokenbus_engines.paddle.requests import Request
@@ -25,6 +24,11 @@ class Plan(NamedTuple):
     preempted: list[Request]
     aborted: list[Request]
 
+    @property
+    def computed(self) -> list[Request]:
+        """All requests that the step computes something of."""
+        return [*self.decoding, *(chunk.request for chunk in self.chunks)]
+
 
 class Scheduler:
     """Owns the requests from admission to their end, and the slots, which are fewer."""
@@ -32,13 +36,14 @@ class Scheduler:
     def __init__(self, slots: int, chunk: int, slice_steps: int) -> None:
         """Say how many slots there are, and how many tokens of prompts a step computes.
 
-        After `slice_steps` steps with tokens a request makes way for one that waits, and goes on later; 0: never. Other
-        steps do not count: who is still computed anew would else be sent away again before it got anywhere.
+        After `slice_steps` steps with tokens a request is preempted for one that waits, and goes on later; 0: never.
+        Other steps do not count: a request that is still computed anew would be preempted again before it got a token.
         """
         self._chunk = chunk
         self._slice_steps = slice_steps
         self._slots = slots
         self._free = list(range(slots))
+        self._admitted = 0
         self._requests: dict[int, Request] = {}
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
@@ -54,10 +59,13 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait for a slot.
 
-        What came with it is kept for as many as there are slots, so that memory is bounded; others are computed anew.
+        Keys and values that came with it are kept for as many requests as there are slots, so that memory is bounded;
+        the others' are computed anew.
         """
         if sum(other.handed is not None for other in self._waiting) >= self._slots:
             request.handed = None
+        request.serial = self._admitted
+        self._admitted += 1
         self._requests[request.key] = request
         self._waiting.append(request)
 
@@ -74,22 +82,21 @@ class Scheduler:
             self.end(request)
         preempted = self._preempted()
         self._grant()
-        # In the order of admission, which is the batch's; who was preempted keeps its place.
+        # In the order of admission, which is the batch's; a preempted request keeps its place.
         running = [request for request in self._requests.values() if request.key in self._running]
         decoding = [request for request in running if request.is_decoding]
         for request in decoding:
             request.steps += 1
         return Plan(decoding, self._chunks(running), preempted, aborted)
 
-    def in_batch_order(self, requests: Iterable[Request]) -> list[int]:
-        """Return the place of each in a batch of them: those known in the order of their admission, then the others."""
-        ranks = {key: rank for rank, key in enumerate(self._requests)}
-        given = list(requests)
-        order = sorted(range(len(given)), key=lambda row: ranks.get(given[row].key, len(ranks)))
-        places = [0] * len(given)
-        for place, row in enumerate(order):
-            places[row] = place
-        return places
+    def undo(self, plan: Plan) -> None:
+        """Learn that a plan's step failed: what it would have ended ends in the next one.
+
+        Slots stay as they are: what was planned of a request is computed again.
+        """
+        for request in plan.aborted:
+            self._requests[request.key] = request
+            self._waiting.append(request)
 
     def end(self, request: Request) -> None:
         """Let a request go, and take its slot back."""

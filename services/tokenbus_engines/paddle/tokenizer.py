@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable
 
-from tokenbus_engines.paddle.shape import BEGIN, END, VOCABULARY_SIZE
+BEGIN = 256
+"""Stands before every text."""
+END = 257
+"""Ends a text."""
+VOCABULARY_SIZE = 258
+"""The bytes, and the two above."""
 
 
 class ByteTokenizer:

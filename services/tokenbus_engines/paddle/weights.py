@@ -7,17 +7,23 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.paddle.errors import WeightsError
-from tokenbus_engines.paddle.network import Network
-from tokenbus_engines.paddle.shape import Shape
+from tokenbus_engines.paddle.network import Network, Shape
 
 COMMITTED = Path(__file__).with_name("weights.safetensors")
-"""What `python -m tokenbus_engines.paddle.train` wrote."""
+"""What `python -m benchmarks.paddle_training` wrote."""
 FINGERPRINT_BYTES = 16
 
 _FORMAT = "tokenbus-paddle-1"
 _STORED = np.dtype(np.float16)
 _MOST_BYTES = 2**31
+
+
+class WeightsError(RuntimeError):
+    """The weights cannot be used: the file, and what is wrong with it."""
+
+    def __init__(self, path: object, problem: str) -> None:
+        """Keep both in the message."""
+        super().__init__(f"weights {path}: {problem}")
 
 
 class Weights(NamedTuple):

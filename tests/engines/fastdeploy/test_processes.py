@@ -14,8 +14,8 @@ from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import Beside, Getter
 from tests.engines.fastdeploy.engine import Steps
 from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.getting import QueueReceiver
 from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy.queue import QueueReceiver
 from tokenbus_services.bus import AddressError
 
 ROOT = Path(__file__).resolve().parents[3]

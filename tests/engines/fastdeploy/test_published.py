@@ -10,12 +10,11 @@ from tests.engines.fastdeploy.bus import Getter, save, settings_in
 from tests.engines.fastdeploy.engine import Steps as Drawn
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, ValueKind, encode
 from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.carried import LOWEST, SlotStep
 from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.layout import Kind
-from tokenbus_engines.fastdeploy.message import Lengths, Message
+from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
+from tokenbus_engines.fastdeploy.slot_step import LOWEST, SlotStep
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
 

@@ -10,10 +10,8 @@ import pytest
 
 from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
 from tokenbus_contracts import ContractError
-from tokenbus_engines.fastdeploy.getting import QueueReceiver
-from tokenbus_engines.fastdeploy.layout import Kind
-from tokenbus_engines.fastdeploy.message import HEADER_BYTES, Message, header_of, unpacked
-from tokenbus_engines.fastdeploy.saving import QueueSender
+from tokenbus_engines.fastdeploy.message import HEADER_BYTES, Kind, Message, header_of, unpacked
+from tokenbus_engines.fastdeploy.queue import QueueReceiver, QueueSender
 
 SECONDS = 0.01
 

@@ -1,12 +1,12 @@
-"""SlotBook: one life of a slot is told from the next, and none is left open."""
+"""SlotRegistry: one life of a slot is told from the next, and none is left open."""
 
 import numpy as np
 import pytest
 
 from tests.support.clock import ManualClock
 from tokenbus_contracts import ContractError, RowStatus
-from tokenbus_engines.fastdeploy.carried import SlotStep
-from tokenbus_engines.fastdeploy.slots import REPLACED, Rows, SlotBook
+from tokenbus_engines.fastdeploy.slot_step import SlotStep
+from tokenbus_engines.fastdeploy.slots import REPLACED, Rows, SlotRegistry
 
 ACTIVE, IDLE, PREFILLING = RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING
 PREEMPTED, FINISHED = RowStatus.PREEMPTED, RowStatus.FINISHED_STOP
@@ -19,15 +19,15 @@ class Told:
     def __init__(self) -> None:
         """Begin."""
         self.clock = ManualClock()
-        self.book = SlotBook(self.clock.now)
+        self.registry = SlotRegistry(self.clock.now)
         self.open: dict[int, int] = {}
         """By key, the place that a request's next token has, as a processor counts."""
 
     def step(self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Rows:
         """Tell of a step, and follow its rows as a processor does."""
         message = self.message(*counts, computed=computed, prompt=prompt, is_running=is_running)
-        rows = self.book.plan(message)
-        self.book.keep(rows)
+        rows = self.registry.plan(message)
+        self.registry.keep(rows)
         self._follow(rows, [max(count, 0) for count in counts])
         return rows
 
@@ -182,7 +182,7 @@ def test_what_was_planned_and_not_kept_never_was() -> None:
     """A step that could not be published changes nothing."""
     told = Told()
     told.step(2)
-    planned = told.book.plan(told.message(3))
+    planned = told.registry.plan(told.message(3))
     assert planned.positions.tolist() == [2]
     told.step(1)
     assert list(told.open.values()) == [3]
@@ -192,7 +192,7 @@ def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
     """They have their last row in the next step, under their own keys, and their slots go on as others."""
     told = Told()
     before = told.step(1, 1, 0).keys.tolist()
-    told.book.lose()
+    told.registry.lose()
     rows = told.step(2, 0, 1)
     assert statuses(rows)[3:] == [RowStatus.UNRECOVERABLE] * 3
     assert rows.keys[3:].tolist() == before
@@ -205,8 +205,8 @@ def test_lives_that_the_bus_has_ended_need_no_row() -> None:
     """What a gap in the stream named has ended by that."""
     told = Told()
     before = told.step(1, 1).keys.tolist()
-    told.book.lose()
-    told.book.forget(before[:1])
+    told.registry.lose()
+    told.registry.forget(before[:1])
     told.open.pop(before[0])
     assert told.step(1, 1).keys[2:].tolist() == before[1:]
 
@@ -214,12 +214,12 @@ def test_lives_that_the_bus_has_ended_need_no_row() -> None:
 def test_engine_that_says_which_request_a_slot_has() -> None:
     """With keys of the engine's own nothing is guessed: a request lasts until its slot is another's."""
     told = Told()
-    told.book.assign(1, 77)
+    told.registry.assign(1, 77)
     told.step(1, 1)
     assert statuses(told.step(0, 0)) == [FINISHED, IDLE]
     rows = told.step(0, 2)
     assert rows.keys[1] == 77
-    told.book.assign(1, 78)
+    told.registry.assign(1, 78)
     rows = told.step(0, 1)
     assert statuses(rows) == [IDLE, ACTIVE, REPLACED]
     assert rows.keys[1:].tolist() == [78, 77]
@@ -229,12 +229,12 @@ def test_engine_that_says_which_request_a_slot_has() -> None:
 def test_assigned_request_is_resumed_in_another_slot() -> None:
     """A request that was preempted goes on at the place where it was, in whichever slot it is put (case 22)."""
     told = Told()
-    told.book.assign(0, 77)
+    told.registry.assign(0, 77)
     told.step(3, 1)
     assert statuses(told.step(-9, 1)) == [PREEMPTED, ACTIVE]
-    told.book.assign(0, 78)
+    told.registry.assign(0, 78)
     told.step(1, 1)
-    told.book.assign(1, 77)
+    told.registry.assign(1, 77)
     rows = told.step(1, 2)
     assert rows.keys[1] == 77
     assert rows.positions[1] == 3
@@ -244,9 +244,9 @@ def test_assigned_request_is_resumed_in_another_slot() -> None:
 def test_assigned_request_that_moves_without_being_preempted() -> None:
     """Its tokens go on in the other slot, and the one that it left has a life of its own."""
     told = Told()
-    told.book.assign(0, 77)
+    told.registry.assign(0, 77)
     told.step(2, 0)
-    told.book.assign(1, 77)
+    told.registry.assign(1, 77)
     rows = told.step(1, 1)
     assert rows.keys[1] == 77
     assert told.open[77] == 3
@@ -255,8 +255,8 @@ def test_assigned_request_that_moves_without_being_preempted() -> None:
 def test_key_of_a_request_that_ended_is_not_taken_again() -> None:
     """A processor would take its tokens for late ones."""
     told = Told()
-    told.book.assign(0, 77)
+    told.registry.assign(0, 77)
     told.step(-3)
     with pytest.raises(ContractError) as refused:
-        told.book.assign(0, 77)
+        told.registry.assign(0, 77)
     assert str(refused.value) == "request_key: one whose request has not ended, got 77"

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.ngram.mixing import DISCOUNT, FLOOR
-from tokenbus_engines.ngram.model import CONTINUATIONS, DRAFT_LENGTH, WIDTH
-from tokenbus_engines.ngram.text import documents
-from tokenbus_engines.ngram.tokenizer import default_tokenizer
+from tokenbus_engines.ngram.model import CONTINUATIONS, DISCOUNT, DRAFT_LENGTH, FLOOR, WIDTH
+from tokenbus_engines.ngram.tokenizer import default_tokenizer, documents
 
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]

@@ -25,7 +25,9 @@ REFUSED = {
     "sampling.top_p: above 0 and at most 1, got 1.5": asked(5, top_p=1.5),
     "sampling.top_p: above 0 and at most 1, got nan": asked(5, top_p=math.nan),
     "sampling.max_tokens: at least 1, got 0": asked(5, max_tokens=0),
-    r"sampling.stop\[1\]: at least 1 character, got none": asked(5, stop=["a", ""]),
+    r"sampling.stop\[1\]: 1 to 256 bytes, got 0": asked(5, stop=["a", ""]),
+    "sampling.stop: at most 16 texts, got 17": asked(5, stop=["a"] * 17),
+    "sampling.stop_token_ids: at most 64 ids, got 65": asked(5, stop_token_ids=[1] * 65),
     rf"sampling.stop_token_ids\[0\]: below {SIZE}, got {SIZE}": asked(5, stop_token_ids=[SIZE]),
     "top_logprobs: at most 20, got 21": asked(5, top_logprobs=21),
     "at least 1 token, got none": Generate(request_key=5, sampling=SamplingParameters()),
@@ -110,7 +112,7 @@ def test_many_requests_come_and_go() -> None:
             engine.admit(asked(key, max_tokens=1))
         while engine.has_work:
             engine.step()
-    assert engine._rows.keys.size == 128
+    assert engine._requests.keys.size == 128
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-20, 1e20, 3e38])

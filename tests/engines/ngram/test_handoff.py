@@ -108,9 +108,8 @@ def test_engines_may_draft_differently(speculate: int) -> None:
 
 def test_a_first_token_that_ends_a_request_is_no_handoff() -> None:
     """Where the first token is the last, the prefill engine ends the request itself and hands nothing over."""
-    run, states = handed_off(
-        [asked(1, max_tokens=1), asked(2, stop_token_ids=list(range(default_tokenizer().vocabulary_size)))]
-    )
+    first = Run(requests=[asked(2, seed=2)]).to_the_end().got[2].tokens[0]
+    run, states = handed_off([asked(1, max_tokens=1), asked(2, seed=2, stop_token_ids=[first])])
     assert run.got[1].statuses == [RowStatus.FINISHED_LENGTH]
     assert run.got[2].statuses == [RowStatus.FINISHED_STOP]
     assert states == {}
@@ -160,7 +159,7 @@ DAMAGED = {
     r"state.tokens\[0\]: a whole number from 0 .*, got True": {"tokens": [True]},
     r"state.tokens\[1\]: a whole number from 0 .*, got 1.5": {"tokens": [1, 1.5]},
     r"state.tokens\[0\]: below \d+, got 100000": {"tokens": [100_000]},
-    "state.tokens: less than the 9 that the request may have, got 9": {"tokens": [1] * 9},
+    "state.tokens: less than the 9 of the request, got 9": {"tokens": [1] * 9},
     "state.tokens: none that ends the request, got the end token": {"tokens": [default_tokenizer().end_token]},
     "state.tokens: none that ends the request, got one that does": {"tokens": [77]},
     "state.seed: a whole number from 0 to below 18446744073709551616, got 18446744073709551616": {"seed": 2**64},

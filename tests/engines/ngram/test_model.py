@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from tests.engines.ngram import reference
-from tokenbus_engines.ngram.mixing import FLOOR
-from tokenbus_engines.ngram.model import WIDTH, Model, default_model
-from tokenbus_engines.ngram.text import documents
-from tokenbus_engines.ngram.tokenizer import default_tokenizer
+from tokenbus_engines.ngram.model import FLOOR, WIDTH, Model, default_model
+from tokenbus_engines.ngram.tokenizer import default_tokenizer, documents
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 2e-6
@@ -55,7 +53,7 @@ def test_lines_are_the_top_of_the_whole_distribution(lower: bool) -> None:  # no
 
 
 def test_a_text_is_in_the_longest_context_that_it_ends_in() -> None:
-    """Going on token by token leads where a look at the last tokens leads, along lines and through tails."""
+    """Front on token by token leads where a look at the last tokens leads, along lines and through tails."""
     model = default_model()
     chance = np.random.default_rng(7)
     text = default_tokenizer().encode("In the evening the")

@@ -7,10 +7,10 @@ from tests.engines.ngram import reference
 from tests.engines.ngram.fit import misfit
 from tests.engines.ngram.reference import Choice
 from tokenbus_engines.ngram.model import WIDTH, default_model
-from tokenbus_engines.ngram.sampling import Knobs, chances_of, masses_of
-from tokenbus_engines.ngram.speculation import Going, _from_residual, propose, single, verify
+from tokenbus_engines.ngram.sampling import SamplingParams, chances_of, masses_of
+from tokenbus_engines.ngram.speculation import ACCEPT, DRAFT, FINAL, Front, _from_residual, propose, single, verify
 from tokenbus_engines.ngram.tokenizer import default_tokenizer
-from tokenbus_engines.rng import ACCEPT, DRAFT, FINAL, mixed, uniforms
+from tokenbus_engines.sampling import mixed, uniforms
 
 ROWS = 30_000
 MOST = 4.0
@@ -32,15 +32,15 @@ CHOICES = {
 }
 
 
-def going(text: str, choice: Choice, rows: int = ROWS) -> Going:
+def going(text: str, choice: Choice, rows: int = ROWS) -> Front:
     """Return requests that are all in the same place and differ in their seeds alone."""
     model = default_model()
     coldness = 1 / choice.temperature if choice.temperature else 1.0
     top_k = (choice.top_k or model.vocabulary_size) if choice.temperature else 1
-    knobs = Knobs(np.full(rows, coldness), np.full(rows, top_k), np.full(rows, choice.top_p))
+    params = SamplingParams(np.full(rows, coldness), np.full(rows, top_k), np.full(rows, choice.top_p))
     context = model.contexts.of(default_tokenizer().encode(text))
     seeds = mixed(np.arange(rows, dtype=np.uint64))
-    return Going(np.full(rows, context), np.full(rows, 3), seeds, knobs)
+    return Front(np.full(rows, context), np.full(rows, 3), seeds, params)
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
@@ -66,7 +66,7 @@ def test_what_is_left_is_drawn_wherever_it_is(text: str, name: str, draft: Choic
     at, target = going(text, draft), going(text, CHOICES[name])
     assert (model.draft_places[at.contexts[0]] >= WIDTH).sum() >= 4, "the draft's line reaches into the target's tail"
     numbers = uniforms(at.seeds, at.positions, FINAL)
-    places = _from_residual(model, at, masses_of(model, target.contexts, target.knobs), numbers)
+    places = _from_residual(model, at, masses_of(model, target.contexts, target.params), numbers)
     p = reference.chosen_from(reference.logprobs_after(tokens), CHOICES[name])
     q = reference.chosen_from(reference.draft_logprobs_after(tokens), draft._replace(top_k=draft.top_k or WIDTH))
     left = np.maximum(p - q, 0)
@@ -135,8 +135,8 @@ def test_chances_are_those_of_the_whole_distribution(choice: Choice) -> None:
         at = going(text, choice, rows=tokens.size)
         places = model.places(at.contexts, tokens)
         chances = reference.chosen_from(reference.logprobs_after(default_tokenizer().encode(text)), choice)
-        assert np.abs(chances_of(model, at.contexts, places, at.knobs) - chances).max() < 1e-5
-        assert np.abs(masses_of(model, at.contexts, at.knobs).of_places(places) - chances).max() < 1e-5
+        assert np.abs(chances_of(model, at.contexts, places, at.params) - chances).max() < 1e-5
+        assert np.abs(masses_of(model, at.contexts, at.params).of_places(places) - chances).max() < 1e-5
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])

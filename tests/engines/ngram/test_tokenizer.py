@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus_engines.ngram import Tokenizer, default_tokenizer
-from tokenbus_engines.ngram.text import documents
+from tokenbus_engines.ngram.tokenizer import documents
 
 
 @given(st.text())

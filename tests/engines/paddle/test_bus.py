@@ -58,4 +58,4 @@ async def test_client_gets_what_the_engine_emitted() -> None:
     (error,) = failed
     assert isinstance(error, RequestFailedError)
     assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
-    assert "tokens.token_ids[1]: below 258, the vocabulary's size, got 300" in str(error)
+    assert "tokens.token_ids[1]: below 258, got 300" in str(error)

@@ -46,7 +46,7 @@ def test_missing_paddle_is_one_line() -> None:
         ({"prefill_chunk": 0}, "prefill_chunk: 1 to 65536, got 0"),
         ({"slice_steps": -1}, "slice_steps: 0 to 2147483647, got -1"),
         ({"max_top_logprobs": 128}, "max_top_logprobs: 0 to 127, got 128"),
-        ({"role": "both"}, "role: mixed, prefill or decode, got both"),
+        ({"role": "both"}, "role: one of mixed, prefill, decode, got 'both'"),
     ],
 )
 def test_option_out_of_range_is_named(options: dict[str, object], said: str) -> None:

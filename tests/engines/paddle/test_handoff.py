@@ -15,8 +15,8 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
 from tokenbus_engines.paddle.handoff import RequestStates
+from tokenbus_engines.paddle.network import Shape
 from tokenbus_engines.paddle.requests import request_of
-from tokenbus_engines.paddle.shape import Shape
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -134,9 +134,9 @@ class TestEngines:
     def test_roles_refuse_what_is_not_theirs(self) -> None:
         """A decode engine wants a state and a prefill engine none; each says so, and stays as it was."""
         decoding, prefilling = engine("decode"), engine("prefill")
-        with pytest.raises(ValueError, match=r"^state: what a prefill worker handed off, .*, got none$"):
+        with pytest.raises(ValueError, match=r"^state: a decode engine goes on from a prefill engine's, got none$"):
             decoding.admit(ASKED)
-        with pytest.raises(ValueError, match=r"^state: none, since this worker only computes prompts, got one$"):
+        with pytest.raises(ValueError, match=r"^state: none for a prefill engine, got one$"):
             prefilling.admit(ASKED, b"x")
         with pytest.raises(ValueError, match=r"^state: damaged, or no safetensors: "):
             decoding.admit(ASKED, b"x")

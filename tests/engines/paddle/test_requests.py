@@ -6,9 +6,9 @@ import pytest
 
 from tests.engines.paddle.driver import text_request, token_request
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.paddle.options import PaddleOptions
+from tokenbus_engines.paddle import PaddleOptions
 from tokenbus_engines.paddle.requests import Request, request_of
-from tokenbus_engines.paddle.shape import BEGIN, END
+from tokenbus_engines.paddle.tokenizer import BEGIN, END
 
 OPTIONS = PaddleOptions(context=16, max_top_logprobs=5)
 
@@ -38,7 +38,7 @@ def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as th
         ({"stop": ["x", ""]}, "sampling.stop[1]: 1 to 256 bytes, got 0"),
         ({"stop": ["x" * 257]}, "sampling.stop[0]: 1 to 256 bytes, got 257"),
         ({"stop": ["x"] * 17}, "sampling.stop: at most 16 texts, got 17"),
-        ({"stop_token_ids": [1, 258]}, "sampling.stop_token_ids[1]: below 258, the vocabulary's size, got 258"),
+        ({"stop_token_ids": [1, 258]}, "sampling.stop_token_ids[1]: below 258, got 258"),
         ({"stop_token_ids": [1] * 65}, "sampling.stop_token_ids: at most 64 ids, got 65"),
         ({"top_logprobs": 6}, "top_logprobs: at most 5, got 6"),
     ],
@@ -50,12 +50,12 @@ def test_option_out_of_range_is_named(fields: dict[str, Any], said: str) -> None
 
 def test_prompt_that_cannot_be_is_named() -> None:
     """A prompt that is empty, too long, or not of the vocabulary is told in one line."""
-    assert refusal(token_request(7, [])) == "prompt: at least one token, got none"
-    assert refusal(text_request(7, "")) == "prompt: at least one token, got none"
-    assert refusal(Generate(request_key=7, sampling=SamplingParameters())) == "prompt: at least one token, got none"
-    assert refusal(text_request(7, "é" * 8)) == "text: at most 15 tokens, so that one more fits, got 17"
-    assert refusal(token_request(7, [1] * 16)) == "tokens.token_ids: at most 15 tokens, so that one more fits, got 16"
-    assert refusal(token_request(7, [1, 258])) == "tokens.token_ids[1]: below 258, the vocabulary's size, got 258"
+    assert refusal(token_request(7, [])) == "tokens.token_ids: at least 1 token, got none"
+    assert refusal(text_request(7, "")) == "text.text: at least 1 token, got none"
+    assert refusal(Generate(request_key=7, sampling=SamplingParameters())) == "text.text: at least 1 token, got none"
+    assert refusal(text_request(7, "é" * 8)) == "text.text: at most 15 tokens, got at least 17"
+    assert refusal(token_request(7, [1] * 16)) == "tokens.token_ids: at most 15 tokens, got 16"
+    assert refusal(token_request(7, [1, 258])) == "tokens.token_ids[1]: below 258, got 258"
 
 
 def test_prompts_become_tokens() -> None:
@@ -98,7 +98,8 @@ def test_only_the_end_of_the_text_is_kept() -> None:
     """A long output is not kept twice: no more bytes of it than a stop text can have."""
     request = of_text(stop=["x" * 256])
     assert not any(request.append(97) for _ in range(1000))
-    assert len(request.text) == 256
+    assert request.stops is not None
+    assert len(request.stops.tail) == 255
     assert [request.append(ord("x")) for _ in range(256)] == [False] * 255 + [True]
 
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from tokenbus_engines.paddle.sampling import Purpose, Wishes, drawn, probabilities, uniforms
+from tokenbus_engines.paddle.speculation import ACCEPT, DRAFT, SamplingParams, drawn, probabilities
+from tokenbus_engines.sampling import uniforms
 
 
-def wishes(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, rows: int = 1) -> Wishes:
-    """Return the same wishes for some rows, whose seeds are counted."""
-    return Wishes(
+def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, rows: int = 1) -> SamplingParams:
+    """Return the same params for some rows, whose seeds are counted."""
+    return SamplingParams(
         np.full(rows, temperature), np.full(rows, top_k), np.full(rows, top_p), np.arange(rows, dtype=np.uint64)
     )
 
@@ -32,27 +33,27 @@ def plain(logits: list[float], temperature: float, top_k: int, top_p: float) -> 
 def test_distribution_is_cut_as_asked(temperature: float, top_k: int, top_p: float) -> None:
     """Temperature, then top-k, then top-p of what is left give what a plain loop gives, ties by the lower id."""
     logits = [0.5, 2.0, 2.0, -1.0, 2.0, 0.0, 1.25]
-    found = probabilities(np.array([logits], np.float32), wishes(temperature, top_k, top_p))
+    found = probabilities(np.array([logits], np.float32), params(temperature, top_k, top_p))
     np.testing.assert_allclose(found[0], plain(logits, temperature, top_k, top_p), atol=1e-12)
 
 
 def test_temperature_zero_is_the_most_probable_token() -> None:
     """Without temperature the most probable token is certain, of equal ones that with the lower id."""
-    found = probabilities(np.array([[1.0, 3.0, 3.0, 2.0]], np.float32), wishes(0.0, 2, 0.5))
+    found = probabilities(np.array([[1.0, 3.0, 3.0, 2.0]], np.float32), params(0.0, 2, 0.5))
     assert found.tolist() == [[0, 1, 0, 0]]
 
 
 def test_smallest_temperature_is_no_error() -> None:
     """The smallest temperature that a message can hold gives a distribution, not NaN."""
     smallest = float(np.finfo(np.float32).smallest_subnormal)
-    found = probabilities(np.array([[1.0, 3.0, 2.0]], np.float32), wishes(smallest))
+    found = probabilities(np.array([[1.0, 3.0, 2.0]], np.float32), params(smallest))
     assert found.tolist() == [[0, 1, 0]]
 
 
-def test_rows_have_their_own_wishes() -> None:
+def test_rows_have_their_own_params() -> None:
     """A row's distribution is the same whatever its neighbours ask for (case 15)."""
     logits = np.random.default_rng(1).normal(size=(4, 3, 50)).astype(np.float32)
-    mixed = Wishes(
+    mixed = SamplingParams(
         np.array([0.0, 1.0, 0.5, 2.0]),
         np.array([0, 5, 0, 1]),
         np.array([1.0, 1.0, 0.5, 0.9]),
@@ -77,10 +78,10 @@ def test_chance_is_even_and_its_own() -> None:
     seeds = np.arange(4000, dtype=np.uint64)
     position = np.full(4000, 7)
     columns = [
-        uniforms(seeds, position, Purpose.DRAFT),
-        uniforms(seeds, position, Purpose.ACCEPT),
-        uniforms(seeds, position + 1, Purpose.DRAFT),
-        uniforms(seeds + np.uint64(2**63), position, Purpose.DRAFT),
+        uniforms(seeds, position, DRAFT),
+        uniforms(seeds, position, ACCEPT),
+        uniforms(seeds, position + 1, DRAFT),
+        uniforms(seeds + np.uint64(2**63), position, DRAFT),
     ]
     for column in columns:
         assert column.min() >= 0
@@ -89,4 +90,4 @@ def test_chance_is_even_and_its_own() -> None:
         assert ((counts - 200) ** 2 / 200).sum() < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
     correlations = np.corrcoef(columns) - np.eye(4)
     assert np.abs(correlations).max() < 0.06
-    np.testing.assert_array_equal(columns[0], uniforms(seeds, position, Purpose.DRAFT))
+    np.testing.assert_array_equal(columns[0], uniforms(seeds, position, DRAFT))

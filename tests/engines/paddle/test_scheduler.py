@@ -3,7 +3,8 @@
 import numpy as np
 
 from tests.engines.paddle.driver import text_request
-from tokenbus_engines.paddle.options import PaddleOptions
+from tokenbus_engines.emission import batch_order
+from tokenbus_engines.paddle import PaddleOptions
 from tokenbus_engines.paddle.requests import Handed, Request, request_of
 from tokenbus_engines.paddle.scheduler import Plan, Scheduler
 
@@ -141,8 +142,23 @@ def test_what_was_handed_over_is_kept_for_as_many_as_there_are_slots() -> None:
 
 def test_places_are_those_of_admission() -> None:
     """Rows in whatever order are told their places in the batch, which is in the order of admission (case 3)."""
-    scheduler = Scheduler(4, 100, 0)
-    one, two, three = add(scheduler, 30, 10, 20)
-    assert scheduler.in_batch_order([three, one, two]) == [2, 0, 1]
-    scheduler.end(one)
-    assert scheduler.in_batch_order([three, one, two]) == [1, 2, 0]
+    requests = add(Scheduler(4, 100, 0), 30, 10, 20)
+    one, two, three = (request.serial for request in requests)
+    places = batch_order(np.array([three, one, two]))
+    assert places is not None
+    assert places.tolist() == [2, 0, 1]
+    assert batch_order(np.array([one, two, three])) is None
+
+
+def test_plan_whose_step_failed_ends_its_aborted_requests_later() -> None:
+    """What a failed step would have ended or computed is in the plan of the next one, and nobody's slot is lost."""
+    scheduler = Scheduler(1, 100, 0)
+    first, second = add(scheduler, 1, 2)
+    scheduler.abort(1)
+    failed = scheduler.plan()
+    scheduler.undo(failed)
+    plan = scheduler.plan()
+    assert plan.aborted == failed.aborted == [first]
+    assert plan.chunks == failed.chunks
+    assert [chunk.request for chunk in plan.chunks] == [second]
+    assert second.slot == 0

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.paddle_training.__main__ import main
 from tests.engines.paddle.driver import text_request, tokens_alone
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
-from tokenbus_engines.paddle.train import main
 
 pytestmark = NEEDS_PADDLE
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions, WeightsError
-from tokenbus_engines.paddle.shape import Shape
+from tokenbus_engines.paddle.network import Shape
 from tokenbus_engines.paddle.weights import COMMITTED, load
 
 pytestmark = NEEDS_PADDLE

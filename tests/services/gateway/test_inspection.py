@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.services.builders import settings
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_engines.paddle.shape import END
+from tokenbus_engines.paddle.tokenizer import END
 from tokenbus_services.gateway.answer import InspectedAnswer
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import CompletionRequest

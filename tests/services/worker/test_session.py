@@ -161,7 +161,7 @@ def test_welcome_says_where_to_go_on_and_counts_bytes_anew() -> None:
 
 
 def test_what_is_not_wanted_again_is_retained_until_it_is_acknowledged() -> None:
-    """Going on from a later item acknowledges nothing: it may still be on its way to a client."""
+    """Front on from a later item acknowledges nothing: it may still be on its way to a client."""
     peer = opened(items=4)
     peer.welcome(resume_from=4)
     assert peer.session.outstanding == 4

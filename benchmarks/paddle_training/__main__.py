@@ -1,4 +1,4 @@
-"""Train the committed weights: `python -m tokenbus_engines.paddle.train` writes them anew."""
+"""Train the paddle engine's weights: `python -m benchmarks.paddle_training` writes them anew."""
 
 import argparse
 import math
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.paddle.framework import framework
-from tokenbus_engines.paddle.network import Network, Tensor
-from tokenbus_engines.paddle.prose import stories, tokens_of
-from tokenbus_engines.paddle.shape import VOCABULARY_SIZE, Shape
+from benchmarks.paddle_training.prose import stories, tokens_of
+from tokenbus_engines.paddle.network import Network, Shape, Tensor
+from tokenbus_engines.paddle.runner import framework
+from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
 from tokenbus_engines.paddle.weights import COMMITTED, save
 
 _LINE = 256
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     save(options.output, network)
     size = options.output.stat().st_size
     shares = foreseen(paddle, network, options.seed)
-    told = ", ".join(f"{share:.3f}" for share in shares)
-    sys.stdout.write(f"held-out text: foreseen by draft head {told}; mean {sum(shares) / len(shares):.3f}\n")
+    shown = ", ".join(f"{share:.3f}" for share in shares)
+    sys.stdout.write(f"held-out text: foreseen by draft head {shown}; mean {sum(shares) / len(shares):.3f}\n")
     sys.stdout.write(f"{options.output}: {size} bytes, after {time.monotonic() - began:.0f} s\n")
     return 0
 
@@ -124,7 +124,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tokenbus_engines.paddle.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paddle_training", description=__doc__)
     parser.add_argument("--output", type=Path, default=COMMITTED, metavar="FILE", help="where the weights go")
     parser.add_argument("--steps", type=int, default=400, metavar="N", help="how many batches to train on (400)")
     parser.add_argument("--lines", type=int, default=16, metavar="N", help=f"lines of {_LINE} tokens a batch (16)")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenbus_engines.fastdeploy.layout import DRAFT, PREEMPTED, UNRECOVERABLE
-from tokenbus_engines.fastdeploy.message import Flags, Floats, Integers, Ints, Message
+from tokenbus_engines.fastdeploy.message import DRAFT, PREEMPTED, UNRECOVERABLE, Flags, Floats, Integers, Ints, Message
 
 LOWEST = np.float32(-9999)
 """What an engine computes as minus infinity."""
@@ -50,7 +49,7 @@ class SlotStep:
     is_draft: bool = False
     scores: Scores | None = None
     proposal_counts: Integers | None = None
-    """Of slots: how many draft ids come with its token, to be verified by the worker that goes on with it."""
+    """Of slots: how many draft ids come with its token, to be verified by the worker that continues it."""
     proposal_ids: Integers = field(default_factory=lambda: _NO_IDS)
     prefilling: Flags | None = None
     """Of slots: whether its prompt is not computed yet; None where the op does not say."""

@@ -7,8 +7,7 @@ training does.
 import random
 from collections.abc import Iterator
 
-from tokenbus_engines.paddle.shape import END
-from tokenbus_engines.paddle.tokenizer import ByteTokenizer
+from tokenbus_engines.paddle.tokenizer import END, ByteTokenizer
 
 _PERSONS = (
     "Anna",

@@ -1,0 +1,1 @@
+"""How the paddle engine's committed weights were trained: a checkout's business, and not the wheel's."""

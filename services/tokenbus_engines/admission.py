@@ -1,0 +1,193 @@
+"""Admission that engines share: their options, and what a request asks for, checked against them.
+
+What is wrong is a ValueError of one line with the field, the limit and the value.
+"""
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, get_args
+
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_services.plugins import Tokenizer
+
+Role = Literal["mixed", "prefill", "decode"]
+_MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 256, 64
+"""The contract's own bounds."""
+
+
+def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise a ValueError for a number that is out of its range."""
+    if not least <= value <= most:
+        raise ValueError(f"{name}: {least} to {most}, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs. What is out of range is a ValueError with the option, the limit and the value."""
+
+    role: Role = "mixed"
+    """Whether it computes all of a request, its prompt and first token, or what follows them."""
+    speculate: int = 3
+    """How many tokens are drafted for a row in a step; 0: none, and each row gets one token a step."""
+    max_running: int = 256
+    """The most requests in a step; others wait."""
+    context: int = 2048
+    """The most tokens of a request's prompt and output together."""
+    prefill_chunk: int = 512
+    """The most tokens of prompts in a step."""
+    max_top_logprobs: int = 20
+    """The most alternatives that a request may ask for."""
+
+    def check(self, *, speculate: int, context: int, top_logprobs: int) -> None:
+        """Refuse what is out of range; the arguments are the most that this engine can do."""
+        if self.role not in get_args(Role):
+            raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
+        check_range("speculate", self.speculate, 0, speculate)
+        check_range("context", self.context, 2, context)
+        check_range("max_running", self.max_running, 1, 1024)
+        check_range("prefill_chunk", self.prefill_chunk, 1, context)
+        check_range("max_top_logprobs", self.max_top_logprobs, 0, top_logprobs)
+
+
+class Stops:
+    """A request's own stop strings and stop tokens. A stop string may begin in one token and end in another."""
+
+    __slots__ = ("_strings", "_tail_size", "_token_ids", "_tokenizer", "tail")
+
+    def __init__(self, tokenizer: Tokenizer, strings: Iterable[str], token_ids: Iterable[int]) -> None:
+        """Begin with an empty output."""
+        self._tokenizer = tokenizer
+        self._strings = [text.encode() for text in strings]
+        self._token_ids = frozenset(token_ids)
+        self._tail_size = max((len(text) - 1 for text in self._strings), default=0)
+        self.tail = b""
+        """The end of the output's bytes, as much as a stop string may have begun in."""
+
+    def find(self, token_ids: Sequence[int]) -> tuple[int | None, bytes]:
+        """Return which of the next tokens completes a stop, if one does, and the tail after them; change nothing."""
+        tail = self.tail
+        for place, token_id in enumerate(token_ids):
+            if token_id in self._token_ids:
+                return place, tail
+            if self._strings:
+                text = tail + self._tokenizer.token_bytes(token_id)
+                if any(stop in text for stop in self._strings):
+                    return place, tail
+                tail = text[len(text) - self._tail_size :] if self._tail_size < len(text) else text
+        return None, tail
+
+    def take(self, token_ids: Sequence[int]) -> int | None:
+        """Add the next tokens to the output, and return which of them completes a stop, if one does."""
+        place, self.tail = self.find(token_ids)
+        return place
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestParameters:
+    """What a request asks for, checked, with defaults in the place of what is absent."""
+
+    key: int
+    prompt: list[int]
+    most: int
+    """The most tokens of its output."""
+    temperature: float
+    """0: the most probable token is taken."""
+    top_p: float
+    top_k: int
+    """0: all tokens."""
+    seed: int
+    is_seeded: bool
+    """Whether it asked for that seed; else it was drawn."""
+    stops: Stops | None
+    ignores_end: bool
+    """Whether the end token does not end it."""
+    is_scored: bool
+    top_logprobs: int
+    wants_drafts: bool
+
+
+R = TypeVar("R", bound=RequestParameters)
+
+
+def parameters_of(generate: Generate, options: EngineOptions, tokenizer: Tokenizer, kind: type[R]) -> R:
+    """Return what a request asks for as an object of the given kind, or raise a ValueError."""
+    if not generate.request_key:
+        raise ValueError("request_key: at least 1, got 0")
+    sampling, size = generate.sampling, tokenizer.vocabulary_size
+    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"sampling.temperature: a finite number of at least 0, got {temperature}")
+    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+    if not 0 < top_p <= 1:
+        raise ValueError(f"sampling.top_p: above 0 and at most 1, got {top_p}")
+    has_most = sampling.HasField("max_tokens")
+    if has_most and not sampling.max_tokens:
+        raise ValueError("sampling.max_tokens: at least 1, got 0")
+    is_scored, most_logprobs = generate.HasField("top_logprobs"), min(options.max_top_logprobs, size)
+    if generate.top_logprobs > most_logprobs:
+        raise ValueError(f"top_logprobs: at most {most_logprobs}, got {generate.top_logprobs}")
+    stops = _stops(sampling, tokenizer)
+    prompt = _prompt(generate, tokenizer, options.context - 1)
+    room = options.context - len(prompt)
+    return kind(
+        key=generate.request_key,
+        prompt=prompt,
+        most=min(sampling.max_tokens, room) if has_most else room,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=sampling.top_k,
+        seed=int(sampling.seed) if sampling.HasField("seed") else secrets.randbits(64),
+        is_seeded=sampling.HasField("seed"),
+        stops=stops,
+        ignores_end=sampling.ignore_end_token,
+        is_scored=is_scored,
+        top_logprobs=generate.top_logprobs if is_scored else 0,
+        wants_drafts=generate.include_draft_logprobs,
+    )
+
+
+def check_role(role: Role, state: bytes | None) -> None:
+    """Refuse a request without a state for a decode engine, and one with a state for a prefill engine."""
+    if role == "decode" and state is None:
+        raise ValueError("state: a decode engine goes on from a prefill engine's, got none")
+    if role == "prefill" and state is not None:
+        raise ValueError("state: none for a prefill engine, got one")
+
+
+def _prompt(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
+    """Return the prompt's tokens, which leave room for one more at least."""
+    if generate.WhichOneof("prompt") == "tokens":
+        name, prompt = "tokens.token_ids", list(generate.tokens.token_ids)
+        _check_ids(name, prompt, tokenizer.vocabulary_size)
+    else:
+        name, text = "text.text", generate.text.text
+        least = tokenizer.least_tokens(len(text.encode()))
+        if least > most:  # its tokens need not be counted
+            raise ValueError(f"{name}: at most {most} tokens, got at least {least}")
+        prompt = tokenizer.encode(text) if text else []
+    if not prompt:
+        raise ValueError(f"{name}: at least 1 token, got none")
+    if len(prompt) > most:
+        raise ValueError(f"{name}: at most {most} tokens, got {len(prompt)}")
+    return prompt
+
+
+def _stops(sampling: SamplingParameters, tokenizer: Tokenizer) -> Stops | None:
+    ids, strings = sampling.stop_token_ids, sampling.stop
+    if len(ids) > _MOST_STOP_IDS:
+        raise ValueError(f"sampling.stop_token_ids: at most {_MOST_STOP_IDS} ids, got {len(ids)}")
+    _check_ids("sampling.stop_token_ids", ids, tokenizer.vocabulary_size)
+    if len(strings) > _MOST_STOPS:
+        raise ValueError(f"sampling.stop: at most {_MOST_STOPS} texts, got {len(strings)}")
+    for place, text in enumerate(strings):
+        if not 1 <= len(text.encode()) <= _MOST_STOP_BYTES:
+            raise ValueError(f"sampling.stop[{place}]: 1 to {_MOST_STOP_BYTES} bytes, got {len(text.encode())}")
+    return Stops(tokenizer, strings, ids) if ids or strings else None
+
+
+def _check_ids(name: str, ids: Sequence[int], size: int) -> None:
+    if ids and max(ids) >= size:
+        place, wrong = next((at, token) for at, token in enumerate(ids) if token >= size)
+        raise ValueError(f"{name}[{place}]: below {size}, got {wrong}")
