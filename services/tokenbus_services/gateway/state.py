@@ -13,7 +13,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.callers import Callers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
-from tokenbus_services.gateway.dispatcher import Feed
+from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.gateway.processor_metrics import ProcessorMetrics, UnknownBusError
 from tokenbus_services.gateway.stats import Counts
@@ -42,7 +42,7 @@ class Gateway:
         self.tables = tables_of(settings)
         self.reader = Reader(settings.gateway, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
-        self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
+        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers)
         self.episodes = DeduplicatedLog()
         self.callers = Callers(settings.gateway)
         self.callers.on_revoked = self.feed.revoke
@@ -109,7 +109,7 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
         gateway = Gateway(settings, client)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
-            # Before anything is asked for: from then on rows come by the feed alone.
+            # The dispatcher opens the client's steps before anything can be submitted.
             await asyncio.sleep(0)
             yield gateway
         finally:

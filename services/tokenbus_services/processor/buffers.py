@@ -29,8 +29,7 @@ class Buffers:
 
     def open(self, request: Request, position: int = 0) -> RequestTokens:
         """Let a request's rows wait from now on, and return where."""
-        tokens = RequestTokens(request.key, position)
-        tokens.on_waiting = self._hungry.add
+        tokens = RequestTokens(request.key, position, on_waiting=self._hungry.add)
         self._table.contexts[request.slot] = tokens
         while len(self._rows) <= request.slot:
             self._rows.append(deque(maxlen=0))  # the slots of requests that wait elsewhere

@@ -308,7 +308,7 @@ class RequestRegistry:
         A row waits only while its step is held: a request's rows are at most as many as a stream's held items.
         """
         for tokens in self.buffers.check(held_items):
-            request = self.table.get(tokens.key)
+            request = self.table.get(tokens.request_id)
             if request is not None and self._settings.slow_consumer == "end":
                 self.end_slow(request)
 
