@@ -214,7 +214,8 @@ class Client:
 
         Args:
             request_id: its id.
-            position: the position of the first token to send; tokens before it are not sent again.
+            position: the position of the first token to send; tokens that an earlier client acked, which it does as
+                they come, cannot be sent again.
             include_drafts: whether `steps` shall give what the draft model proposed, too.
             deadline_unix_ms: the latest moment at which it ends, in milliseconds since 1970-01-01 UTC; 0: as its
                 processor allows.
@@ -228,11 +229,16 @@ class Client:
 
         Example:
             async with tokenbus.connect(address) as client:
-                generation = client.generate([1, 2, 3], max_tokens=6)
+                generation = client.generate([1, 2, 3], max_tokens=100_000)
                 first = await anext(generation)
                 async with tokenbus.connect(address) as other:
-                    rest = [token async for token in other.resume(generation.request_id, first.position + 1)]
-            assert [token.position for token in rest] == [1, 2, 3, 4, 5]
+                    taken_up = other.resume(generation.request_id, first.position + 1)
+                    try:
+                        token = await anext(taken_up)
+                    except tokenbus.RequestFailedError as error:
+                        print(error.reason)  # as when the first client has acked tokens after that position
+                    await taken_up.aclose()
+                await generation.aclose()
         """
         self._check_room(request_id)
         tokens = self._session.resume(

@@ -8,7 +8,13 @@ from tokenbus_services.delivery.ack_tracker import Hold
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step of one stream. Each row in it is new to its request: repeated and foreign rows were taken out."""
+    """One step of one stream. Each row in it is new to its request: repeated and foreign rows were taken out.
+
+    Example:
+        async with tokenbus.Processor() as processor:
+            steps = processor.steps()  # each is a Step: step.target and step.draft are its columns
+            await steps.aclose()
+    """
 
     worker_id: str
     epoch: int

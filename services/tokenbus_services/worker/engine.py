@@ -28,6 +28,13 @@ class Engine(Protocol):
     """Computes steps for the requests that it was given. One thread uses it.
 
     Whatever a method raises ends requests, never the worker, with the exception of an EngineBrokenError.
+
+    Example:
+        from tokenbus_engines.synthetic import SyntheticEngine
+
+        engine: tokenbus.Engine = SyntheticEngine()
+        prompt_tokens = engine.admit(tokenbus.Generate(request_key=7, tokens={"token_ids": [1, 2]}, sampling={}))
+        (step,) = engine.step()
     """
 
     @property

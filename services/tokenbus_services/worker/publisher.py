@@ -38,6 +38,11 @@ class Publisher:
 
     `with Publisher(settings) as publisher` runs the connection in a thread of its own, for an engine with its
     own loop; `async with` runs it on the current event loop. `publish` may be called from any thread.
+
+    Example:
+        publisher = tokenbus.Publisher(tokenbus.Settings.load(), vocabulary_size=64)
+        with publisher:  # a thread of its own connects, and the processor need not be there yet
+            print(publisher.worker_id, publisher.epoch, publisher.take_requests())
     """
 
     def __init__(  # noqa: PLR0913 - each but the first is given by name
