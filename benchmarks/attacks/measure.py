@@ -57,7 +57,7 @@ class _Victim:
         while True:
             self.waits[place] = time.monotonic()
             tokens = self.client.generate(wanted(_TOKENS))
-            audit = Audit(tokens.key)
+            audit = Audit(tokens.request_id)
             try:
                 async for row in tokens.rows():
                     self._waited(place)

@@ -14,10 +14,9 @@ from benchmarks.bus.pair import Pair
 from benchmarks.bus.peers import Tell
 from benchmarks.bus.remote import both_left, prompt, relayed_settings
 from benchmarks.workload import Case
-from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.client import Client
+from tokenbus_services.client import Client, RequestEnd, StepRows
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
@@ -153,8 +152,9 @@ def ask(order: Order) -> Samples:
 async def _ask(order: Order, folder: str) -> Samples:
     gauge = Gauge(order.steps)
 
-    def came(_target: LogprobBatch, _draft: LogprobBatch | None) -> None:
-        gauge.step()
+    def came(output: StepRows | RequestEnd) -> None:
+        if isinstance(output, StepRows):
+            gauge.step()
 
     async def again_and_again(client: Client) -> None:
         while gauge.steps < order.steps:
@@ -162,7 +162,7 @@ async def _ask(order: Order, folder: str) -> Samples:
                 pass
 
     async with Client(_settings(order, folder)) as client:
-        client.session.on_outputs = came
+        client.session.open_stream(came)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(order.case.rows):
                 tasks.create_task(again_and_again(client))

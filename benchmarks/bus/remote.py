@@ -10,8 +10,7 @@ from benchmarks.bus.peers import Tell
 from benchmarks.bus.tokenbus import publish_all, settings_of, shares_of, worker_left
 from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import Client
-from tokenbus_services.delivery import RequestTokens
+from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
@@ -85,20 +84,19 @@ async def _receive(order: Order, settings: Settings) -> Received:
     async with Client(settings) as client:
         requests = [client.generate(prompt(1)) for _ in range(order.case.rows)]
 
-        def came(target: LogprobBatch, _draft: LogprobBatch | None) -> None:
-            watch.note()
-            if not first:
-                first.append(target)
-            for tokens in requests:
-                tokens.waiting.clear()
+        def came(output: StepRows | RequestEnd) -> None:
+            if isinstance(output, StepRows):
+                watch.note()
+                if not first:
+                    first.append(output.target)
 
-        client.session.on_outputs = came
+        client.session.open_stream(came)
         await asyncio.gather(*map(_ended, requests))
         cpu_ns = watch.cpu_ns
     return Received(watch.at[:-1], cpu_ns, shares_of(order, first[0]))
 
 
-async def _ended(tokens: RequestTokens) -> None:
+async def _ended(tokens: Generation) -> None:
     async for _ in tokens.rows():
         pass
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.programs import COMMAND, PROMPT
-from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_services.client import Client
+from tokenbus_services.client import Client, RequestEnd, StepRows
 from tokenbus_services.settings import Settings
 
 REQUESTS = 256
@@ -28,13 +27,14 @@ async def _rate(settings: Settings, top_logprobs: int | None, seconds: float) ->
     tokens = 0
     stop, first = asyncio.Event(), asyncio.Event()
 
-    def came(target: LogprobBatch, _draft: LogprobBatch | None) -> None:
+    def came(output: StepRows | RequestEnd) -> None:
         nonlocal tokens
-        tokens += target.token_ids.size
-        first.set()
+        if isinstance(output, StepRows):
+            tokens += output.target.token_ids.size
+            first.set()
 
     async with Client(settings) as client:
-        client.session.on_outputs = came
+        client.session.open_stream(came)
         asking = [asyncio.create_task(_ask_on(client, number, top_logprobs, stop)) for number in range(REQUESTS)]
         await first.wait()
         await asyncio.sleep(_WARM_SECONDS)

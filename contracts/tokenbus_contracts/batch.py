@@ -22,6 +22,11 @@ class Row(NamedTuple):
     """One request's share of a batch; the arrays are views of the batch's columns.
 
     `logprobs` and `ranks` are empty where the row is not scored; the alternatives are one line a token.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            async for row in client.generate([1, 2, 3], max_tokens=4, top_logprobs=0).rows():
+                print(row.position, row.token_ids.tolist(), row.logprobs.tolist())
     """
 
     key: int
@@ -44,6 +49,18 @@ class LogprobBatch:
     logprob_batch.proto says what each column holds, and in which order. A column may be given as anything
     numpy reads; what does not fit the column's type is a ContractError. `encode` and `decode` check
     everything else. A batch is not changed once it is made: its arrays may be views of a message.
+
+    Example:
+        raw = tokenbus.ValueKind.RAW_LOGPROBS
+        header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=raw)
+        batch = tokenbus.LogprobBatch(
+            header,
+            request_keys=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
+            token_counts=[2], draft_token_counts=[1], proposal_counts=[0], scorings=[tokenbus.Scoring.FULL], top_ks=[0],
+            token_ids=[11, 12], logprobs=[-0.25, -1.5], ranks=[1, 2],
+        )
+        for row in batch.in_batch_order().rows():
+            print(row.key, row.token_ids, row.logprobs)
     """
 
     __slots__ = ("_layout", "header", *(column.name for column in COLUMNS))

@@ -11,7 +11,29 @@ _DEFAULT = Limits.default()
 
 
 def encode(batch: LogprobBatch, limits: Limits = _DEFAULT) -> bytes:
-    """Return the batch as one protobuf message, or raise the ContractError of the first rule that it breaks."""
+    """Return the batch as one protobuf message, or raise the ContractError of the first rule that it breaks.
+
+    Args:
+        batch: what to write.
+        limits: the most that it may hold; default: a deployment's defaults.
+
+    Returns:
+        the message's bytes.
+
+    Raises:
+        ContractError: the batch breaks a rule; it says which field, the limit and the value.
+
+    Example:
+        raw = tokenbus.ValueKind.RAW_LOGPROBS
+        header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=raw)
+        batch = tokenbus.LogprobBatch(
+            header,
+            request_keys=[7], batch_indices=[0], positions=[0], statuses=[tokenbus.RowStatus.ACTIVE],
+            token_counts=[2], draft_token_counts=[1], proposal_counts=[0], scorings=[tokenbus.Scoring.FULL], top_ks=[0],
+            token_ids=[11, 12], logprobs=[-0.25, -1.5], ranks=[1, 2],
+        )
+        assert tokenbus.decode(tokenbus.encode(batch)) == batch
+    """
     if not isinstance(batch, LogprobBatch):
         raise ContractError("batch", "a LogprobBatch", type(batch).__name__, rule=Rule.TYPE)
     check_header(batch.header)  # before protobuf turns values of other types into its own
@@ -30,6 +52,22 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> L
 
     Any protobuf encoding of a valid batch is read. The batch's columns are views of `data` if it is bytes,
     and of a copy otherwise.
+
+    Args:
+        data: the message.
+        limits: the most that it may hold; default: a deployment's defaults. Its size is checked before it is parsed.
+
+    Returns:
+        the batch.
+
+    Raises:
+        ContractError: the message breaks a rule; it says which field, the limit and the value.
+
+    Example:
+        try:
+            tokenbus.decode(b"no batch")
+        except tokenbus.ContractError as error:
+            print(error.field, error.limit, error.actual, error.rule)
     """
     data = _within(data, limits)
     batch = native.read(data, limits)

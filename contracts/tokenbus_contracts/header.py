@@ -13,6 +13,10 @@ class BatchHeader(NamedTuple):
     """A batch's header; the fields are the schema's, and logprob_batch.proto says what each means.
 
     Where a newer minor's value has no name here, as `method` may, the field holds the bare number.
+
+    Example:
+        header = tokenbus.BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=2)
+        assert header.kind is tokenbus.BatchKind.TARGET
     """
 
     worker_id: str

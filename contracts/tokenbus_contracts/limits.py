@@ -14,6 +14,15 @@ class Limits:
 
     `Limits.schema()` is what the schema allows, `Limits.default()` what a deployment enforces unless told
     otherwise. Any other is made by hand; wider than the schema, or negative, is a ContractError.
+
+    Raises:
+        ContractError: a limit is wider than the schema's, or negative.
+
+    Example:
+        from dataclasses import replace
+
+        tight = replace(tokenbus.Limits.default(), max_rows=64)
+        assert tight.max_rows < tokenbus.Limits.schema().max_rows
     """
 
     max_message_bytes: int

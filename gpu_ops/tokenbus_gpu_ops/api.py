@@ -42,6 +42,31 @@ def token_logprobs(  # noqa: PLR0913 - each is a choice of the caller's, and has
     requests get anything but their ids. Temperature, penalties and masks are the caller's: `value_kind` says what the
     logits are and whether logprobs of them are wanted. On a GPU it is queued on the caller's stream, and nothing waits
     until the result is looked at. What does not fit is a ContractError before anything is computed.
+
+    Args:
+        logits: rows of a vocabulary, in memory that speaks DLPack: numpy's, paddle's, torch's or cupy's.
+        token_ids: the chosen token of each row.
+        top_k: how many alternatives each token gets: a number, or one for each request.
+        token_counts: how many tokens of each request were accepted; default: one each.
+        offsets: where each request's rows begin; default: one request's rows follow another's.
+        scored: which requests get anything but their ids; default: all.
+        value_kind: what the logits are, and whether logprobs of them are wanted.
+        stream: the GPU's stream; default: the framework's current one.
+        cpu_fallback: whether to compute on the CPU where the GPU cannot be used.
+
+    Returns:
+        a `TokenColumns`: `token_ids`, `logprobs`, `ranks`, `top_ks`, `alternative_token_ids`, `alternative_logprobs`.
+
+    Raises:
+        ContractError: an argument does not fit the others.
+        GpuUnavailableError: the logits are on a GPU that cannot be used.
+
+    Example:
+        import numpy as np
+
+        logits = np.array([[0.0, 2.0, 1.0]], np.float32)
+        scores = tokenbus.token_logprobs(logits, np.array([2]), top_k=1)
+        assert (int(scores.ranks[0]), int(scores.alternative_token_ids[0])) == (2, 1)
     """
     if value_kind not in _KINDS:
         names = ", ".join(kind.name for kind in _KINDS)

@@ -1,1 +1,135 @@
-"""Tokenbus: what an ordinary user imports."""
+"""Tokenbus: every token that an LLM engine emits, with its logprobs, from the engine to the client that asked for it.
+
+    import tokenbus
+
+    async with tokenbus.connect("tcp://127.0.0.1:5571") as client:
+        async for token in client.generate("Once upon a time", max_tokens=8, top_logprobs=2, seed=1):
+            print(token.id, token.logprob)
+
+A client begins with `connect`, an engine with `run_engine`; docs/api.md has every name. Importing this package imports
+nothing else: a name is loaded when it is used first, and no GPU framework before an engine needs one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenbus_contracts import (
+        BatchHeader,
+        BatchKind,
+        ContractError,
+        Limits,
+        LogprobBatch,
+        Row,
+        RowStatus,
+        Rule,
+        Scoring,
+        SpeculativeMethod,
+        StepPhase,
+        ValueKind,
+        decode,
+        encode,
+    )
+    from tokenbus_contracts.generated.request_pb2 import Generate
+    from tokenbus_gpu_ops import token_logprobs
+    from tokenbus_services.bus import AddressError
+    from tokenbus_services.client import (
+        Client,
+        Generation,
+        RequestEnd,
+        RequestParameters,
+        StepRows,
+        Stream,
+        Token,
+        connect,
+    )
+    from tokenbus_services.delivery import RequestFailedError, Step
+    from tokenbus_services.processor import Processor
+    from tokenbus_services.settings import Settings, SettingsError
+    from tokenbus_services.worker import (
+        Engine,
+        EngineBrokenError,
+        EngineStepError,
+        NotRunningError,
+        Publisher,
+        PublishError,
+        RetentionFullError,
+        StepArrays,
+        StepAssembler,
+        WouldWaitError,
+    )
+    from tokenbus_services.worker.run import run_engine
+
+__all__ = [
+    "AddressError",
+    "BatchHeader",
+    "BatchKind",
+    "Client",
+    "ContractError",
+    "Engine",
+    "EngineBrokenError",
+    "EngineStepError",
+    "Generate",
+    "Generation",
+    "Limits",
+    "LogprobBatch",
+    "NotRunningError",
+    "Processor",
+    "PublishError",
+    "Publisher",
+    "RequestEnd",
+    "RequestFailedError",
+    "RequestParameters",
+    "RetentionFullError",
+    "Row",
+    "RowStatus",
+    "Rule",
+    "Scoring",
+    "Settings",
+    "SettingsError",
+    "SpeculativeMethod",
+    "Step",
+    "StepArrays",
+    "StepAssembler",
+    "StepPhase",
+    "StepRows",
+    "Stream",
+    "Token",
+    "ValueKind",
+    "WouldWaitError",
+    "connect",
+    "decode",
+    "encode",
+    "run_engine",
+    "token_logprobs",
+]
+
+_HOMES = {
+    "tokenbus_contracts": "BatchHeader BatchKind ContractError Limits LogprobBatch Row RowStatus Rule Scoring "
+    "SpeculativeMethod StepPhase ValueKind decode encode",
+    "tokenbus_contracts.generated.request_pb2": "Generate",
+    "tokenbus_gpu_ops": "token_logprobs",
+    "tokenbus_services.bus": "AddressError",
+    "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream Token connect",
+    "tokenbus_services.delivery": "RequestFailedError Step",
+    "tokenbus_services.processor": "Processor",
+    "tokenbus_services.settings": "Settings SettingsError",
+    "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
+    "RetentionFullError StepArrays StepAssembler WouldWaitError",
+    "tokenbus_services.worker.run": "run_engine",
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module that defines it."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from tests.integration.audit import Audit
 from tests.support.waiting import soon, until
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.client import Client
+from tokenbus_services.client import Client, Generation
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 
 
@@ -25,10 +25,10 @@ def wanted(tokens: int | None, model: str = "", key: int = 0, top_logprobs: int 
 class Asked:
     """One request, consumed by a task of its own."""
 
-    def __init__(self, tokens: RequestTokens, position: int = 0) -> None:
+    def __init__(self, tokens: Generation | RequestTokens, position: int = 0) -> None:
         """Begin to consume."""
         self.tokens = tokens
-        self.audit = Audit(tokens.key, position)
+        self.audit = Audit(tokens.request_id, position)
         self.task = asyncio.create_task(self._consume())
 
     async def _consume(self) -> Audit:

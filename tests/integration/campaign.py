@@ -148,7 +148,7 @@ class Campaign:
                     include_draft_logprobs=self._random.random() < 0.5,
                 )
             )
-            audit = Audit(tokens.key)
+            audit = Audit(tokens.request_id)
             self._audits.append(audit)
             try:
                 async for row in tokens.rows():

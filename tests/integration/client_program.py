@@ -9,21 +9,21 @@ import sys
 
 from tests.integration.asking import wanted
 from tests.integration.programs import tell
-from tokenbus_services.client import Client
-from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.client import Client, Generation, StepRows
+from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import code_name
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
 
 
-async def _take(tokens: RequestTokens) -> None:
+async def _take(tokens: Generation) -> None:
     try:
         async for _ in tokens.rows():
             pass
     except RequestFailedError as error:
-        tell(f"failed {tokens.key} {error.generated_tokens} {code_name(error.code)}")
+        tell(f"failed {tokens.request_id} {error.generated_tokens} {code_name(error.code)}")
     else:
-        tell(f"ended {tokens.key} {tokens.position}")
+        tell(f"ended {tokens.request_id} {tokens.position}")
 
 
 async def _main(count: int, wish: list[str]) -> None:
@@ -37,7 +37,10 @@ async def _main(count: int, wish: list[str]) -> None:
             requests = [client.generate(wanted(count, top_logprobs=20)) for _ in range(int(wish[0]))]
         takers = [asyncio.create_task(_take(tokens)) for tokens in requests]
         # While one waits to be taken, nothing is confirmed: what is confirmed was printed before.
-        async for target, _ in client.outputs(most=0):
+        async for output in client.steps(most=0):
+            if not isinstance(output, StepRows):
+                continue
+            target = output.target
             ends = target.positions.astype(int) + target.token_counts
             for key, end in zip(target.request_keys.tolist(), ends.tolist(), strict=True):
                 tell(f"token {key} {end}")

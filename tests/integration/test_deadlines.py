@@ -33,4 +33,4 @@ async def test_deadline_comes_without_a_processor(deployment: Deployment) -> Non
         assert (audit.error.code, audit.error.emitted_tokens) == (DEADLINE, audit.position)
         await until(lambda: not engine.has_work)
         errors = [event.error for event in events(publisher) if event.HasField("error")]
-        assert [(error.request_key, error.code) for error in errors] == [(asked.tokens.key, DEADLINE)]
+        assert [(error.request_key, error.code) for error in errors] == [(asked.tokens.request_id, DEADLINE)]

@@ -128,8 +128,8 @@ async def test_abort_in_flight_ends_a_request_and_not_its_neighbours(deployment:
         doomed, others = ask(three.client, 16, 600_000), ask(three.client, 16, 600)
         await begun(doomed)
         for each in doomed:
-            three.client.abort(each.tokens.key)
-            three.client.abort(each.tokens.key)
+            three.client.abort(each.tokens.request_id)
+            three.client.abort(each.tokens.request_id)
         for each in doomed:
             audit = await each.ended()
             assert audit.is_exact
@@ -150,7 +150,7 @@ async def test_ended_request_cannot_be_resumed(deployment: Deployment) -> None:
     async with trio(deployment) as three:
         (asked,) = ask(three.client, 1, 30)
         await all_exact([asked], 30)
-        audit = await Asked(three.client.resume(asked.tokens.key, 30), 30).ended()
+        audit = await Asked(three.client.resume(asked.tokens.request_id, 30), 30).ended()
         assert audit.error is not None
         assert audit.error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
         assert audit.error.emitted_tokens == 30
@@ -164,7 +164,7 @@ async def test_key_in_use_is_refused_and_its_owner_unharmed(deployment: Deployme
     ):
         (asked,) = ask(three.client, 1, 900)
         await begun([asked])
-        again = await Asked(other.generate(wanted(900, key=asked.tokens.key))).ended()
+        again = await Asked(other.generate(wanted(900, key=asked.tokens.request_id))).ended()
         assert again.error is not None
         assert again.error.code == ErrorCode.ERROR_CODE_DUPLICATE_REQUEST
         await all_exact([asked], 900)

@@ -30,6 +30,6 @@ async def test_worker_that_leaves_gets_nothing_new_and_goes_when_it_is_done(depl
             await all_exact(ask(client, 16, 30), 30)
             assert "one" in processor.workers.by_id, "it has a request still"
             for each in before:
-                client.abort(each.tokens.key)
+                client.abort(each.tokens.request_id)
             assert [(await each.ended(), each.tokens.status)[1] for each in before] == [RowStatus.ABORTED] * 2
             assert await asyncio.to_thread(leaving.wait) == 0

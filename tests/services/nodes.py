@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingPa
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines import synthetic_tokens
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.client.session import ClientSession
+from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
 from tokenbus_services.link import Session
@@ -200,11 +200,12 @@ class ClientNode(Node):
             timeout=bus.heartbeat_timeout_ms / 1000,
         )
         if by_columns:
-            self.client.on_outputs = self._take_columns
+            self.client.open_stream(self._take_columns)
         self.settings = settings
         self.asked: dict[int, Asked] = {}
         self.is_reading = True
         self.drafted = 0
+        self.ends: set[int] = set()
         super().__init__(self.client, network, clock)
 
     def ask(self, asked: Asked) -> None:
@@ -240,8 +241,14 @@ class ClientNode(Node):
         if since is not None and self.clock.now() - since >= patience:
             self.client.give_up("no processor answered in time")
 
-    def _take_columns(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
-        """Take what is new of a step, and compare it with what is true."""
+    def _take_columns(self, output: StepRows | RequestEnd) -> None:
+        """Take what is new of a step, and compare it with what is true; nothing of a request comes after its end."""
+        if isinstance(output, RequestEnd):
+            assert output.request_id not in self.ends
+            self.ends.add(output.request_id)
+            return
+        target, draft = output
+        assert self.ends.isdisjoint(target.request_keys.tolist())
         self._check_drafts(target, draft)
         for key, row in zip(target.request_keys.tolist(), target.rows(), strict=True):
             asked = self.asked[key]

@@ -8,7 +8,7 @@ import numpy as np
 from tokenbus_contracts import BatchHeader, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.bus import MemoryTransport
-from tokenbus_services.client import Client, RequestFailedError, RequestTokens, Token
+from tokenbus_services.client import Client, Generation, RequestFailedError, RequestTokens, Token
 from tokenbus_services.processor import Processor, Step
 from tokenbus_services.settings import BusSettings, Settings
 from tokenbus_services.worker import Publisher, PublishError, RetentionFullError
@@ -44,14 +44,14 @@ async def test_public_names_are_typed_and_work() -> None:
         Publisher(settings, vocabulary_size=10, transport=transport) as publisher,
     ):
         taken: list[Generate | Abort] = []
-        tokens: RequestTokens = client.generate(
+        tokens: Generation = client.generate(
             Generate(tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=2))
         )
         while not taken:
             taken = await asyncio.to_thread(publisher.take_requests, 0.1)
-        sequence: int = publisher.admitted(tokens.key, prompt_tokens=1)
+        sequence: int = publisher.admitted(tokens.request_id, prompt_tokens=1)
         for step_number in (1, 2):
-            assert await publisher.published(_batch(tokens.key, step_number, step_number - 1)) > sequence
+            assert await publisher.published(_batch(tokens.request_id, step_number, step_number - 1)) > sequence
         read: list[Token] = [token async for token in tokens]
         assert [(token.id, token.position, token.logprob) for token in read] == [(1, 0, None), (2, 1, None)]
         status: RowStatus | None = tokens.status
@@ -65,7 +65,7 @@ async def test_public_names_are_typed_and_work() -> None:
         try:
             await anext(rows)
         except RequestFailedError as error:
-            told: tuple[int, int, int] = error.request_key, error.code, error.emitted_tokens
+            told: tuple[int, int, int] = error.request_id, error.code, error.emitted_tokens
             assert told == (7, ErrorCode.ERROR_CODE_ENGINE, 1)
 
         steps: AsyncGenerator[Step, None] = processor.steps()

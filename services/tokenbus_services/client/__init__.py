@@ -1,6 +1,22 @@
-"""The client: asks a processor for requests, and takes their tokens."""
+"""The client: sends requests to a processor and takes their tokens."""
 
-from tokenbus_services.client.client import Client, WatchedItem
+from tokenbus_services.client.client import Client, WatchedItem, connect
+from tokenbus_services.client.parameters import RequestParameters
+from tokenbus_services.client.session import RequestEnd, StepRows
+from tokenbus_services.client.stream import Stream
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.delivery.tokens import Generation
 
-__all__ = ["Client", "RequestFailedError", "RequestTokens", "Token", "WatchedItem"]
+__all__ = [
+    "Client",
+    "Generation",
+    "RequestEnd",
+    "RequestFailedError",
+    "RequestParameters",
+    "RequestTokens",
+    "StepRows",
+    "Stream",
+    "Token",
+    "WatchedItem",
+    "connect",
+]

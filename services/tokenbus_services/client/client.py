@@ -1,22 +1,26 @@
-"""Client: requests in, their tokens out, through the loss of connections and of processors."""
+"""Client: sends requests to a processor and takes their tokens, across broken connections and restarted processors."""
 
 import asyncio
 import contextlib
 import secrets
-from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
+from weakref import ref
 
-from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, ServerFrame, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.bus import Transport, transport_for
-from tokenbus_services.client.session import ClientSession
+from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
+from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
+from tokenbus_services.client.stream import Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.delivery.tokens import Generation
 from tokenbus_services.link import Link
 from tokenbus_services.settings import Settings
 
@@ -28,8 +32,58 @@ class WatchedItem(NamedTuple):
     payload: bytes
 
 
+def connect(
+    address: str | None = None,
+    *,
+    name: str | None = None,
+    key_file: str | None = None,
+    server_key: str | None = None,
+    settings: Settings | None = None,
+) -> "Client":
+    """Return a client of the processor at an address, which connects when it is entered with `async with`.
+
+    Args:
+        address: where the processor takes clients, as `tcp://127.0.0.1:5571`; default: `bus.clients_address`.
+        name: what the client is called in the processor's logs; default: `client.name`.
+        key_file: the file of the client's own CURVE key, as `tokenbus keygen` writes it; default: `bus.key_file`.
+        server_key: the processor's public key, or the path of its certificate; default: `bus.server_key`.
+        settings: all settings; default: those of the environment and of the file that it names.
+
+    Returns:
+        a `Client`.
+
+    Raises:
+        SettingsError: its setting does not allow an argument. A processor that is not there yet is no error.
+
+    Example:
+        async with tokenbus.connect(address, name="evaluation") as client:
+            tokens = [token.id async for token in client.generate([1, 2, 3], max_tokens=8, seed=1)]
+        assert len(tokens) <= 8
+    """
+    chosen = settings or Settings.load()
+    bus = chosen.bus
+    bus = replace(
+        bus,
+        clients_address=bus.clients_address if address is None else address,
+        key_file=bus.key_file if key_file is None else key_file,
+        server_key=bus.server_key if server_key is None else server_key,
+    )
+    client = chosen.client if name is None else replace(chosen.client, name=name)
+    return Client(replace(chosen, bus=bus, client=client))
+
+
 class Client:
-    """A client of a processor, for as long as `async with` lasts."""
+    """A connection to a processor, from entering `async with` to leaving it; `tokenbus.connect` makes one.
+
+    It reconnects by itself, and a request goes on with its next token when the processor was restarted. All methods are
+    to be called on the event loop that entered it. Leaving waits for the requests that are open, at most
+    `client.drain_timeout_ms`; those whose iterators were closed or dropped are not waited for.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            async for token in client.generate([1, 2, 3], max_tokens=8, top_logprobs=2, seed=1):
+                print(token.position, token.id, token.logprob, token.alternatives)
+    """
 
     def __init__(
         self, settings: Settings | None = None, *, transport: Transport | None = None, clock: Clock | None = None
@@ -43,7 +97,7 @@ class Client:
             name=client.name,
             window_frames=client.window_frames,
             window_bytes=client.window_bytes,
-            session=_drawn(),
+            session=_random_id(),
         )
         self._session = ClientSession(
             hello,
@@ -57,19 +111,21 @@ class Client:
         self._transport = transport
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
+        self._steps = _Slot()
+        self._watch = _Slot()
 
     @property
     def session(self) -> ClientSession:
-        """What is known of the connection and the open requests."""
+        """The state of the connection and of the open requests."""
         return self._session
 
     @property
     def is_running(self) -> bool:
-        """Whether what carries its messages runs."""
+        """Whether the tasks that carry its messages run."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     async def __aenter__(self) -> Self:
-        """Connect; the processor need not be there yet."""
+        """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus)
         started = asyncio.Event()
         running = asyncio.create_task(self._link.run(transport, self.settings.bus.clients_address, started.set))
@@ -78,7 +134,7 @@ class Client:
         waiting.cancel()
         if running.done():
             running.result()
-        # However the connection ended: nothing more comes, and nobody is to wait for it.
+        # However the connection ended: nothing more comes, and every request must have an end.
         running.add_done_callback(lambda _: self._session.give_up("the client was closed"))
         self._tasks = [running, asyncio.create_task(self._watch_over())]
         return self
@@ -86,13 +142,13 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ask for nothing more, wait for the open requests as long as the drain's time allows, and leave."""
+        """Send no more requests, wait for the open ones at most the drain's time, and say goodbye."""
         self._closing.set()
         self._link.stop(0 if error else self.settings.client.drain_timeout_ms / 1000)
         await asyncio.gather(*self._tasks)
 
     async def _watch_over(self) -> None:
-        """End requests whose deadline has passed, and give all up when there has been no processor for too long."""
+        """End requests whose deadline has passed, and all of them when there was no processor for too long."""
         patience = self.settings.client.resume_timeout_ms
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
             self._session.end_overdue(self._clock.unix_ms())
@@ -100,39 +156,205 @@ class Client:
             if lost_since is not None and self._clock.now() - lost_since >= patience / 1000:
                 self._session.give_up(f"no processor answered for {patience} ms")
 
-    def generate(self, generate: Generate) -> RequestTokens:
-        """Ask for a new request; a key is drawn where it has none. Its errors are raised by what is returned.
+    def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:
+        """Send a request, and return an async iterator over its tokens.
 
-        What it may take, `deadline_ms`, counts from now, whatever happens to processors and connections.
+        Args:
+            prompt: a text, or a sequence of token ids; or a whole `Generate` message, which is copied, not changed.
+            parameters: the fields of `RequestParameters`: `max_tokens`, `temperature`, `top_p`, `top_k`, `seed`,
+                `stop`, `stop_token_ids`, `ignore_end_token`, `top_logprobs`, `include_draft_logprobs`, `model`,
+                `deadline_ms`, `deadline_unix_ms`, `request_id`.
+
+        Returns:
+            a `Generation`. `deadline_ms` counts from this call, whatever happens to connections and processors.
+
+        Raises:
+            ContractError: an argument is unknown or breaks its bound; it says which, the limit and the value.
+            RequestFailedError: the id is open already, or `client.max_requests` requests are. What goes wrong later is
+                raised by the iterator.
+
+        Example:
+            async with tokenbus.connect(address) as client:
+                generation = client.generate([1, 2, 3], max_tokens=4, top_logprobs=1)
+                async for token in generation:
+                    print(generation.request_id, token.id, token.logprob)
         """
-        if not generate.request_key:
-            generate.request_key = _drawn()
+        return Generation(self._open(prompt, parameters), self._discard)
+
+    def submit(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> int:
+        """Send a request whose rows and end come from `steps` alone, and return its request id.
+
+        The request ends with that iterator, or by `abort`.
+
+        Args:
+            prompt: as `generate` takes it.
+            parameters: as `generate` takes them.
+
+        Returns:
+            the request id, which is in the rows and the end of the request.
+
+        Raises:
+            RuntimeError: no `steps` iterator is open.
+            ContractError: as by `generate`.
+            RequestFailedError: as by `generate`.
+
+        Example:
+            async with tokenbus.connect(address) as client, client.steps() as steps:
+                request_id = client.submit([1, 2, 3], max_tokens=4)
+                async for item in steps:
+                    if isinstance(item, tokenbus.RequestEnd) and item.request_id == request_id:
+                        break
+        """
+        return self._open(prompt, parameters, is_submitted=True).request_id
+
+    def resume(
+        self, request_id: int, position: int, *, include_drafts: bool = False, deadline_unix_ms: int = 0
+    ) -> Generation:
+        """Take up a request that another client, or an earlier life of this one, began.
+
+        Args:
+            request_id: its id.
+            position: the position of the first token to send; tokens that an earlier client acked, which it does as
+                they come, cannot be sent again.
+            include_drafts: whether `steps` shall give what the draft model proposed, too.
+            deadline_unix_ms: the latest moment at which it ends, in milliseconds since 1970-01-01 UTC; 0: as its
+                processor allows.
+
+        Returns:
+            a `Generation` that begins with the token at that position.
+
+        Raises:
+            ContractError: as by `generate`.
+            RequestFailedError: as by `generate`; by the iterator, if the request is unknown or has another owner.
+
+        Example:
+            async with tokenbus.connect(address) as client:
+                generation = client.generate([1, 2, 3], max_tokens=100_000)
+                first = await anext(generation)
+                async with tokenbus.connect(address) as other:
+                    taken_up = other.resume(generation.request_id, first.position + 1)
+                    try:
+                        token = await anext(taken_up)
+                    except tokenbus.RequestFailedError as error:
+                        print(error.reason)  # as when the first client has acked tokens after that position
+                    await taken_up.aclose()
+                await generation.aclose()
+        """
+        self._check_room(request_id)
+        tokens = self._session.resume(
+            request_id, position, include_drafts=include_drafts, deadline_unix_ms=deadline_unix_ms
+        )
+        self._link.wake()
+        return Generation(tokens, self._discard)
+
+    def abort(self, request_id: int) -> None:
+        """End a request at its worker; tokens on their way still come, and then its end, with status ABORTED.
+
+        It is no error if the request has ended, or was never known.
+
+        Example:
+            async with tokenbus.connect(address) as client:
+                generation = client.generate([1, 2, 3], max_tokens=100_000)
+                first = await anext(generation)
+                client.abort(generation.request_id)
+                rest = [token async for token in generation]
+            assert generation.status is tokenbus.RowStatus.ABORTED
+        """
+        self._session.abort(request_id)
+        self._link.wake()
+
+    def steps(self, *, most: int = 64) -> Stream[StepRows | RequestEnd]:
+        """Return an async iterator over the rows of all of this client's requests as columns, and over their ends.
+
+        Each step that has rows for this client is a `StepRows`. A `RequestEnd` follows the last rows of its request,
+        however that ended: by its last row, by an error, by its deadline, or by being closed here. Until the iterator
+        is closed, rows come from it alone; iterating over a `Generation` then gives only its end.
+
+        Args:
+            most: while more items than this wait to be taken, nothing is acked, so that the processor stops sending.
+
+        Returns:
+            a `Stream`, which has every row from this call on.
+
+        Raises:
+            RuntimeError: another one is open.
+
+        Example:
+            async with tokenbus.connect(address) as client, client.steps() as steps:
+                open_ids = {client.submit([1, 2, 3], max_tokens=4, top_logprobs=0) for _ in range(3)}
+                while open_ids:
+                    match await anext(steps):
+                        case tokenbus.StepRows(target, draft):
+                            print(target.request_keys, target.token_ids, target.logprobs, draft)
+                        case tokenbus.RequestEnd(request_id, status, error):
+                            open_ids.remove(request_id)
+        """
+
+        def _bound(length: int) -> None:
+            if length > most:
+                self._session.is_paused = True
+            elif self._session.is_paused:
+                self._session.is_paused = False
+                self._link.wake()
+
+        queue: StreamQueue[StepRows | RequestEnd] = StreamQueue(_bound)
+        return self._steps.fill(queue, lambda: self._session.open_stream(queue.put), self._close_steps)
+
+    def watch(self, worker_id: str = "", *, most: int = 1024) -> Stream[WatchedStream | WatchedItem]:
+        """Return an async iterator over a worker's stream as the worker publishes it.
+
+        Args:
+            worker_id: the worker; empty: every worker.
+            most: while so many items wait to be taken, further ones are left out.
+
+        Returns:
+            a `Stream` that has a worker's `WatchedStream` first, and then each of its items.
+
+        Raises:
+            RuntimeError: another one is open.
+
+        Example:
+            async with tokenbus.connect(address) as client, client.watch() as watched:
+                announced = await anext(watched)
+            print(announced.hello.worker_id)
+        """
+        queue: StreamQueue[WatchedStream | WatchedItem] = StreamQueue()
+
+        def _take(frame: ServerFrame, payload: bytes) -> None:
+            if len(queue) < most:
+                is_item = frame.WhichOneof("body") == "watched_item"
+                queue.put(WatchedItem(frame.watched_item, payload) if is_item else frame.watched_stream)
+
+        stream = self._watch.fill(queue, lambda: self._session.watch(worker_id, _take), self._session.unwatch)
+        self._link.wake()
+        return stream
+
+    def _open(
+        self, prompt: Prompt | Generate, parameters: RequestParameters, *, is_submitted: bool = False
+    ) -> RequestTokens:
+        if isinstance(prompt, Generate):
+            if parameters:
+                raise ContractError("parameters", "none beside a Generate message", ", ".join(parameters))
+            generate = Generate()
+            generate.CopyFrom(prompt)
+        else:
+            generate = request_of(prompt, parameters)
+        # A request without an id gets one; an id of zero that was given by name breaks its bound.
+        if not generate.request_key and parameters.get("request_id") is None:
+            generate.request_key = _random_id()
         self._check_room(generate.request_key)
         if generate.deadline_ms:
             moment = self._clock.unix_ms() + generate.deadline_ms
-            timed = Generate()
-            timed.CopyFrom(generate)
-            timed.deadline_unix_ms = min(generate.deadline_unix_ms or moment, moment)
-            generate = timed
-        tokens = self._session.open(generate)
+            generate.deadline_unix_ms = min(generate.deadline_unix_ms or moment, moment)
+        try:
+            tokens = self._session.open(generate, is_submitted=is_submitted)
+        except ContractError as error:
+            raise error if isinstance(prompt, Generate) else named_as_given(error) from None
         self._link.wake()
         return tokens
 
-    def resume(
-        self, key: int, position: int, *, include_drafts: bool = False, deadline_unix_ms: int = 0
-    ) -> RequestTokens:
-        """Ask for the rest of a request that another client, or an earlier life of this one, began.
-
-        The moment at which it ends at the latest is in milliseconds since 1970-01-01 UTC; 0: as its processor allows.
-        """
-        self._check_room(key)
-        tokens = self._session.resume(key, position, include_drafts=include_drafts, deadline_unix_ms=deadline_unix_ms)
-        self._link.wake()
-        return tokens
-
-    def abort(self, key: int) -> None:
-        """Ask for a request's end; tokens on their way still come."""
-        self._session.abort(key)
+    def _discard(self, request_id: int) -> None:
+        self._session.discard(request_id)
         self._link.wake()
 
     async def status(self, *, timeout_seconds: float = 1.0) -> ProcessorStatus:
@@ -145,76 +367,50 @@ class Client:
         async with asyncio.timeout(timeout_seconds):
             return await asyncio.shield(status)
 
-    async def watch(
-        self, worker_id: str = "", *, most: int = 1024
-    ) -> AsyncGenerator[WatchedStream | WatchedItem, None]:
-        """Yield a worker's items as it published them, or every worker's; what is not taken in time is left out."""
-        waiting: asyncio.Queue[WatchedStream | WatchedItem] = asyncio.Queue(most)
-
-        def _take(frame: ServerFrame, payload: bytes) -> None:
-            if not waiting.full():
-                is_item = frame.WhichOneof("body") == "watched_item"
-                waiting.put_nowait(WatchedItem(frame.watched_item, payload) if is_item else frame.watched_stream)
-
-        before, self._session.on_watched = self._session.on_watched, _take
-        self._session.watch(worker_id)
+    def _close_steps(self) -> None:
+        self._session.close_stream()
         self._link.wake()
-        try:
-            while True:
-                yield await waiting.get()
-        finally:
-            self._session.on_watched = before
 
-    async def outputs(self, *, most: int = 64) -> AsyncGenerator[tuple[LogprobBatch, LogprobBatch | None], None]:
-        """Yield this client's rows of each step as columns, each row once, and what was drafted for them.
-
-        While this runs the rows of all requests come from here alone; what `generate` returned says how its request
-        ends. While more than `most` wait to be taken, nothing more is confirmed, so the processor stops sending.
-        """
-        waiting: deque[tuple[LogprobBatch, LogprobBatch | None]] = deque()
-        arrived = asyncio.Event()
-
-        def _take(target: LogprobBatch, draft: LogprobBatch | None) -> None:
-            waiting.append((target, draft))
-            self._session.is_paused = len(waiting) > most
-            arrived.set()
-
-        before, self._session.on_outputs = self._session.on_outputs, _take
-        try:
-            while True:
-                while waiting:
-                    outputs = waiting.popleft()
-                    if len(waiting) <= most:
-                        self._go_on()
-                    yield outputs
-                arrived.clear()
-                await arrived.wait()
-        finally:  # who takes outputs no longer must not keep those of others back
-            self._session.on_outputs = before
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self._session.is_paused:
-            self._session.is_paused = False
-            self._link.wake()
-
-    def _check_room(self, key: int) -> None:
+    def _check_room(self, request_id: int) -> None:
         most = self.settings.client.max_requests
-        if key in self._session.requests:
+        if self._session.is_open(request_id):
             raise RequestFailedError(
                 RequestError(
-                    request_key=key,
+                    request_key=request_id,
                     code=ErrorCode.ERROR_CODE_DUPLICATE_REQUEST,
-                    message="this client has an open request with that key",
+                    message="this client has an open request with that id",
                 )
             )
-        if len(self._session.requests) >= most:
+        if self._session.open_count >= most:
             message = f"client.max_requests: at most {most}, got {most + 1}"
             raise RequestFailedError(
-                RequestError(request_key=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message=message)
+                RequestError(request_key=request_id, code=ErrorCode.ERROR_CODE_OVERLOADED, message=message)
             )
 
 
-def _drawn() -> int:
-    """Return a number that nobody else draws."""
+class _Slot:
+    """The place of the one stream of its kind, which closes when it is dropped."""
+
+    def __init__(self) -> None:
+        self._stream: ref[Stream[Any]] | None = None
+        self._close: Callable[[], None] | None = None
+
+    def fill(self, queue: StreamQueue[T], register: Callable[[], None], unregister: Callable[[], None]) -> Stream[T]:
+        """Return a new stream; `register` raises while another one is open."""
+        if self._close is not None and self._stream is not None and self._stream() is None:
+            self._close()  # the one before was dropped, and its end is still on its way through the event loop
+        register()
+
+        def _close() -> None:
+            if self._close is _close:
+                self._close = None
+                unregister()
+
+        stream = Stream(queue, _close)
+        self._stream, self._close = ref(stream), _close
+        return stream
+
+
+def _random_id() -> int:
+    """Return a random id of 64 bits that is not zero."""
     return secrets.randbits(64) or 1

@@ -1,33 +1,48 @@
-"""How a request ends when it does not end well."""
+"""The error that ends a request, and the names of its codes."""
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _PREFIX = len("ERROR_CODE_")
 _LONGEST = 1000
-"""In bytes; what the schema allows, and some room."""
+"""In bytes: below what the schema allows."""
 
 
 class RequestFailedError(Exception):
-    """A request ended with an error: which, why, and how many of its tokens came in order before.
+    """A request ended with an error: which one, why, and how many of its tokens came in order before.
 
-    `emitted_tokens` counts those that came to this consumer, with those before the position from which it resumed.
-    `generated_tokens` is how many its processor had seen. Where that is more, the rest was lost with the error, as when
-    a client resumes a request from further back than what an earlier life of it had acknowledged.
+    `emitted_tokens` counts the tokens that came to this consumer, with those before the position from which it resumed:
+    where `Client.resume` goes on. `generated_tokens` counts what the processor had seen; where that is more, the rest
+    was lost with the error.
+
+    Example:
+        async with tokenbus.connect(address) as client:
+            try:
+                async for token in client.generate([1, 2, 3], model="no such model"):
+                    print(token.id)
+            except tokenbus.RequestFailedError as error:
+                print(error.request_id, error.code_name, error.reason, error.emitted_tokens, error.retry_after_ms)
     """
 
     def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
         """Keep what the error says."""
-        self.request_key = error.request_key
+        self.request_id = error.request_key
         self.code = error.code
+        """The error's number, as the schema's ErrorCode has it."""
         self.emitted_tokens = error.emitted_tokens
         self.generated_tokens = max(generated_tokens, error.emitted_tokens)
         self.retry_after_ms = error.retry_after_ms
+        """After how many milliseconds another try makes sense; 0: none is known to."""
         self.reason = error.message
         lacking = f"; {self.generated_tokens} were generated" if self.generated_tokens > self.emitted_tokens else ""
         super().__init__(
             f"request {error.request_key:016x}: {code_name(error.code)}: {error.message} "
             f"(after {error.emitted_tokens} tokens{lacking})"
         )
+
+    @property
+    def code_name(self) -> str:
+        """The error's name in small letters, as `worker_lost`, `overloaded` or `invalid_request`."""
+        return code_name(self.code)
 
 
 def code_name(code: int) -> str:
@@ -49,5 +64,5 @@ def request_error(
 
 
 def brief(message: str, code: int) -> str:
-    """Return a text that fits into an error: what is too long is cut off, and none at all becomes the code's name."""
+    """Return a message cut to the length that an error may have; an empty one becomes the code's name."""
     return message.encode(errors="replace")[:_LONGEST].decode(errors="ignore") or code_name(code)

@@ -15,7 +15,13 @@ LEAVES = np.isin(np.arange(256), [int(status) for status in (*FINISHED, RowStatu
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One step of one stream. Each row in it is new to its request: repeated and foreign rows were taken out."""
+    """One step of one stream. Each row in it is new to its request: repeated and foreign rows were taken out.
+
+    Example:
+        async with tokenbus.Processor() as processor:
+            steps = processor.steps()  # each is a Step: step.target and step.draft are its columns
+            await steps.aclose()
+    """
 
     worker_id: str
     epoch: int

@@ -20,7 +20,6 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
@@ -193,7 +192,7 @@ class Caller:
             self._most = min(settings.max_requests, key.concurrent or self._most)
             self.per_minute = key.requests_per_minute or self.per_minute
         self._retry_after_ms = settings.retry_after_ms
-        self._open: dict[int, RequestTokens] = {}
+        self._open: set[int] = set()
         self._now = now
         self._left = float(self.per_minute)
         self._left_at = now()
@@ -227,11 +226,7 @@ class Caller:
 
     def check_room(self, count: int) -> None:
         """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
-        if len(self._open) + count <= self._most:
-            return
-        # An aborted request counts until the bus has ended it.
-        self._open = {key: tokens for key, tokens in self._open.items() if not tokens.has_ended}
-        if not self._has_others:
+        if len(self._open) + count <= self._most or not self._has_others:
             return
         if count > self._most:
             message = f"n: at most {self._most} choices of {self._name}, got {count}"
@@ -240,9 +235,18 @@ class Caller:
             message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
             raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
-    def opened(self, key: int, tokens: RequestTokens) -> None:
-        """Count an open request until it has ended."""
-        self._open[key] = tokens
+    @property
+    def open_requests(self) -> int:
+        """How many of its requests the bus has not ended."""
+        return len(self._open)
+
+    def opened(self, request_id: int) -> None:
+        """Count a request until the bus has ended it."""
+        self._open.add(request_id)
+
+    def closed(self, request_id: int) -> None:
+        """Count a request no more: the bus has ended it, which for one that was aborted is some time later."""
+        self._open.discard(request_id)
 
     @property
     def _name(self) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tokenbus_contracts import LogprobBatch
+from tokenbus_services.client import RequestEnd, StepRows
 
 Write = Callable[[bytes, int], bool]
 """Takes a chunk and when its row was published; returns whether the socket had room for it."""
@@ -207,52 +208,57 @@ class Outbox:
             waiter.set_result(None)
 
 
-class _Step(NamedTuple):
-    target: LogprobBatch
-    draft: LogprobBatch | None
+class _Entry(NamedTuple):
+    output: StepRows | RequestEnd
     size: int
 
 
 class Backlog:
-    """Steps that came from the bus and were not handed out yet; first in, first out."""
+    """Steps and ends that came from the bus and were not handed out yet; first in, first out."""
 
     def __init__(self) -> None:
-        """Begin empty."""
-        self._steps: deque[_Step] = deque()
+        """Begin with nothing."""
+        self._entries: deque[_Entry] = deque()
         self.size = 0
         """How many bytes wait."""
 
     def __len__(self) -> int:
-        """Return how many steps wait."""
-        return len(self._steps)
+        """Return how many steps and ends wait."""
+        return len(self._entries)
 
-    def append(self, target: LogprobBatch, draft: LogprobBatch | None) -> None:
-        """Add a step."""
-        size = int(_sizes(target).sum()) + (0 if draft is None else int(_sizes(draft).sum()))
-        self._steps.append(_Step(target, draft, size))
+    def append(self, output: StepRows | RequestEnd) -> None:
+        """Add a step's rows, or a request's end."""
+        batches = () if isinstance(output, RequestEnd) else output
+        size = sum(int(_sizes(batch).sum()) for batch in batches if batch is not None)
+        self._entries.append(_Entry(output, size))
         self.size += size
 
-    def popleft(self) -> tuple[LogprobBatch, LogprobBatch | None]:
-        """Remove and return the oldest step."""
-        target, draft, size = self._steps.popleft()
+    def popleft(self) -> StepRows | RequestEnd:
+        """Return what has waited the longest."""
+        output, size = self._entries.popleft()
         self.size -= size
-        return target, draft
+        return output
 
     def weights(self) -> Counter[int]:
-        """Return how many bytes wait for each request id."""
+        """Return how many bytes wait for each request."""
         weights: Counter[int] = Counter()
-        for batch in (batch for step in self._steps for batch in step[:2] if batch is not None):
+        steps = (output for output, _ in self._entries if isinstance(output, StepRows))
+        for batch in (batch for step in steps for batch in step if batch is not None):
             weights.update(dict(zip(batch.request_keys.tolist(), _sizes(batch).tolist(), strict=True)))
         return weights
 
     def keep(self, wanted: Container[int]) -> None:
-        """Free the rows of all other requests."""
-        steps, self._steps = self._steps, deque()
+        """Free the rows of requests that are not wanted any more."""
+        entries, self._entries = self._entries, deque()
         self.size = 0
-        for target, draft, _ in steps:
+        for output, _ in entries:
+            if isinstance(output, RequestEnd):
+                self.append(output)
+                continue
+            target, draft = output
             kept = selected(target, wanted)
             if kept is not None:
-                self.append(kept, None if draft is None else selected(draft, wanted))
+                self.append(StepRows(kept, None if draft is None else selected(draft, wanted)))
 
 
 def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None:

@@ -12,7 +12,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import Reader
-from tokenbus_services.gateway.dispatcher import Feed
+from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.metrics import GATEWAY, Counts
 from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
 from tokenbus_services.gateway.tls import Certificate
@@ -36,7 +36,7 @@ class Gateway:
         vocabulary = vocabulary_of(settings.gateway.tokenizer)
         self.reader = Reader(settings, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
-        self.feed = Feed(client, vocabulary, settings.gateway, self.buffers)
+        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers)
         self.repeated_log = DeduplicatedLog()
         self.callers = Callers(settings.gateway)
         self.callers.on_revoked = self.feed.revoke
@@ -102,7 +102,7 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
         gateway = Gateway(settings, client)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
-            # The dispatcher must run before the first request: it takes all rows.
+            # The dispatcher opens the client's steps before anything can be submitted.
             await asyncio.sleep(0)
             yield gateway
         finally:

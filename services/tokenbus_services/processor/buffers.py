@@ -30,8 +30,7 @@ class RequestBuffers:
 
     def open(self, request: Request, position: int = 0) -> RequestTokens:
         """Let a request's rows wait from now on, and return where."""
-        tokens = RequestTokens(request.id, position)
-        tokens.on_waiting = self._hungry.add
+        tokens = RequestTokens(request.id, position, on_waiting=self._hungry.add)
         self._table.attach(request, tokens)
         while len(self._rows) <= request.slot:
             self._rows.append(deque(maxlen=0))  # the slots of requests that wait elsewhere

@@ -31,6 +31,10 @@ class Processor:
 
     In this process, `steps()` iterates over all steps as columns, `request(request_id)` over one request's tokens, and
     `generate(...)` asks for a new request.
+
+    Example:
+        async with tokenbus.Processor() as processor:
+            print(processor.workers_address, processor.clients_address)
     """
 
     def __init__(

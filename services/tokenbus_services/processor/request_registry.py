@@ -291,7 +291,7 @@ class RequestRegistry:
         A row waits only while its step is pending: a request's rows are at most as many as a stream's pending items.
         """
         for tokens in self.buffers.check(pending_items):
-            request = self.table.get(tokens.key)
+            request = self.table.get(tokens.request_id)
             if request is not None and self._settings.slow_consumer == "end":
                 self.end_slow(request)
 

@@ -38,7 +38,13 @@ _VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set, by section. What is out of range, or contradicts another, is a SettingsError."""
+    """Everything that can be set, by section. What is out of range, or contradicts another, is a SettingsError.
+
+    Example:
+        settings = tokenbus.Settings.load(overrides={"client.name": "evaluation", "bus.clients_address": address})
+        async with tokenbus.connect(settings=settings) as client:
+            tokens = [token async for token in client.generate([1, 2, 3], max_tokens=2)]
+    """
 
     bus: BusSettings = field(default_factory=BusSettings)
     limits: Limits = field(default_factory=Limits.default)

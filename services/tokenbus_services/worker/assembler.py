@@ -32,7 +32,18 @@ _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 
 class StepAssembler:
-    """Makes batches of one engine's steps. Who publishes them fills in worker, epoch and sequence."""
+    """Makes batches of one engine's steps. Who publishes them fills in worker, epoch and sequence.
+
+    Example:
+        import numpy as np
+
+        assembler = tokenbus.StepAssembler(tokenbus.Limits.default(), vocabulary_size=64)
+        step = tokenbus.StepArrays(
+            request_keys=np.array([7], np.uint64), positions=[0], token_counts=[1], token_ids=np.array([42])
+        )
+        (batch,) = assembler.assemble(step)
+        assert batch.token_ids.tolist() == [42]
+    """
 
     def __init__(self, limits: Limits, vocabulary_size: int = 0) -> None:
         """Take the bounds that messages keep, and the model's vocabulary."""

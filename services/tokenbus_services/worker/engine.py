@@ -32,6 +32,13 @@ class Engine(Protocol):
     """Computes steps for the requests that it admitted. One thread uses it.
 
     An exception of any method ends requests, and never the worker, unless it is an EngineBrokenError.
+
+    Example:
+        from tokenbus_engines.synthetic import SyntheticEngine
+
+        engine: tokenbus.Engine = SyntheticEngine()
+        prompt_tokens = engine.admit(tokenbus.Generate(request_key=7, tokens={"token_ids": [1, 2]}, sampling={}))
+        (step,) = engine.step()
     """
 
     @property

@@ -71,6 +71,11 @@ class Publisher:
     own; `async with` runs it on the current event loop. At the end it takes nothing more, waits until all is
     acknowledged, at most for `worker.drain_timeout_ms`, and leaves; after an exception it leaves at once. Any thread
     may call `publish`.
+
+    Example:
+        publisher = tokenbus.Publisher(tokenbus.Settings.load(), vocabulary_size=64)
+        with publisher:  # a thread of its own connects, and the processor need not be there yet
+            print(publisher.worker_id, publisher.epoch, publisher.take_requests())
     """
 
     def __init__(  # noqa: PLR0913 - each but the first is given by name

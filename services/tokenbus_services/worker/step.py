@@ -17,6 +17,13 @@ class StepArrays:
 
     Arrays "of tokens" are either flat, the tokens of all rows one after the other as `token_counts` says, or padded:
     one line for each row, its tokens first; the padding is ignored.
+
+    Example:
+        import numpy as np
+
+        step = tokenbus.StepArrays(
+            request_keys=np.array([7, 9], np.uint64), positions=[0, 0], token_counts=[2, 1], token_ids=[4, 2, 1]
+        )
     """
 
     request_keys: Array

@@ -11,8 +11,8 @@ from tests.integration.deployment import Deployment
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
-from tokenbus_services.client import Client
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.client import Client, Generation
+from tokenbus_services.delivery import RequestFailedError, Token
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
@@ -28,7 +28,7 @@ REQUESTS = [
 ]
 
 
-async def all_of(tokens: RequestTokens) -> list[Token]:
+async def all_of(tokens: Generation) -> list[Token]:
     """Return a request's tokens, when all have come."""
     return [token async for token in tokens]
 

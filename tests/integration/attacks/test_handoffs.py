@@ -75,7 +75,7 @@ async def test_ten_forgers_at_a_high_rate_harm_no_request(deployment: Deployment
                 def one_each() -> None:
                     """Hand one off from each."""
                     for forger in forgers:
-                        keys = [asked.tokens.key for asked in list(at.victim.asked.values())]
+                        keys = [asked.tokens.request_id for asked in list(at.victim.asked.values())]
                         forger.say(*handoff(request(RANDOM.choice([0, *keys]), 60), b"\xff" * 8))
 
                 repeat(one_each, 2.0, 0.005)

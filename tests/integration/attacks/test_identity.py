@@ -32,7 +32,7 @@ def _is_refused(answer: ProcessorFrame | None) -> bool:
 
 def _forge(at: Scene, epoch: int) -> None:
     """Say hello as the live worker, and publish forged rows of every open request in one burst, at every place."""
-    rows = [(asked.tokens.key, 0) for asked in list(at.victim.asked.values())]
+    rows = [(asked.tokens.request_id, 0) for asked in list(at.victim.asked.values())]
     fields = {"first_sequence": 1, "next_sequence": 1 << 40}
     with WorkerPeer(at.workers_address, "worker-0", epoch, **fields) as forger:
         answer = forger.hello()

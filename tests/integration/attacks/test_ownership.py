@@ -18,7 +18,7 @@ _UNKNOWN = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
 
 
 def _keys(at: Scene) -> list[int]:
-    return [asked.tokens.key for asked in list(at.victim.asked.values())]
+    return [asked.tokens.request_id for asked in list(at.victim.asked.values())]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def test_stopping_worker_finishes_its_requests() -> None:
         rest = [token.id async for token in tokens]
         await asyncio.wait_for(working, MOST)
         await until(lambda: not processor.workers.by_id)
-    assert [first.id, *rest] == true_tokens(tokens.key, 0, 300).ids.tolist()
+    assert [first.id, *rest] == true_tokens(tokens.request_id, 0, 300).ids.tolist()
 
 
 async def test_worker_leaves_when_its_drain_is_over() -> None:

@@ -8,7 +8,7 @@ from tests.services.breaking import BreakingTransport
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
 from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
-from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, encode
+from tokenbus_contracts import ContractError, RowStatus, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
@@ -18,13 +18,13 @@ from tokenbus_contracts.generated.client_pb2 import (
     ServerFrame,
     WatchedStream,
 )
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.bus import AddressError, Listener, MemoryTransport
 from tokenbus_services.bus.memory import MemoryConnection
-from tokenbus_services.client import Client
+from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 from tokenbus_services.client.client import WatchedItem
-from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
+from tokenbus_services.delivery import RequestFailedError, Token
 
 ADDRESS = "memory://clients"
 FINISHED = RowStatus.FINISHED_LENGTH
@@ -57,6 +57,11 @@ class Processor:
         outputs = ServerFrame(number=self.number, outputs=Outputs())
         self.say(outputs, encode(batch(wanted, selection=True)))
 
+    def fails(self, key: int, code: ErrorCode, message: str) -> None:
+        """Send a request's error."""
+        self.number += 1
+        self.say(ServerFrame(number=self.number, error=RequestError(request_key=key, code=code, message=message)))
+
     async def welcome(self) -> None:
         """Wait for the hello, and answer it."""
         await self.body("hello")
@@ -73,7 +78,7 @@ async def meeting(overrides: dict[str, object] | None = None) -> tuple[Processor
     return processor, Client(chosen, transport=transport, clock=clock), clock
 
 
-async def taken(tokens: RequestTokens) -> list[Token]:
+async def taken(tokens: Generation) -> list[Token]:
     """Return all tokens until the end."""
     return [token async for token in tokens]
 
@@ -96,7 +101,7 @@ async def test_key_is_drawn_where_there_is_none() -> None:
     """A request without a key gets one of its own, which nobody else draws."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
-        keys = {client.generate(generate_of(0)).key for _ in range(100)}
+        keys = {client.generate(generate_of(0)).request_id for _ in range(100)}
     assert len(keys) == 100
     assert 0 not in keys
 
@@ -118,11 +123,11 @@ async def test_open_requests_are_bounded() -> None:
     """As many requests as may be open are, and the next one is refused here (case 20)."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0, "client.max_requests": 2})
     async with client:
-        for key in (1, 2):
-            client.generate(generate_of(key))
+        first = [client.generate(generate_of(key)) for key in (1, 2)]
         with pytest.raises(RequestFailedError, match="at most 2, got 3") as refused:
             client.generate(generate_of(3))
         assert refused.value.code == ErrorCode.ERROR_CODE_OVERLOADED
+        assert not any(generation.has_ended for generation in first)
 
 
 async def test_wrong_request_is_its_own_fault_alone() -> None:
@@ -142,9 +147,9 @@ async def test_resume_and_abort_are_asked_for() -> None:
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
-        client.resume(5, 3, include_drafts=True)
+        generation = client.resume(5, 3, include_drafts=True)
         resume = (await processor.body("resume")).resume
-        client.abort(5)
+        client.abort(generation.request_id)
         assert (await processor.body("abort")).abort.request_key == 5
     assert (resume.request_key, resume.next_position, resume.include_draft_logprobs) == (5, 3, True)
 
@@ -228,53 +233,52 @@ async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
         await Client(chosen, transport=Broken(chosen.bus)).__aenter__()
 
 
-async def test_outputs_come_as_columns_and_hold_the_processor_back() -> None:
-    """Whole outputs are yielded as they come; while too many wait nothing is confirmed, and then it is (case 20)."""
+async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
+    """Rows are yielded step by step as they come; while too many wait nothing is acked, and then it is (case 20)."""
     processor, client, _ = await meeting()
-    async with client:
+    async with client, client.steps(most=1) as steps:
         await processor.welcome()
         for key in range(5, 14):
-            client.generate(generate_of(key))
-        outputs = client.outputs(most=1)
-        first = asyncio.ensure_future(anext(outputs))
-        await turns()
+            client.submit(generate_of(key))
         for place in range(4):
-            processor.rows(Wanted(5 + place, 0, 1, FINISHED))
-        target, draft = await soon(first)
-        assert isinstance(target, LogprobBatch)
-        assert draft is None
+            processor.rows(Wanted(5 + place, 0, 1))
+        first = await soon(anext(steps))
+        assert isinstance(first, StepRows)
+        assert first.target.request_keys.tolist() == [5]
+        assert first.draft is None
         await turns()
         assert client.session.is_paused
-        assert (await soon(anext(outputs)))[0].request_keys.tolist() == [6]
-        assert client.session.is_paused
-        assert (await soon(anext(outputs)))[0].request_keys.tolist() == [7]
+        assert [row_ids(await soon(anext(steps))) for _ in range(2)] == [[6], [7]]
         assert not client.session.is_paused
         assert (await processor.body("confirm")).confirm.through_number == 4
-        await outputs.aclose()
-        client.session.give_up("over")
 
 
-async def test_who_takes_outputs_no_longer_keeps_nobody_back() -> None:
-    """After the iteration over outputs has ended, what comes is confirmed again and does not pile up."""
+async def test_closed_steps_keep_nothing_back() -> None:
+    """After the iteration over steps has ended, what comes is acked again and does not pile up."""
     processor, client, _ = await meeting()
     async with client:
         await processor.welcome()
-        for key in range(5, 14):
-            client.generate(generate_of(key))
-        outputs = client.outputs(most=1)
-        first = asyncio.ensure_future(anext(outputs))
-        await turns()
+        steps = client.steps(most=1)
+        open_requests = [client.generate(generate_of(key)) for key in range(5, 14)]
         for place in range(4):
             processor.rows(Wanted(5 + place, 0, 1, FINISHED))
-        await soon(first)
+        await soon(anext(steps))
         await turns()
         assert client.session.is_paused
-        await outputs.aclose()
+        await steps.aclose()
         assert (await processor.body("confirm")).confirm.through_number == 4
         for place in range(4, 9):
             processor.rows(Wanted(5 + place, 0, 1, FINISHED))
         assert (await processor.body("confirm")).confirm.through_number > 4
-        client.session.give_up("over")
+        await turns()
+        assert [len(each) for each in open_requests] == [0] * 4 + [1] * 5
+
+
+def row_ids(output: StepRows | RequestEnd) -> list[int]:
+    """Return whose rows a step has."""
+    assert isinstance(output, StepRows)
+    found: list[int] = output.target.request_keys.tolist()
+    return found
 
 
 async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:

@@ -30,10 +30,11 @@ async def test_moment_is_sent_beside_what_it_may_take(given: int, sent: int) -> 
         now = clock.unix_ms()
         generate = generate_of(5, deadline_ms=6000, deadline_unix_ms=given and now + given)
         before = Generate.FromString(generate.SerializeToString())
-        client.generate(generate)
+        generation = client.generate(generate)
         heard = (await processor.body("generate")).generate
         assert (heard.deadline_ms, heard.deadline_unix_ms) == (6000, now + sent)
         assert generate == before
+        assert not generation.has_ended
 
 
 async def test_moment_survives_a_processors_restart() -> None:
@@ -41,18 +42,19 @@ async def test_moment_survives_a_processors_restart() -> None:
     processor, client, clock = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         await processor.welcome()
-        client.generate(generate_of(5, deadline_ms=6000))
+        first = client.generate(generate_of(5, deadline_ms=6000))
         await processor.body("generate")
         settled = clock.unix_ms() + 5000
         processor.number += 1
         processor.say(ServerFrame(number=processor.number, admitted=admitted(5, settled)))
-        client.resume(7, 3, deadline_unix_ms=settled + 1)
+        second = client.resume(7, 3, deadline_unix_ms=settled + 1)
         assert (await processor.body("resume")).resume.deadline_unix_ms == settled + 1
         processor.number = 0
         processor.say(ServerFrame(refusal=Refusal(reason=HELLO_FIRST, message="say hello")))
         await processor.welcome()
         resumed = [(await processor.body("resume")).resume for _ in range(2)]
         assert {resume.request_key: resume.deadline_unix_ms for resume in resumed} == {5: settled, 7: settled + 1}
+        assert not any(each.has_ended for each in (first, second))
 
 
 async def test_request_whose_end_is_not_heard_ends_here() -> None:

@@ -4,10 +4,11 @@ import pytest
 
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of
 from tests.services.client.peer import HELLO_FIRST, Peer, opened, positions
-from tokenbus_contracts import ContractError, LogprobBatch, RowStatus, encode
+from tokenbus_contracts import ContractError, RowStatus, encode
 from tokenbus_contracts.generated.client_pb2 import Outputs, WatchedStream
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Refusal
+from tokenbus_services.client import RequestEnd, StepRows
 
 FINISHED, ABORTED = RowStatus.FINISHED_LENGTH, RowStatus.ABORTED
 BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="broke")
@@ -30,7 +31,7 @@ def test_nothing_is_asked_before_the_handshake() -> None:
     peer = Peer()
     peer.session.open(generate_of(5))
     peer.session.resume(6, 3, include_drafts=True)
-    peer.session.watch("w")
+    peer.session.watch("w", lambda _frame, _payload: None)
     assert peer.bodies() == ["hello"]
     peer.welcome()
     first, second, third = peer.says_all()
@@ -164,7 +165,7 @@ def test_strays_are_bounded() -> None:
     for key in range(1, 1100):
         peer.rows(Wanted(key))
         list(peer.says_all())
-    assert len(peer.session._strays) <= 1025
+    assert len(peer.session._ended_ids) <= 1025
 
 
 # Confirming.
@@ -243,11 +244,13 @@ def test_outputs_without_their_batches_are_refused(parts: list[bytes]) -> None:
 def test_whole_outputs_are_shown_with_their_drafts() -> None:
     """Who wants outputs as columns gets each step's rows, and what was drafted for them beside (case 4)."""
     peer = opened()
-    seen: list[tuple[LogprobBatch, LogprobBatch | None]] = []
-    peer.session.on_outputs = lambda target, draft: seen.append((target, draft))
+    seen: list[StepRows | RequestEnd] = []
+    peer.session.open_stream(seen.append)
     tokens = [peer.session.open(generate_of(key)) for key in (5, 6)]
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1), drafted=[Wanted(5, 0, 3)])
-    ((target, draft),) = seen
+    (rows,) = seen
+    assert isinstance(rows, StepRows)
+    target, draft = rows
     assert target.request_keys.tolist() == [5, 6]
     assert draft is not None
     assert draft.request_keys.tolist() == [5]
@@ -257,13 +260,14 @@ def test_whole_outputs_are_shown_with_their_drafts() -> None:
 def test_columns_have_each_row_and_each_token_once() -> None:
     """What is sent again is left out of the columns, and so are the tokens that were there before (case 14, 17)."""
     peer = opened()
-    seen: list[LogprobBatch] = []
-    peer.session.on_outputs = lambda target, _draft: seen.append(target)
+    outputs: list[StepRows | RequestEnd] = []
+    peer.session.open_stream(outputs.append)
     for key in (5, 6):
         peer.session.open(generate_of(key))
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
     peer.rows(Wanted(5, 1, 2), Wanted(6, 0, 1), Wanted(9, 0, 1))
+    seen = [output.target for output in outputs if isinstance(output, StepRows)]
     found = [(batch.request_keys.tolist(), batch.positions.tolist(), batch.token_counts.tolist()) for batch in seen]
     assert found == [([5, 6], [0, 0], [2, 1]), ([5], [2], [1])]
     assert seen[1].token_ids.tolist() == ids(5, 2, 3)
@@ -273,7 +277,7 @@ def test_watched_items_are_shown() -> None:
     """What is watched goes to who watches, with its payload; a stream's beginning has none."""
     peer = opened()
     seen: list[tuple[str | None, bytes]] = []
-    peer.session.on_watched = lambda frame, payload: seen.append((frame.WhichOneof("body"), payload))
+    peer.session.watch("w", lambda frame, payload: seen.append((frame.WhichOneof("body"), payload)))
     peer.numbered(watched_stream=WatchedStream(epoch=1, hello=hello_of()))
     peer.numbered(b"abc", watched_item=item_of(b"abc", 4))
     assert seen == [("watched_stream", b""), ("watched_item", b"abc")]
@@ -307,7 +311,7 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
     list(peer.says_all())
     peer.rows(Wanted(5, 0, 2))
     peer.session.abort(6)
-    peer.session.watch("w")
+    peer.session.watch("w", lambda _frame, _payload: None)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
     peer.welcome(resumed=resumed, processor_id="other")

@@ -58,7 +58,7 @@ def test_strays_forget_the_oldest_first() -> None:
         list(peer.says_all())
     peer.rows(Wanted(5))
     assert "abort" not in peer.bodies()
-    assert len(peer.session._strays) <= 1024
+    assert len(peer.session._ended_ids) <= 1024
 
 
 @pytest.mark.parametrize(("position", "rows", "came"), [(0, 2, 2), (30, 0, 30), (30, 2, 32)])
@@ -98,7 +98,7 @@ def test_rows_beyond_what_can_be_resumed_end_their_request(*, by_columns: bool) 
     """Places that no Resume could name end that request; the connection and the others go on."""
     peer = opened()
     if by_columns:
-        peer.session.on_outputs = lambda _target, _draft: None
+        peer.session.open_stream(lambda _output: None)
     far, other = peer.session.resume(5, 2**31 - 2, include_drafts=False), peer.session.open(generate_of(6))
     peer.rows(Wanted(5, 2**31 - 2, 1), Wanted(6, 0, 1))
     assert not far.has_ended

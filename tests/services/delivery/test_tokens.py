@@ -134,9 +134,8 @@ async def test_row_is_held_until_it_is_taken() -> None:
 
 async def test_consumer_waits_until_something_comes() -> None:
     """A consumer waits while there is nothing, says so, and goes on with the next row and with the end."""
-    tokens = RequestTokens(KEY)
     told: list[RequestTokens] = []
-    tokens.on_waiting = told.append
+    tokens = RequestTokens(KEY, on_waiting=told.append)
     waiting = asyncio.create_task(taken(tokens))
     await turns()
     assert tokens.is_awaited
@@ -172,7 +171,7 @@ async def test_error_comes_after_what_came_before_it() -> None:
     for _ in range(2):
         with pytest.raises(RequestFailedError, match=r"0000000000000005: gap: lost \(after 3 tokens\)") as raised:
             await anext(tokens)
-        assert (raised.value.request_key, raised.value.code) == (KEY, ErrorCode.ERROR_CODE_GAP)
+        assert (raised.value.request_id, raised.value.code) == (KEY, ErrorCode.ERROR_CODE_GAP)
         assert (raised.value.emitted_tokens, raised.value.reason) == (3, "lost")
 
 

@@ -1,0 +1,166 @@
+"""Requests from keyword arguments, each checked before it is sent."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.descriptor import FieldDescriptor
+
+from tokenbus_contracts import ContractError, Rule
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+
+Ids = npt.NDArray[np.integer[Any]]
+"""Token ids as an array."""
+Prompt = str | Sequence[int] | Ids
+"""What a request goes on from: a text, or token ids."""
+
+
+class RequestParameters(TypedDict, total=False):
+    """The keyword arguments of `Client.generate` and `Client.submit`; one that is absent or None has its default.
+
+    Example:
+        wanted: tokenbus.RequestParameters = {"max_tokens": 8, "top_logprobs": 2, "stop": "."}
+        async with tokenbus.connect(address) as client:
+            async for token in client.generate([1, 2, 3], **wanted):
+                print(token.id, token.logprob)
+    """
+
+    max_tokens: int | None
+    """The most tokens to generate, at least 1; default: as many as fit."""
+    temperature: float | None
+    """What the logits are divided by, at least 0; 0: always the most probable token; default: the worker's."""
+    top_p: float | None
+    """The probability mass that is kept, most probable first, above 0 and at most 1; default: the worker's."""
+    top_k: int | None
+    """How many of the most probable tokens are kept; 0, the default: all."""
+    seed: int | None
+    """What makes the choice repeatable, from 0 to 2**64 - 1; default: it is not repeatable."""
+    stop: str | Sequence[str] | None
+    """Texts that end the request where they appear, at most 16; default: none."""
+    stop_token_ids: Sequence[int] | Ids | None
+    """Tokens that end the request, at most 64; default: the model's own only."""
+    ignore_end_token: bool | None
+    """True: the model's own end token does not end the request; default: False."""
+    top_logprobs: int | None
+    """How many alternatives each token has, at most 127; 0: its own logprob and rank only; default: token ids only."""
+    include_draft_logprobs: bool | None
+    """True: `Client.steps` gives what the draft model proposed, too; default: False."""
+    model: str | None
+    """The model, as its worker names it; default: the only one."""
+    deadline_ms: int | None
+    """The most milliseconds that the request may take from now; default: as many as the processor allows."""
+    deadline_unix_ms: int | None
+    """The latest moment at which it ends, in milliseconds since 1970-01-01 UTC; default: none."""
+    request_id: int | None
+    """Its id, from 1 to 2**64 - 1; default: one is drawn at random."""
+
+
+def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
+    """Return the request that a prompt and keyword arguments describe.
+
+    Raises ContractError with the argument, the limit and the value for a name that is not known and for a value of
+    another type than its field; the schema's bounds are checked when the request is written.
+    """
+    generate = Generate()
+    generate.sampling.SetInParent()
+    if isinstance(prompt, str):
+        generate.text.text = prompt
+    else:
+        generate.tokens.token_ids.extend(_prompt_ids(prompt))
+    for name, value in parameters.items():
+        if name not in _FIELDS:
+            raise ContractError(name, f"a parameter of a request{_alike(name)}", value, rule=Rule.NAMED)
+        if value is not None:
+            _set(generate, name, value)
+    return generate
+
+
+def named_as_given(error: ContractError) -> ContractError:
+    """Return the error of a request's frame with the argument's name in the place of the field's path."""
+    field = error.field.removeprefix("generate.").removeprefix("sampling.")
+    for path, name in _ARGUMENTS.items():
+        if field.startswith(path):
+            field = name + field.removeprefix(path)
+    return ContractError(field, error.limit, error.actual, rule=error.rule)
+
+
+_ARGUMENTS = {"text.text": "prompt", "tokens.token_ids": "prompt", "request_key": "request_id"}
+_FIELDS: dict[str, tuple[Any, bool]] = {
+    name: (
+        (SamplingParameters.DESCRIPTOR.fields_by_name[name], True)
+        if name in SamplingParameters.DESCRIPTOR.fields_by_name
+        else (Generate.DESCRIPTOR.fields_by_name["request_key" if name == "request_id" else name], False)
+    )
+    for name in RequestParameters.__annotations__
+}
+"""By argument its field, and whether that is one of the sampling parameters."""
+_LISTS = frozenset({"stop", "stop_token_ids"})
+
+
+def _prompt_ids(prompt: Prompt) -> list[int]:
+    ids = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+    if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Sequence):
+        raise ContractError("prompt", "a text or a sequence of token ids", type(prompt).__name__, rule=Rule.TYPE)
+    if not ids:
+        raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
+    return [_whole(f"prompt[{place}]", value, 32) for place, value in enumerate(ids)]
+
+
+def _set(generate: Generate, name: str, value: object) -> None:
+    field, is_sampling = _FIELDS[name]
+    owner = generate.sampling if is_sampling else generate
+    read = _READERS[field.type]
+    if name not in _LISTS:
+        setattr(owner, field.name, read(name, value))
+        return
+    values = [value] if isinstance(value, str) else value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(values, Sequence) or isinstance(values, (bytes, bytearray)):
+        raise ContractError(name, "a sequence", type(value).__name__, rule=Rule.TYPE)
+    getattr(owner, field.name).extend(read(f"{name}[{place}]", each) for place, each in enumerate(values))
+
+
+def _whole(name: str, value: object, bits: int) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
+        raise ContractError(name, "a whole number", value, rule=Rule.TYPE)
+    number = int(value)
+    if number < 0:
+        raise ContractError(name, 0, number, rule=Rule.MIN)
+    if number >= 1 << bits:
+        raise ContractError(name, (1 << bits) - 1, number, rule=Rule.MAX)
+    return number
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise ContractError(name, "a number", value, rule=Rule.TYPE)
+    return float(value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise ContractError(name, "True or False", value, rule=Rule.TYPE)
+    return bool(value)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ContractError(name, "a text", value, rule=Rule.TYPE)
+    return value
+
+
+_READERS: dict[int, Callable[[str, Any], object]] = {
+    FieldDescriptor.TYPE_UINT32: lambda name, value: _whole(name, value, 32),
+    FieldDescriptor.TYPE_FIXED32: lambda name, value: _whole(name, value, 32),
+    FieldDescriptor.TYPE_FIXED64: lambda name, value: _whole(name, value, 64),
+    FieldDescriptor.TYPE_FLOAT: _number,
+    FieldDescriptor.TYPE_BOOL: _flag,
+    FieldDescriptor.TYPE_STRING: _text,
+}
+
+
+def _alike(name: str) -> str:
+    found = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f", as {found[0]}" if found else f": {', '.join(_FIELDS)}"

@@ -1,0 +1,106 @@
+"""Stream: a bounded queue that a client fills, and the iterator that takes from it until it is closed."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class StreamQueue(Generic[T]):
+    """Items in order, on one event loop. `on_length` hears each new length, and bounds it."""
+
+    def __init__(self, on_length: Callable[[int], None] | None = None) -> None:
+        """Begin empty."""
+        self._items: deque[T] = deque()
+        self._arrived = asyncio.Event()
+        self._on_length = on_length
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        """Return how many items wait."""
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Add an item."""
+        self._items.append(item)
+        self._arrived.set()
+        if self._on_length is not None:
+            self._on_length(len(self._items))
+
+    def close(self) -> None:
+        """Drop what waits, and let a consumer that waits end."""
+        self.is_closed = True
+        self._items.clear()
+        self._arrived.set()
+
+    async def get(self) -> T:
+        """Return the next item; wait until there is one. Raises StopAsyncIteration once it is closed."""
+        while not self._items:
+            if self.is_closed:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        item = self._items.popleft()
+        if self._on_length is not None:
+            self._on_length(len(self._items))
+        return item
+
+
+class Stream(Generic[T]):
+    """What `Client.steps` and `Client.watch` return: an async iterator that can be closed.
+
+    It takes items from the moment it is made until it is closed: by `aclose`, by leaving `async with`, or by dropping
+    the last reference to it. One task iterates over it. Once it is closed, iterating ends.
+
+    Example:
+        async with tokenbus.connect(address) as client, client.steps() as steps:
+            client.submit([1, 2, 3], max_tokens=4)
+            first = await anext(steps)
+        assert isinstance(first, tokenbus.StepRows)
+    """
+
+    __slots__ = ("__weakref__", "_loop", "_queue", "_unregister")
+
+    def __init__(self, queue: StreamQueue[T], unregister: Callable[[], None]) -> None:
+        """Take the queue, and what stops filling it; made on the event loop that calls `unregister`."""
+        self._loop = asyncio.get_running_loop()
+        self._queue = queue
+        self._unregister = unregister
+
+    def __len__(self) -> int:
+        """Return how many items wait to be taken."""
+        return len(self._queue)
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> T:
+        """Return the next item; wait until there is one."""
+        return await self._queue.get()
+
+    async def aclose(self) -> None:
+        """Close it, and drop what was not taken."""
+        if not self._queue.is_closed:
+            self._queue.close()
+            self._unregister()
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # On the client's event loop, as the garbage collector may run this in any thread.
+        if hasattr(self, "_unregister") and not self._queue.is_closed:
+            with contextlib.suppress(RuntimeError):  # the loop has closed, and the client with it
+                self._loop.call_soon_threadsafe(self._unregister)

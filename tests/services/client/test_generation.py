@@ -1,0 +1,411 @@
+"""Generations, steps and watches of a client can be closed, dropped and used beside each other."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.services.builders import Wanted, generate_of, hello_of, ids, item_of
+from tests.services.client.peer import HELLO_FIRST, opened
+from tests.services.client.test_client import FINISHED, Processor, meeting, taken
+from tests.support.waiting import soon, turns
+from tokenbus_contracts import ContractError, RowStatus
+from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame, WatchedStream
+from tokenbus_contracts.generated.request_pb2 import (
+    ErrorCode,
+    Generate,
+    RequestError,
+    SamplingParameters,
+    TextPrompt,
+    TokenPrompt,
+)
+from tokenbus_contracts.generated.stream_pb2 import Refusal
+from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
+from tokenbus_services.delivery import RequestFailedError
+
+ABORTED = RowStatus.ABORTED
+
+
+async def begun(processor: Processor, client: Client, key: int = 5) -> Generation:
+    """Return a generation that had one row of two tokens, and whose request goes on."""
+    generation = client.generate(generate_of(key))
+    await processor.body("generate")
+    processor.rows(Wanted(key, 0, 2))
+    await turns()
+    return generation
+
+
+# What is sent.
+
+
+async def test_message_is_copied_and_can_be_used_again() -> None:
+    """The caller's message stays as it was, and sending it again is another request with an id of its own."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        await processor.welcome()
+        message = generate_of(0, deadline_ms=6000)
+        before = Generate.FromString(message.SerializeToString())
+        first, second = client.generate(message), client.generate(message)
+        assert message == before
+        sent = [(await processor.body("generate")).generate.request_key for _ in range(2)]
+        assert sent == [first.request_id, second.request_id]
+        assert first.request_id != second.request_id
+
+
+async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
+    """A text or token ids and a keyword for each field make the same request as the generated classes."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        await processor.welcome()
+        text = client.generate(
+            "once",
+            max_tokens=8,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            seed=0,
+            stop=["a", "b"],
+            stop_token_ids=np.array([1, 2]),
+            ignore_end_token=True,
+            top_logprobs=2,
+            include_draft_logprobs=True,
+            model="small",
+            deadline_unix_ms=2**60,
+            request_id=77,
+        )
+        assert (await processor.body("generate")).generate == Generate(
+            request_key=77,
+            model="small",
+            text=TextPrompt(text="once"),
+            sampling=SamplingParameters(
+                max_tokens=8,
+                temperature=0.5,
+                top_p=0.9,
+                top_k=40,
+                seed=0,
+                stop=["a", "b"],
+                stop_token_ids=[1, 2],
+                ignore_end_token=True,
+            ),
+            top_logprobs=2,
+            include_draft_logprobs=True,
+            deadline_unix_ms=2**60,
+        )
+        ids_alone = client.generate(np.array([0, 7], np.uint32), stop=".", max_tokens=None)
+        assert (await processor.body("generate")).generate == Generate(
+            request_key=ids_alone.request_id,
+            tokens=TokenPrompt(token_ids=[0, 7]),
+            sampling=SamplingParameters(stop=["."]),
+        )
+        assert not text.has_ended
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda client: client.generate([1], max_token=3), "max_token: a parameter of a request, as max_tokens, got 3"),
+        (lambda client: client.generate([1], max_tokens=0), "max_tokens: at least 1, got 0"),
+        (lambda client: client.generate([1], max_tokens=-1), "max_tokens: at least 0, got -1"),
+        (lambda client: client.generate([1], max_tokens=2**32), "max_tokens: at most 4294967295, got 4294967296"),
+        (lambda client: client.generate([1], max_tokens=True), "max_tokens: a whole number, got True"),
+        (lambda client: client.generate([1], seed="7"), "seed: a whole number, got 7"),
+        (lambda client: client.generate([1], temperature="hot"), "temperature: a number, got hot"),
+        (lambda client: client.generate([1], temperature=-0.5), "temperature: at least 0, got -0.5"),
+        (lambda client: client.generate([1], top_p=float("nan")), "top_p: a finite number, got nan"),
+        (lambda client: client.generate([1], top_logprobs=500), "top_logprobs: at most 127, got 500"),
+        (lambda client: client.generate([1], stop=["x", 3]), "stop[1]: a text, got 3"),
+        (lambda client: client.generate([1], stop=7), "stop: a sequence, got int"),
+        (lambda client: client.generate([1], stop=["x", ""]), "stop[1]: text, got empty text"),
+        (lambda client: client.generate([1], ignore_end_token=1), "ignore_end_token: True or False, got 1"),
+        (lambda client: client.generate([1], model=3), "model: a text, got 3"),
+        (lambda client: client.generate([1], request_id=0), "request_id: at least 1, got 0"),
+        (lambda client: client.generate(""), "prompt: text, got empty text"),
+        (lambda client: client.generate([]), "prompt: at least 1 token id, got none"),
+        (lambda client: client.generate([1, "2"]), "prompt[1]: a whole number, got 2"),
+        (lambda client: client.generate([1, 2**31]), "prompt[1]: at most 2147483646, got 2147483648"),
+        (lambda client: client.generate(b"text"), "prompt: a text or a sequence of token ids, got bytes"),
+        (
+            lambda client: client.generate(generate_of(1), seed=1),
+            "parameters: none beside a Generate message, got seed",
+        ),
+    ],
+)
+async def test_wrong_argument_is_refused_in_one_line(call: Callable[[Client], Generation], line: str) -> None:
+    """An unknown name, a wrong type or a value out of bounds is refused with the argument, the limit and the value."""
+    _, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        with pytest.raises(ContractError) as refused:
+            call(client)
+        assert str(refused.value) == line
+        assert client.session.outstanding == 0
+
+
+# Closing what generate returns.
+
+
+@pytest.mark.parametrize("way", ["aclose", "async with", "dropped", "rows", "cycle"])
+async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str) -> None:
+    """A generation that is closed, left by `break`, or dropped is aborted at its worker, and leaving does not wait."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
+    async with client:
+        await processor.welcome()
+        generation = await begun(processor, client)
+        match way:
+            case "aclose":
+                await generation.aclose()
+                assert generation.status is ABORTED
+                assert await taken(generation) == []
+            case "async with":
+                async with generation:
+                    async for _ in generation:
+                        break
+            case "rows":
+                async for _ in generation.rows():
+                    break
+            case "cycle":
+                circle: list[object] = [generation]
+                circle.append(circle)
+                del circle
+        del generation
+        gc.collect()
+        assert (await processor.body("abort")).abort.request_key == 5
+        assert client.session.outstanding == 0
+
+
+async def test_generation_that_is_iterated_where_it_is_made_ends_when_the_loop_is_left() -> None:
+    """`async for ... in client.generate(...)` with a `break` ends the request: nothing refers to its iterator then."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
+    async with client:
+        await processor.welcome()
+
+        async def first_token() -> int:
+            async for token in client.generate(generate_of(5)):
+                return token.id
+            raise AssertionError
+
+        first = asyncio.create_task(first_token())
+        await processor.body("generate")
+        processor.rows(Wanted(5, 0, 2))
+        assert await soon(first) == ids(5, 0, 1)[0]
+        assert (await processor.body("abort")).abort.request_key == 5
+
+
+async def test_generation_that_ended_needs_no_abort() -> None:
+    """Closing or dropping what had its last row says nothing to the processor, and keeps its status."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        generation = client.generate(generate_of(5))
+        await processor.body("generate")
+        processor.rows(Wanted(5, 0, 2, FINISHED))
+        async with generation:
+            assert len(await soon(taken(generation))) == 2
+        assert generation.status is FINISHED
+        del generation
+        await turns()
+        assert client.session.open_count == 0
+    await processor.body("goodbye")
+
+
+def test_rows_of_a_closed_request_are_dropped_until_the_processor_ended_it() -> None:
+    """Late rows of a closed request cause no second abort; its last row ends it, and its id is free again."""
+    peer = opened()
+    tokens = peer.session.open(generate_of(5))
+    list(peer.says_all())
+    peer.session.discard(5)
+    peer.session.discard(5)
+    assert (tokens.status, peer.session.outstanding, peer.session.is_open(5)) == (ABORTED, 0, True)
+    assert peer.bodies() == ["abort"]
+    peer.rows(Wanted(5, 0, 2))
+    assert "abort" not in peer.bodies()
+    assert len(tokens) == 0
+    peer.rows(Wanted(5, 2, 0, ABORTED))
+    assert not peer.session.is_open(5)
+
+
+@pytest.mark.parametrize("ending", ["error", "taken up", "given up"])
+def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
+    """An error of the processor ends a closed request as its last row does, and so does giving everything up."""
+    peer = opened()
+    peer.session.open(generate_of(5))
+    list(peer.says_all())
+    peer.session.discard(5)
+    if ending == "given up":
+        peer.session.give_up("over")
+    else:
+        taken_up = ErrorCode.ERROR_CODE_TAKEN_UP
+        code = taken_up if ending == "taken up" else ErrorCode.ERROR_CODE_ENGINE
+        peer.numbered(error=RequestError(request_key=5, code=code, message="over"))
+    assert not peer.session.is_open(5)
+    list(peer.says_all())
+    if ending == "taken up":
+        peer.rows(Wanted(5, 0, 1))
+        assert "abort" not in peer.bodies()
+
+
+def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> None:
+    """A processor that may not have heard of the abort is told again, so that the engine does not go on."""
+    peer = opened()
+    peer.session.open(generate_of(5))
+    list(peer.says_all())
+    peer.rows(Wanted(5, 0, 2))
+    peer.session.discard(5)
+    list(peer.says_all())
+    peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
+    peer.says()
+    peer.welcome(processor_id="other")
+    assert [frame.WhichOneof("body") for frame in peer.says_all()] == ["resume", "abort"]
+
+
+def test_closed_request_that_was_never_sent_is_never_sent() -> None:
+    """A request that is closed before there is a processor is forgotten at once."""
+    peer = opened()
+    peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
+    peer.says()
+    peer.session.open(generate_of(5))
+    peer.session.discard(5)
+    assert peer.session.open_count == 0
+    peer.welcome()
+    assert "generate" not in peer.bodies()
+
+
+async def test_closed_requests_are_bounded_with_the_open_ones() -> None:
+    """A closed request takes room until the processor ended it, so that closing does not go around the bound."""
+    processor, client, _ = await meeting({"client.max_requests": 2})
+    async with client:
+        await processor.welcome()
+        for key in (5, 6):
+            await (await begun(processor, client, key)).aclose()
+        with pytest.raises(RequestFailedError, match="at most 2, got 3"):
+            client.generate(generate_of(7))
+        processor.rows(Wanted(5, 2, 0, ABORTED))
+        await turns()
+        await client.generate(generate_of(7)).aclose()
+
+
+# Steps.
+
+
+def _ends(outputs: list[StepRows | RequestEnd]) -> dict[int, tuple[RowStatus | None, str | None]]:
+    return {
+        each.request_id: (each.status, None if each.error is None else each.error.reason)
+        for each in outputs
+        if isinstance(each, RequestEnd)
+    }
+
+
+def test_each_end_comes_once_after_the_rows_before_it() -> None:
+    """Last rows, errors of the processor, gaps, deadlines, closing and giving up all end in the one ordered stream."""
+    peer = opened()
+    outputs: list[StepRows | RequestEnd] = []
+    peer.session.open_stream(outputs.append)
+    for key in range(1, 8):
+        peer.session.open(generate_of(key, deadline_unix_ms=1000 if key == 4 else 0))
+    peer.rows(*(Wanted(key, 0, 2) for key in range(1, 8)))
+    peer.rows(Wanted(1, 2, 1, FINISHED), Wanted(3, 9, 1), Wanted(2, 2, 1))
+    peer.numbered(error=RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
+    peer.session.end_overdue(10_000)
+    peer.session.discard(5)
+    with pytest.raises(ContractError):
+        peer.numbered(b"no batch", outputs=Outputs())
+    assert _ends(outputs) == {
+        1: (FINISHED, None),
+        2: (None, "broke"),
+        3: (None, "tokens 2 to 8 never came from the processor"),
+        4: (None, "deadline_unix_ms: no end was heard by 9000 ms after it"),
+        5: (ABORTED, None),
+        6: (None, _ends(outputs)[6][1]),
+        7: (None, _ends(outputs)[6][1]),
+    }
+    assert "tokens came that cannot be read" in str(_ends(outputs)[6][1])
+    ended: set[int] = set()
+    for output in outputs:
+        if isinstance(output, StepRows):
+            assert ended.isdisjoint(output.target.request_keys.tolist())
+        else:
+            assert output.request_id not in ended
+            ended.add(output.request_id)
+
+
+async def test_second_steps_is_refused_until_the_first_is_closed_or_dropped() -> None:
+    """Two consumers of all steps cannot both have them: the second one is refused by name, and the first goes on."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    async with client:
+        await processor.welcome()
+        first = client.steps()
+        with pytest.raises(RuntimeError, match=r"steps\(\) is being iterated over already"):
+            client.steps()
+        client.submit(generate_of(5))
+        processor.rows(Wanted(5, 0, 1))
+        assert isinstance(await soon(anext(first)), StepRows)
+        await first.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(first)
+        dropped = client.steps()
+        del dropped
+        second = client.steps()
+        await turns()
+        client.submit(generate_of(6))
+        processor.rows(Wanted(6, 0, 1))
+        assert isinstance(await soon(anext(second)), StepRows)
+
+
+async def test_consumer_that_waits_for_steps_ends_when_they_are_closed() -> None:
+    """Closing the iterator in one task ends the iteration in another one."""
+    _, client, _ = await meeting()
+    async with client:
+        steps = client.steps()
+        waiting = asyncio.create_task(anext(steps, None))
+        await turns()
+        await steps.aclose()
+        assert await soon(waiting) is None
+
+
+async def test_submitted_requests_end_with_the_steps() -> None:
+    """Without steps a request cannot be submitted; those that were are aborted when the steps are closed."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 3_600_000})
+    async with client:
+        await processor.welcome()
+        with pytest.raises(RuntimeError, match=r"submit\(\) needs steps\(\) to be open"):
+            client.submit([1])
+        async with client.steps():
+            request_id = client.submit([1], max_tokens=9)
+            assert (await processor.body("generate")).generate.request_key == request_id
+        assert (await processor.body("abort")).abort.request_key == request_id
+
+
+async def test_generation_beside_steps_has_its_end() -> None:
+    """While steps are iterated over, rows come from there alone, and a generation tells its end."""
+    processor, client, _ = await meeting()
+    async with client, client.steps() as steps:
+        await processor.welcome()
+        generation = client.generate(generate_of(5))
+        await processor.body("generate")
+        processor.rows(Wanted(5, 0, 2, FINISHED))
+        rows, end = await soon(anext(steps)), await soon(anext(steps))
+        assert isinstance(rows, StepRows)
+        assert end == RequestEnd(5, FINISHED, None)
+        assert await soon(taken(generation)) == []
+        assert generation.status is FINISHED
+
+
+# Watching.
+
+
+async def test_second_watch_is_refused_until_the_first_is_closed_or_dropped() -> None:
+    """A second watch does not starve the first: it is refused by name, and works when the first is gone."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        first = client.watch("w")
+        with pytest.raises(RuntimeError, match=r"watch\(\) is being iterated over already"):
+            client.watch("w")
+        processor.say(ServerFrame(watched_stream=WatchedStream(epoch=1, hello=hello_of())))
+        assert isinstance(await soon(anext(first)), WatchedStream)
+        del first
+        second = client.watch("v")
+        await turns()
+        processor.say(ServerFrame(watched_item=item_of(b"abc", 1)), b"abc")
+        assert (await soon(anext(second))) is not None

@@ -1,0 +1,104 @@
+"""Dispatcher: each request's rows go to its listener, and its error after them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.services.builders import Wanted, generate_of, settings
+from tests.services.client.test_client import Processor, meeting
+from tests.support.waiting import turns
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.gateway.api_keys import Caller
+from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.dispatcher import Dispatcher
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+
+
+class _Listener:
+    """Counts the tokens that it takes, at most so many of them."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.tokens = 0
+        self.most = most
+        self.seen: list[int | str] = []
+
+    def take(self, view: RenderedStep, place: int) -> bool:
+        """Count a row's tokens."""
+        self.tokens = min(self.most, self.tokens + view.counts[place])
+        self.seen.append(self.tokens)
+        return True
+
+    def fail(self, error: ApiError) -> None:
+        """Keep the error."""
+        self.seen.append(error.message)
+
+
+@asynccontextmanager
+async def _running() -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
+    """Run a dispatcher, whose processor the test plays."""
+    processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
+    chosen = settings().gateway
+    async with client:
+        await processor.welcome()
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, Buffers(2**30))
+        running = asyncio.create_task(dispatcher.run())
+        await turns()
+        yield processor, dispatcher, Caller(None, chosen, time.monotonic)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _answer(*listeners: _Listener) -> Any:  # noqa: ANN401 - the part of an answer that the dispatcher uses
+    return cast("Any", SimpleNamespace(listeners=listeners))
+
+
+@pytest.mark.parametrize(("emitted", "most", "told"), [(7, 1000, 7), (30, 12, 12)])
+async def test_error_tells_how_many_tokens_were_handed_out(emitted: int, most: int, told: int) -> None:
+    """Tokens that came and were not handed out are not counted as emitted: a client that resumes would miss them."""
+    async with _running() as (processor, dispatcher, caller):
+        listener = _Listener(most)
+        dispatcher.open([generate_of(5)], _answer(listener), caller)
+        await processor.body("generate")
+        for place in range(emitted):
+            processor.rows(Wanted(5, place, 1))
+        processor.fails(5, ErrorCode.ERROR_CODE_GAP, "lost")
+        await turns()
+        assert listener.seen[-1] == f"lost (after {told} tokens)"
+        assert len(dispatcher) == 0
+
+
+async def test_error_comes_after_the_rows_before_it_without_a_task_or_a_timer() -> None:
+    """Rows and errors that arrive at once reach each listener in order, and no request has a task of its own."""
+    async with _running() as (processor, dispatcher, caller):
+        tasks = len(asyncio.all_tasks())
+        listeners = [_Listener() for _ in range(20)]
+        dispatcher.open([generate_of(key) for key in range(5, 25)], _answer(*listeners), caller)
+        assert len(asyncio.all_tasks()) == tasks
+        await processor.body("generate")
+        processor.rows(*(Wanted(key, 0, 2) for key in range(5, 25)))
+        processor.rows(*(Wanted(key, 2, 1) for key in range(5, 25)))
+        for key in range(5, 25):
+            processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
+        await turns()
+        assert [listener.seen for listener in listeners] == [[2, 3, "broke (after 3 tokens)"]] * 20
+
+
+async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it() -> None:
+    """A caller's room is free again when the processor has ended a request, not when the gateway gave it up."""
+    async with _running() as (processor, dispatcher, caller):
+        keys = dispatcher.open([generate_of(5)], _answer(_Listener()), caller)
+        await processor.body("generate")
+        dispatcher.close(keys)
+        await processor.body("abort")
+        assert caller.open_requests == 1
+        processor.rows(Wanted(5, 0, 0, RowStatus.ABORTED))
+        await turns()
+        assert caller.open_requests == 0

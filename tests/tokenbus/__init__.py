@@ -1,0 +1,1 @@
+"""Tests of the door: the one package that users import."""

@@ -1,0 +1,42 @@
+"""The door's names, used as a caller uses them: this file is what mypy holds their types against."""
+
+from collections.abc import Callable
+
+import tokenbus
+
+
+async def _use(address: str) -> None:
+    client: tokenbus.Client = tokenbus.connect(address, name="typing")
+    async with client:
+        generation: tokenbus.Generation = client.generate("text", max_tokens=8, top_logprobs=2, seed=1, stop=["."])
+        async with generation:
+            async for token in generation:
+                told: tuple[int, float | None, int | None, int, int] = (
+                    token.id,
+                    token.logprob,
+                    token.rank,
+                    token.position,
+                    token.request_id,
+                )
+                alternatives: tuple[tuple[int, float], ...] = token.alternatives
+                assert told[0] != len(alternatives)
+        async for row in client.generate([1, 2], temperature=0).rows():
+            values: list[float] = row.logprobs.tolist()
+            assert values
+        async with client.steps() as steps:
+            request_id: int = client.submit([1, 2, 3])
+            async for item in steps:
+                if isinstance(item, tokenbus.StepRows):
+                    batch: tokenbus.LogprobBatch = item.target
+                    assert batch.row_count
+                elif item.error is not None:
+                    failed: tokenbus.RequestFailedError = item.error
+                    assert (failed.request_id, failed.code_name) == (request_id, "overloaded")
+
+
+def test_names_are_typed() -> None:
+    """Mypy reads the function above with the types that users see; nothing of it needs to run."""
+    run: Callable[..., None] = tokenbus.run_engine
+    use: Callable[[str], object] = _use
+    assert callable(run)
+    assert callable(use)
