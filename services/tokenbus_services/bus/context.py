@@ -24,7 +24,7 @@ _log = logger("bus")
 
 
 class SharedContext:
-    """A ZeroMQ context that lasts while a socket of it is open; who closes a socket then calls `leave`."""
+    """A ZeroMQ context that lasts while a socket of it is open; close a socket, then call `leave`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Take the clock of the listening sockets' guard, in seconds."""
