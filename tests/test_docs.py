@@ -9,7 +9,7 @@ import pytest
 from tests.pages import PAGES, ROOT
 
 SERVICES = ROOT / "services" / "tokenbus_services"
-COMMON = {"settings", "logs", "clock", "descriptors", "link", "reconnecting", "recording"}
+COMMON = {"settings", "logs", "clock", "descriptors", "link", "loop_thread", "signals", "reconnecting", "recording"}
 """What every package of the services may use."""
 
 
