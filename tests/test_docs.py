@@ -16,6 +16,7 @@ COMMON = {
     "descriptors",
     "link",
     "recording",
+    "watched_files",
     "plugins",
     "loop_thread",
     "signals",

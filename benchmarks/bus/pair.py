@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.bus.orders import Order, Received, Sent
+from tokenbus_services.bus import Role
 from tokenbus_services.bus.allowed import new_key, write_keys
-from tokenbus_services.bus.identity import Role
 from tokenbus_services.bus.keys import create_key, public_key
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import LogSettings

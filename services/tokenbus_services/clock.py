@@ -1,4 +1,4 @@
-"""Time, as it is handed to everything that waits: tests hand over a clock of their own."""
+"""Clock: the time, which everything that waits is given; tests give a clock of their own."""
 
 import asyncio
 import contextlib
@@ -7,23 +7,23 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time, and waits."""
+    """Returns the time, and waits."""
 
     def now(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
 
     def unix_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC: what moments are told in, between processes."""
+        """Return milliseconds since 1970-01-01 UTC, in which processes exchange deadlines."""
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait until an event is set, at most so many seconds; tell whether it is."""
+        """Wait until an event is set, for at most so many seconds; return whether it is."""
 
 
 class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """Return seconds of the monotonic clock."""
+        """Return the seconds of the monotonic clock."""
         return time.monotonic()
 
     def unix_ms(self) -> int:
@@ -31,7 +31,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
-        """Wait until an event is set, at most so many seconds; tell whether it is."""
+        """Wait until an event is set, for at most so many seconds; return whether it is."""
         if not event.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

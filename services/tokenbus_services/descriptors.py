@@ -1,4 +1,4 @@
-"""How many files the operating system lets this process have open: each connection is one."""
+"""The limit of open files, of which each connection takes some."""
 
 import resource
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from tokenbus_services.settings import Settings
 
 _log = logger("service")
 _OTHERS = 128
-"""What is open beside connections: the metrics, logs, dead letters, weights."""
+"""Files beside connections: metrics, logs, dead letters, weights."""
 
 
 def open_files_for(settings: Settings) -> Callable[[], None]:
-    """Raise the process's own limit to what a service may need by its settings, as far as it may.
+    """Raise this process's limit as far as its settings need and the system allows; return a function that logs it.
 
-    What is returned logs the limit: a service calls it once it runs, so that one that cannot says only why.
+    A service calls that function once it runs, so that one that cannot start logs only the reason.
     """
-    # A connection of the bus takes two: libzmq's, and the one by which it is looked at.
+    # A connection of the bus takes two: libzmq's, and the duplicate by which it is bounded.
     wanted = 2 * settings.bus.max_connections + settings.gateway.max_connections + _OTHERS
     soft = _raised_to(wanted)
     return partial(_log.info, "open files", limit=soft, wanted=wanted)
 
 
 def room_for(connections: int) -> int:
-    """Raise the process's own limit as far as it must and may be; return for how many of the connections there is room.
+    """Raise this process's limit for so many connections, as far as the system allows; return how many have room.
 
-    Without room a connection cannot even be refused: it waits, and all that is accepted fails, thousands a second.
+    One more could not even be refused: it would wait, while accepting fails thousands of times a second.
     """
     wanted = connections + _OTHERS
     soft = _raised_to(wanted)

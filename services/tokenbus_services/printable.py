@@ -1,6 +1,6 @@
-"""Printable: what comes from outside, as text that a terminal and a log can show."""
+"""printable: untrusted text, made safe for terminals and logs."""
 
 
 def printable(text: str) -> str:
-    """Return text as one line that moves no cursor: what is not printable, surrogates included, is escaped."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """Return text as one line, with all that is not printable escaped, surrogates too."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

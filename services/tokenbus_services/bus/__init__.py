@@ -1,9 +1,18 @@
-"""The bus: how messages get from one process to another, whatever carries them."""
+"""The bus: messages between processes, over any transport."""
 
 from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
-from tokenbus_services.bus.identity import ANONYMOUS, Identity, Role
 from tokenbus_services.bus.memory import MemoryTransport
-from tokenbus_services.bus.transport import Connection, Listener, Outcome, Parts, Transport, Usage
+from tokenbus_services.bus.transport import (
+    ANONYMOUS,
+    Connection,
+    Identity,
+    Listener,
+    Outcome,
+    Parts,
+    Role,
+    Transport,
+    Usage,
+)
 from tokenbus_services.bus.zeromq import ZeroMQTransport
 from tokenbus_services.settings import BusSettings
 
@@ -28,5 +37,5 @@ __all__ = [
 
 
 def transport_for(settings: BusSettings) -> Transport:
-    """Return the transport that carries what the settings' addresses name."""
+    """Return the transport for the addresses of the settings."""
     return ZeroMQTransport(settings)

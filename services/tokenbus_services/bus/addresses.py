@@ -1,4 +1,4 @@
-"""What a ZeroMQ address says: a host and a port, or a path."""
+"""ZeroMQ addresses: a host and a port, or a path."""
 
 import ipaddress
 import os
@@ -16,7 +16,7 @@ _MOST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class TcpEndpoint:
-    """A host's name or number and a port; to listen, the host may be `*` and the port 0, which leaves it open."""
+    """A host and a port; to listen, the host may be `*` for all interfaces, and the port 0 for any free one."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class TcpEndpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can be at the other end: 127.0.0.0/8, ::1 or localhost."""
+        """Whether only this machine can reach it: 127.0.0.0/8, ::1 or localhost."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -47,7 +47,7 @@ class IpcEndpoint:
 
 
 def parse(address: str) -> TcpEndpoint | IpcEndpoint:
-    """Return what an address says, or raise an AddressError."""
+    """Return the endpoint of an address; raises AddressError."""
     scheme, _, rest = address.partition("://")
     if scheme == "tcp":
         return _tcp(address)
@@ -57,7 +57,7 @@ def parse(address: str) -> TcpEndpoint | IpcEndpoint:
 
 
 def parse_remote(address: str) -> TcpEndpoint | IpcEndpoint:
-    """Return what an address to connect to says, or raise an AddressError."""
+    """Return the endpoint of an address to connect to; raises AddressError."""
     endpoint = parse(address)
     if isinstance(endpoint, TcpEndpoint) and (endpoint.host == "*" or not endpoint.port):
         raise AddressError(address, "a host and a port are needed to connect")
@@ -75,7 +75,7 @@ def _tcp(address: str) -> TcpEndpoint:
 
 
 def _ipc(address: str, path: str) -> IpcEndpoint:
-    # libzmq reads @NAME and * as no path: names without a file, which anybody on the machine may take.
+    # To libzmq, @NAME and * are no paths, but names without a file, which every user of the machine may take.
     if not path or not path.isprintable() or path == "*" or path.startswith("@"):
         raise AddressError(address, "expected ipc://PATH")
     size = len(os.fsencode(path))

@@ -1,8 +1,9 @@
-"""The allow-list: which keys may connect, what each may do, and under which names."""
+"""AllowList: which keys may connect, with which roles, and under which names."""
 
 import fcntl
 import json
 import os
+import re
 import stat
 import tempfile
 import tomllib
@@ -12,25 +13,31 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tokenbus_services.bus.identity import Identity, Role
-from tokenbus_services.bus.keys import NAME, is_key
+from zmq.utils import z85
+
+from tokenbus_services.bus.transport import Identity, Role
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import SettingsError
 from tokenbus_services.watched_files import WatchedFiles
 
+KEY_BYTES = 32
+KEY_LENGTH = 40
+"""Characters of a key in Z85."""
 MOST_PATTERNS = 64
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A key's name; its files are named after it."""
 _MOST_KEYS = 65_536
 _MOST_BYTES = 2**24
 _LONGEST_PATTERN = 64
 _MODE = 0o644
 _FIELDS = {"name", "public", "roles", "names", "added", "revoked"}
-_HEAD = "# The keys that may connect. `tokenbus keys` writes this file; who listens reads it again when it changes.\n"
+_HEAD = "# The keys that may connect. `tokenbus keys` writes this file; listeners reload it when it changes.\n"
 _log = logger("bus")
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedKey:
-    """One line of the allow-list; a name may have several keys, as while one takes another's place."""
+    """One entry of the allow-list; a name may have several keys, as during a rotation."""
 
     public: str
     """In Z85."""
@@ -40,20 +47,20 @@ class AllowedKey:
 
 
 class AllowListError(ValueError):
-    """An allow-list that cannot be used: one line with the place, the limit and the value."""
+    """An allow-list cannot be used: one line with the place, the limit and the value."""
 
 
 class AllowList:
-    """The allow-list of a process that listens: a file that is read again when it changes.
+    """The allow-list of a process that listens, reloaded when its file changes.
 
-    One that cannot be read any more leaves the last good one in force, and a line in the log.
+    A file that cannot be read leaves the last good list in force, and is logged.
     """
 
     def __init__(self, path: str) -> None:
-        """Read it, or raise a SettingsError for `bus.allowed_keys`."""
+        """Read the file; raises SettingsError for `bus.allowed_keys`."""
         self.path = Path(path)
         self.version = 0
-        """How often it has changed."""
+        """How often it was reloaded."""
         self._files = WatchedFiles([self.path])
         try:
             self._identities = _in_force(read_keys(self.path))
@@ -61,11 +68,11 @@ class AllowList:
             raise SettingsError("bus.allowed_keys", f"a file of allowed keys: {error}", path) from None
 
     def find(self, public: str) -> Identity | None:
-        """Return whose key it is, or None: it is not allowed, or not any more."""
+        """Return a key's identity, or None: it is not allowed, or was revoked."""
         return self._identities.get(public)
 
     def refresh(self) -> None:
-        """Read the file again if it has changed."""
+        """Reload the file if it has changed."""
         if not self._files.changed():
             return
         try:
@@ -78,7 +85,7 @@ class AllowList:
 
 
 def read_keys(path: Path) -> list[AllowedKey]:
-    """Return the keys in a file, revoked ones too, or raise an AllowListError."""
+    """Return the keys in a file, revoked ones too; raises AllowListError."""
     try:
         with path.open("rb") as file:
             mode, data = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES + 1)
@@ -107,23 +114,23 @@ def read_keys(path: Path) -> list[AllowedKey]:
 
 
 def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
-    """Put keys in the place of those in a file, all at once."""
-    descriptor, apart = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    """Replace the keys in a file, atomically."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(_HEAD + "".join(_text(key) for key in keys))
             file.flush()
             os.fchmod(file.fileno(), _MODE)
             os.fsync(file.fileno())
-        Path(apart).replace(path)
+        Path(draft).replace(path)
     except BaseException:
-        Path(apart).unlink()
+        Path(draft).unlink()
         raise
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let no other process change a file meanwhile."""
+    """Keep other processes from changing a file meanwhile."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -133,9 +140,17 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
-    """Return an entry that begins now; a ValueError says what is wrong with it."""
+    """Return an entry that is valid from now on; raises ValueError with the reason."""
     now = datetime.now(UTC).replace(microsecond=0)
     return _parsed({"name": name, "public": public, "roles": list(roles), "names": list(names), "added": now})
+
+
+def is_key(text: bytes) -> bool:
+    """Return whether a text is a key in Z85."""
+    try:
+        return len(text) == KEY_LENGTH and len(z85.decode(text)) == KEY_BYTES
+    except (ValueError, KeyError):
+        return False
 
 
 def _parsed(entry: object) -> AllowedKey:

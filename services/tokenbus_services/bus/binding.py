@@ -1,7 +1,7 @@
-"""Listening sockets of the kernel, made here rather than by libzmq.
+"""Listening sockets, which are bound here rather than by libzmq.
 
-libzmq takes a path away from whoever listens there, deletes a path that may be another's by then, and says little about
-what is wrong with an address.
+libzmq replaces the socket of another process that listens at a path, deletes a path that may be another's by then, and
+says little about what is wrong with an address.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ _REASONS = {
 
 
 class Binding:
-    """A socket that listens, and the lock on its path if it has one."""
+    """A listening socket, and the lock on its path if it has one."""
 
     def __init__(self, endpoint: TcpEndpoint | IpcEndpoint, listening: socket.socket, lock: "_PathLock | None") -> None:
-        """Take a socket that listens already."""
+        """Take a socket that is listening."""
         self.address = str(endpoint)
         self.descriptor = listening.fileno()
         self._listening = listening
@@ -43,22 +43,22 @@ class Binding:
         self._file = (endpoint.path, endpoint.path.stat()) if isinstance(endpoint, IpcEndpoint) else None
 
     def is_reachable(self) -> bool:
-        """Tell whether connections can find it: a socket's file can be removed, or replaced by another."""
+        """Return whether connections can reach it: a socket's file can be removed, or replaced."""
         return self._file is None or _is_at(*self._file)
 
     def hand_over(self) -> None:
-        """Let another close the descriptor."""
+        """Leave closing the descriptor to another owner."""
         self._listening.detach()
 
     def release(self) -> None:
-        """Close what was not handed over, and let others have the path."""
+        """Close what was not handed over, and release the path."""
         self._listening.close()
         if self._lock is not None:
             self._lock.release(self._file[1] if self._file else None)
 
 
 async def bind(address: str) -> Binding:
-    """Listen at an address, or raise an AddressError."""
+    """Listen at an address; raises AddressError."""
     endpoint = parse(address)
     try:
         return await _bind_tcp(endpoint) if isinstance(endpoint, TcpEndpoint) else _bind_ipc(endpoint)
@@ -95,7 +95,7 @@ def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
     lock = _PathLock(endpoint.path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Before it has a name: the file gets this mode, without a moment in which others could connect.
+        # Before it has a path: the file gets this mode, and there is no moment in which others could connect.
         os.fchmod(listening.fileno(), 0o600)
         _clear_path(endpoint.path)
         _listen(listening, str(endpoint.path))
@@ -107,15 +107,15 @@ def _bind_ipc(endpoint: IpcEndpoint) -> Binding:
 
 
 def _listen(listening: socket.socket, where: str | tuple[Any, ...]) -> None:
-    listening.setblocking(False)  # noqa: FBT003 - libzmq's thread must not wait for a connection that left before it was taken
+    listening.setblocking(False)  # noqa: FBT003 - libzmq's thread must not block on a connection that left before it was accepted
     listening.bind(where)
     listening.listen(_BACKLOG)
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder of a socket if there is none, and refuse one in which others could replace the socket.
+    """Make a socket's folder if there is none, and refuse one in which other users could replace the socket.
 
-    In a sticky folder, as /tmp is, they can only be there first, which is refused as taken or not permitted.
+    In a sticky folder, as /tmp is, they could only bind the path first, which is refused as taken or not permitted.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
@@ -129,7 +129,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _clear_path(path: Path) -> None:
-    """Remove the socket file that a process left behind when it died; refuse to remove anything else."""
+    """Remove the socket file of a process that died; refuse to remove anything else."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is something else than a socket")
@@ -139,11 +139,11 @@ def _clear_path(path: Path) -> None:
             except ConnectionRefusedError:
                 path.unlink()
             else:
-                raise OSError(errno.EADDRINUSE, _TAKEN)  # by somebody who does not know of our locks
+                raise OSError(errno.EADDRINUSE, _TAKEN)  # by a process that does not use our locks
 
 
 class _PathLock:
-    """A lock that dies with its process, on a file beside the path."""
+    """A lock on a file beside the path, which ends with its process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -165,7 +165,7 @@ class _PathLock:
         raise OSError(errno.EADDRINUSE, _TAKEN)
 
     def release(self, ours: os.stat_result | None = None) -> None:
-        """Remove our files and let others have the path; files are another's if ours were removed by hand."""
+        """Release the path, and remove our files, unless they were replaced by another process's."""
         if ours is not None and _is_at(self._path, ours):
             self._path.unlink(missing_ok=True)
         if self._is_current():
@@ -173,13 +173,13 @@ class _PathLock:
         os.close(self._descriptor)
 
     def _make_private(self) -> None:
-        """Refuse a file that another user made before, and keep others out of ours."""
+        """Refuse a lock file of another user, and make ours private."""
         if (owner := os.fstat(self._descriptor).st_uid) != os.geteuid():
             raise OSError(errno.EEXIST, f"{self._file.name} beside it belongs to user {owner}")
         os.fchmod(self._descriptor, 0o600)
 
     def _is_current(self) -> bool:
-        """Tell whether the locked file is still the one in the folder: who had it before removed it."""
+        """Return whether the locked file is still the one in the folder: its last owner may have removed it."""
         return _is_at(self._file, os.fstat(self._descriptor))
 
 

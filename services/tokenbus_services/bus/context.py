@@ -1,30 +1,42 @@
-"""A transport's ZeroMQ context: it lasts while one of its sockets is open."""
+"""A transport's ZeroMQ context, and the authenticator that each of its handshakes waits for."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
+from zmq.utils import z85
 
-from tokenbus_services.bus.gate import Gate
+from tokenbus_services.bus.allowed import KEY_BYTES, AllowList
+from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.guard import Guard
+from tokenbus_services.bus.sockets import LoopSocket
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
+
+OPEN_DOMAIN, KEYS_DOMAIN = b"tokenbus", b"tokenbus.keys"
+HANDSHAKE, USER = "Handshake", "User-Id"
+"""Properties of each frame: the number of its connection's handshake, and the key that its peer proved."""
+_NAME = "inproc://zeromq.zap.01"
+_log = logger("bus")
 
 
 class SharedContext:
-    """Opens sockets; each is closed by its owner, who then leaves."""
+    """A ZeroMQ context that lasts while a socket of it is open; close a socket, then call `leave`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Take the time in seconds, by which the guard of the listening sockets goes."""
+        """Take the clock of the listening sockets' guard, in seconds."""
         self._now = now
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._gate: Gate | None = None
+        self._authenticator: Authenticator | None = None
         self._guard: Guard | None = None
         self._open = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether anything is held."""
+        """Whether a socket is open."""
         return self._context is not None
 
     def socket(self, kind: int) -> "zmq.Socket[bytes]":
@@ -35,31 +47,101 @@ class SharedContext:
         self._open += 1
         return socket
 
-    def gate(self) -> Gate:
-        """Return the gate that all handshakes pass; call this with a socket open."""
+    def authenticator(self) -> "Authenticator":
+        """Return the authenticator of all handshakes; a socket must be open."""
         if self._context is None:
-            raise RuntimeError("a gate was asked for with no socket open")
-        if self._gate is None:
-            self._gate = Gate(self._context)
-        return self._gate
+            raise RuntimeError("an authenticator needs an open socket")
+        if self._authenticator is None:
+            self._authenticator = Authenticator(self._context)
+        return self._authenticator
 
     def guard(self, settings: BusSettings) -> Guard:
-        """Return what bounds the connections to all listening sockets; call this with a socket open."""
+        """Return the guard of the connections to all listening sockets; a socket must be open."""
         if self._guard is None:
             self._guard = Guard(settings, self._now)
         return self._guard
 
     async def leave(self) -> None:
-        """End the context with its last socket; that waits, at most for the linger, until what was sent is out."""
+        """End the context with its last socket; that waits until what was sent is out, at most for the linger."""
         self._open -= 1
         if self._open or self._context is None:
             return
-        context, gate, guard = self._context, self._gate, self._guard
-        self._context = self._gate = self._guard = None
+        context, authenticator, guard = self._context, self._authenticator, self._guard
+        self._context = self._authenticator = self._guard = None
         try:
-            if gate is not None:
-                await gate.close()
+            if authenticator is not None:
+                await authenticator.close()
             if guard is not None:
                 await guard.close()
         finally:
             await asyncio.to_thread(context.term)
+
+
+class Watcher(Protocol):
+    """A monitor, which must know of a connection before its handshake is answered."""
+
+    def catch_up(self) -> None:
+        """Read all events of connections that are there."""
+
+
+class Authenticator:
+    """Answers libzmq's question whether a peer may connect (ZeroMQ RFC 27, ZAP), once all watchers have caught up.
+
+    Otherwise a peer that is cut off right after its handshake would be gone before a monitor knew of it. A listener's
+    domain says what its peers must prove: nothing, or an allowed key.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        """Start to answer."""
+        self.watchers: list[Watcher] = []
+        self.handshakes = 0
+        """How many handshakes were answered."""
+        self.allowed: AllowList | None = None
+        """The keys that KEYS_DOMAIN lets in; None: no key."""
+        socket = context.socket(zmq.REP)
+        socket.linger = 0
+        socket.bind(_NAME)
+        self._socket = LoopSocket(socket, "authenticator")
+        self._repeated_log = DeduplicatedLog()
+        self._task = asyncio.create_task(self._answer())
+
+    async def close(self) -> None:
+        """Stop answering."""
+        self._socket.close()
+        await self._task
+
+    async def _answer(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                version, request_id, domain, address, _, mechanism, *credentials = await self._socket.receive()
+                for watcher in self.watchers:
+                    watcher.catch_up()
+                self.handshakes += 1
+                user = self._user(domain, mechanism, credentials, address)
+                verdict = [b"400", b"not allowed", b"", b""]
+                if user is not None:
+                    verdict = [b"200", b"OK", user, _properties(self.handshakes)]
+                with contextlib.suppress(zmq.ZMQError):  # the asking socket is closed
+                    self._socket.send([version, request_id, *verdict])
+
+    def _user(self, domain: bytes, mechanism: bytes, credentials: list[bytes], address: bytes) -> bytes | None:
+        """Return a peer's user id, which is its key if it has to prove one, or None: it is refused."""
+        if (domain, mechanism) == (OPEN_DOMAIN, b"NULL"):
+            return b""
+        if (domain, mechanism) != (KEYS_DOMAIN, b"CURVE") or self.allowed is None:
+            return None
+        if [len(each) for each in credentials] != [KEY_BYTES]:
+            return None
+        public: bytes = z85.encode(credentials[0])
+        self.allowed.refresh()
+        if self.allowed.find(public.decode()) is None:
+            where = address.decode(errors="replace")
+            self._repeated_log.begin(public, _log.warning, "key not allowed", public=public.decode(), address=where)
+            return None
+        return public
+
+
+def _properties(handshake: int) -> bytes:
+    """Return the properties that each frame of a connection has, in ZMTP's encoding."""
+    name, value = HANDSHAKE.encode(), b"%d" % handshake
+    return bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value

@@ -1,26 +1,26 @@
-"""What goes wrong on the bus; each says whose fault it is. Imports nothing, so that every module may raise it."""
+"""Errors of the bus. Imports nothing, so that every module may raise them."""
 
 
 class BusError(Exception):
-    """Something cannot be sent, received or reached."""
+    """A message cannot be sent or received, or a peer cannot be reached."""
 
 
 class AddressError(BusError):
-    """An address cannot be used: which, and why; the fault of whoever chose it, or of what is there already."""
+    """An address cannot be used: it is invalid, taken or not permitted."""
 
     def __init__(self, address: str, reason: str) -> None:
-        """Keep both."""
+        """Keep the address and the reason."""
         super().__init__(address, reason)
         self.address = address
         self.reason = reason
 
     def __str__(self) -> str:
-        """Return one printable line with both."""
+        """Return both in one printable line."""
         return f"{self.address if self.address.isprintable() else ascii(self.address)}: {self.reason}"
 
 
 class ClosedError(BusError):
-    """What is used was closed on this side, by its owner; a peer that goes away never causes this."""
+    """A listener or connection was closed on this side, by its owner; a peer that leaves never causes this."""
 
     def __init__(self, what: str) -> None:
         """Keep what was closed."""
@@ -28,12 +28,12 @@ class ClosedError(BusError):
         self.what = what
 
     def __str__(self) -> str:
-        """Return a line that says whose doing it was."""
+        """Return a line that says so."""
         return f"{self.what}: closed on this side, by its owner"
 
 
 class MessageError(BusError):
-    """A message was given that no peer would take; the fault of whoever sends it."""
+    """A message cannot be sent, because no peer accepts it: the caller's fault."""
 
     def __init__(self, limit: str, actual: int) -> None:
         """Keep the limit, as a phrase, and the measured value."""

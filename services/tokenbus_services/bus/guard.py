@@ -1,6 +1,6 @@
-"""What holds for all connections to a context's listening ZeroMQ sockets together: how many, how silent, how large.
+"""Guard: the bounds on all connections to a context's listening sockets: their number, silence and memory.
 
-It has a thread of its own: a busy event loop must not delay it, as connections can bring in a gigabyte in a second.
+It has a thread of its own, which a busy event loop does not delay: connections can send a gigabyte in a second.
 """
 
 import asyncio
@@ -17,46 +17,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from tokenbus_services.bus.accepted import Accepted
+from tokenbus_services.bus.accepted import AcceptedConnection
 from tokenbus_services.bus.transport import Usage
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings
 
 _log = logger("bus")
 BOUNDS = ("bytes", "memory", "connections", "unadmitted", "silent", "id", "key", "accept")
-_LOOK_SECONDS = 0.02
-_QUICK_LOOK_SECONDS = 0.005
-_FULL_LOOK_SECONDS = 0.25
+_CHECK_SECONDS = 0.02
+_QUICK_SECONDS = 0.005
+_FULL_SECONDS = 0.25
 _GROWTH = 8_388_608
-"""With less growth than this between two looks no connection needs to be asked: what is not resident is not held."""
-_LAST_WORD_SECONDS = 0.1
-"""How long a peer that its listener disconnects may still read why."""
-_WORTH_A_LOOK = 1_048_576
-_SUSPECT = 65_536
+"""With less growth of the process between two checks, no connection is measured: what is held is resident."""
+_FAREWELL_SECONDS = 0.1
+"""How long a peer that its listener disconnects may still read the reason."""
+_MUCH = 1_048_576
+_STUCK = 65_536
 _OTHER_FILES = 64
-_STARVING = 8
-_IPC_LOOKS = 3
+_FREED = 8
+_IPC_CHECKS = 3
 
 
 class Watched(Protocol):
-    """The connections of one listening socket."""
+    """The connections of one listening socket: its Monitor."""
 
     descriptor: int
-    """Readable when there is something to catch up on."""
-    connections: dict[int, Accepted]
+    """Readable when there are events to read."""
+    connections: dict[int, AcceptedConnection]
 
     def catch_up(self) -> None:
-        """Take note of all connections that came and went."""
+        """Read all events of connections that are there."""
 
-    def tell(self, connection: Accepted | None, reason: str) -> None:
-        """Say why a connection was cut off."""
+    def report(self, connection: AcceptedConnection | None, reason: str) -> None:
+        """Report why a connection was cut off."""
 
     def is_read_out(self) -> bool:
-        """Tell, on the event loop, whether all that came in whole has been read."""
+        """Return whether every message that has arrived was read; on the event loop."""
 
 
 class Guard:
-    """Bounds connections; `lock` is held around all that looks at them."""
+    """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
         """Take the bounds and the time in seconds, and start the thread.
@@ -65,7 +65,7 @@ class Guard:
         """
         self.lock = threading.RLock()
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
-        """How many connections were cut off, by the bound that they broke."""
+        """Connections that were cut off, by the bound that they exceeded."""
         self.held_bytes = self.peak_held_bytes = 0
         self._settings = settings
         self._now = now
@@ -77,9 +77,9 @@ class Guard:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._page = resource.getpagesize()
         self._spare: int | None = None
-        self._save_one()
+        self._open_spare()
         self._seen = self._calm = self._resident()
-        self._pause = _LOOK_SECONDS
+        self._pause = _CHECK_SECONDS
         self._next_full = 0.0
         self._trim_at: float | None = None
         self.max_connections = _room(settings.max_connections)
@@ -89,7 +89,7 @@ class Guard:
         self._thread.start()
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._closed = True
         os.eventfd_write(self._wake, 1)
         await asyncio.to_thread(self._thread.join)
@@ -98,20 +98,20 @@ class Guard:
                 os.close(descriptor)
 
     def watch(self, watched: Watched) -> None:
-        """Look after a listening socket's connections."""
+        """Bound a listening socket's connections."""
         with self.lock:
             self._watched.append(watched)
             self._poll.register(watched.descriptor, select.POLLIN)
         os.eventfd_write(self._wake, 1)
 
     def release(self, watched: Watched) -> None:
-        """Look after a listening socket's connections no more."""
+        """Stop bounding a listening socket's connections."""
         with self.lock:
             self._watched.remove(watched)
             self._poll.unregister(watched.descriptor)
 
     def usage(self) -> Usage:
-        """Return how much of the bounds is used; from any thread."""
+        """Return how much of the bounds is in use; any thread may call this."""
         with self.lock:
             admitted = [each.is_admitted for watched in self._watched for each in watched.connections.values()]
             silent = len(admitted) - sum(admitted)
@@ -119,27 +119,27 @@ class Guard:
 
     # New connections.
 
-    def accept(self, descriptor: int, handshakes: int) -> Accepted | None:
-        """Return a new connection, or None if it has ended."""
+    def accept(self, descriptor: int, handshakes: int) -> AcceptedConnection | None:
+        """Return a new connection, or None if it has ended already."""
         with contextlib.suppress(OSError):
-            return Accepted(descriptor, handshakes, self._now())
+            return AcceptedConnection(descriptor, handshakes, self._now())
         if self._spare is None:
             return None
-        # Without a descriptor to spare a connection could not even be cut off.
+        # The spare descriptor is for this: without one a connection could not even be cut off.
         os.close(self._spare)
         self._spare = None
         try:
-            return Accepted(descriptor, handshakes, self._now())
-        except OSError:  # it ends just now
+            return AcceptedConnection(descriptor, handshakes, self._now())
+        except OSError:  # it has just ended
             return None
         finally:
-            self._save_one()
+            self._open_spare()
 
     def make_room(self, at_least: int = 0) -> int:
-        """Cut off the oldest connections that are too many, of those that have not introduced themselves.
+        """Evict the oldest connections that have not introduced themselves, as far as there are too many.
 
-        The oldest go, not the newest: a peer of ours introduces itself at once, and so it comes in during a flood of
-        connections that never do. Where the newest were refused, it would have to wait for one of their places.
+        The oldest and not the newest: a peer of ours introduces itself at once, and so it gets in during a flood of
+        silent connections. If the newest were refused, it would have to wait for one of their places.
         """
         live = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
         unadmitted = [pair for pair in live if not pair[0].is_admitted]
@@ -154,39 +154,39 @@ class Guard:
             self.cut(watched, connection, kind, f"at most {bound} at once")
         return len(unadmitted[:surplus])
 
-    def starve(self, listening: socket.socket) -> None:
-        """Learn that no descriptor was left for a connection: make room, or else refuse those that wait for one.
+    def free_descriptors(self, listening: socket.socket) -> None:
+        """Make room after no descriptor was left for a connection, or else refuse those that wait for one.
 
-        libzmq would try again and again, without a pause.
+        libzmq would try to accept them again and again, without a pause.
         """
         self.cut_off["accept"] += 1
-        if self.make_room(_STARVING) or self._spare is None:
+        if self.make_room(_FREED) or self._spare is None:
             return
         os.close(self._spare)
         self._spare = None
         with contextlib.suppress(OSError):
             while True:
                 listening.accept()[0].close()
-        self._save_one()
+        self._open_spare()
 
-    def _save_one(self) -> None:
+    def _open_spare(self) -> None:
         with contextlib.suppress(OSError):
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     # Cutting off.
 
-    def cut(self, watched: Watched, connection: Accepted, kind: str, reason: str) -> None:
-        """Cut a connection off, and say why."""
+    def cut(self, watched: Watched, connection: AcceptedConnection, kind: str, reason: str) -> None:
+        """Cut a connection off, and report why."""
         if not connection.is_cut:
             self.cut_off[kind] += 1
-            watched.tell(connection, f"cut off: {reason}")
-            connection.shut(at_once=True)
+            watched.report(connection, f"cut off: {reason}")
+            connection.shut_down(reset=True)
             if kind in {"bytes", "memory"}:
-                self._trim_at = self._now() + _FULL_LOOK_SECONDS
+                self._trim_at = self._now() + _FULL_SECONDS
 
-    def dismiss(self, connection: Accepted) -> None:
-        """Cut a connection off soon, when what was sent to it is out."""
-        connection.cut_at = self._now() + _LAST_WORD_SECONDS
+    def dismiss(self, connection: AcceptedConnection) -> None:
+        """Cut a connection off soon, once what was sent to it is out."""
+        connection.cut_at = self._now() + _FAREWELL_SECONDS
 
     # The thread.
 
@@ -200,35 +200,34 @@ class Guard:
                 with self.lock:
                     for watched in tuple(self._watched):
                         watched.catch_up()
-                    self._look()
-            except Exception:  # noqa: BLE001 - whatever it is
-                # Without this thread nothing is bounded, and libzmq's would wait for it.
-                _log.exception("connections could not be looked at")
-                time.sleep(_LOOK_SECONDS)
+                    self._check()
+            except Exception:  # noqa: BLE001 - without this thread nothing is bounded, and handshakes wait for it
+                _log.exception("checking connections failed")
+                time.sleep(_CHECK_SECONDS)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now, resident = self._now(), self._resident()
-        self._pause = _QUICK_LOOK_SECONDS if resident - self._seen >= _GROWTH else _LOOK_SECONDS
+        self._pause = _QUICK_SECONDS if resident - self._seen >= _GROWTH else _CHECK_SECONDS
         if self._trim_at is not None and now >= self._trim_at:
             self._trim_at = None
             _trim()
         if resident - self._seen < _GROWTH and now < self._next_full:
             self._seen = min(self._seen, resident)
             return
-        self._seen, self._next_full = resident, now + _FULL_LOOK_SECONDS
+        self._seen, self._next_full = resident, now + _FULL_SECONDS
         pairs = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
         for connection, watched in pairs:
             if connection.cut_at is not None and now >= connection.cut_at:
-                connection.shut()
+                connection.shut_down()
                 continue
-            with contextlib.suppress(OSError):  # it has ended by itself
-                connection.look(now, resident)
-            self._hold_to_its_bound(watched, connection)
-            self._ask_for_introduction(watched, connection, now)
-        self._hold_to_the_sum([pair for pair in pairs if pair[0].is_tcp], now)
-        self._hold_to_the_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
+            with contextlib.suppress(OSError):  # it has ended already
+                connection.measure(now, resident)
+            self._check_size(watched, connection)
+            self._check_introduction(watched, connection, now)
+        self._check_sum([pair for pair in pairs if pair[0].is_tcp], now)
+        self._check_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
 
-    def _hold_to_its_bound(self, watched: Watched, connection: Accepted) -> None:
+    def _check_size(self, watched: Watched, connection: AcceptedConnection) -> None:
         name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
         most = getattr(self._settings, name)
         if connection.held <= most:
@@ -236,16 +235,16 @@ class Guard:
         reason = f"{connection.held} bytes that are unfinished or unread, more than bus.{name}, {most}"
         if connection.is_tcp:
             self.cut(watched, connection, "bytes", reason)
-        elif connection.unread_looks >= _IPC_LOOKS:
+        elif connection.unread_checks >= _IPC_CHECKS:
             self._cut_if_read_out(watched, connection, "bytes", reason)
 
-    def _ask_for_introduction(self, watched: Watched, connection: Accepted, now: float) -> None:
+    def _check_introduction(self, watched: Watched, connection: AcceptedConnection, now: float) -> None:
         most = self._settings.introduction_timeout_ms
         if not connection.is_admitted and now - connection.accepted > most / 1000:
             self._cut_if_read_out(watched, connection, "silent", f"it has not introduced itself within {most} ms")
 
-    def _hold_to_the_sum(self, pairs: list[tuple[Accepted, Watched]], now: float) -> None:
-        """Cut off those that have held the most for the longest without one message that could be read."""
+    def _check_sum(self, pairs: list[tuple[AcceptedConnection, Watched]], now: float) -> None:
+        """Cut off those that have held the most for the longest without finishing a message."""
         self.held_bytes = sum(each.held for each, _ in pairs)
         self.peak_held_bytes = max(self.peak_held_bytes, self.held_bytes)
         unadmitted = [pair for pair in pairs if not pair[0].is_admitted]
@@ -260,25 +259,25 @@ class Guard:
                 self.cut(watched, connection, "bytes", f"{reason}, more than bus.{name}, {most}")
                 held -= connection.held
 
-    def _hold_to_the_memory(self, pairs: list[tuple[Accepted, Watched]], now: float, resident: int) -> None:
-        """Cut off the one that holds the most unfinished, when this process grows by far more than what came in.
+    def _check_memory(self, pairs: list[tuple[AcceptedConnection, Watched]], now: float, resident: int) -> None:
+        """Cut off the connection that holds the most, when this process grows by far more than what has arrived.
 
-        A message of ever more tiny parts takes libzmq thirty times its bytes.
+        libzmq takes thirty times its bytes for a message of many tiny parts.
         """
         most = self._settings.max_total_pending_bytes
-        if self.held_bytes < _WORTH_A_LOOK or resident < self._calm:
+        if self.held_bytes < _MUCH or resident < self._calm:
             self._calm = resident
         elif resident - self._calm > most:
-            stuck = [(each.held, each, watched) for each, watched in pairs if not each.is_cut and each.held > _SUSPECT]
-            stuck = [entry for entry in stuck if now - entry[1].moved > _FULL_LOOK_SECONDS]
+            stuck = [(each.held, each, watched) for each, watched in pairs if not each.is_cut and each.held > _STUCK]
+            stuck = [entry for entry in stuck if now - entry[1].moved > _FULL_SECONDS]
             if stuck:
                 held, connection, watched = max(stuck, key=lambda entry: entry[0])
                 reason = f"it holds {held} bytes unfinished, for which this process grew by {resident - self._calm}"
                 self.cut(watched, connection, "memory", f"{reason}, more than bus.max_total_pending_bytes, {most}")
                 self._calm = resident
 
-    def _cut_if_read_out(self, watched: Watched, connection: Accepted, kind: str, reason: str) -> None:
-        """Cut a connection off, unless what it has sent only waits for a busy event loop."""
+    def _cut_if_read_out(self, watched: Watched, connection: AcceptedConnection, kind: str, reason: str) -> None:
+        """Cut a connection off, unless a busy event loop has yet to read what it has sent."""
         if connection.is_suspect:
             return
         connection.is_suspect = True
@@ -299,13 +298,13 @@ class Guard:
 
 
 def _trim() -> None:
-    """Give memory that libzmq has let go of back to the system: else what is resident would say less and less."""
+    """Return memory that libzmq has freed to the system, or resident memory would say less and less of what is held."""
     with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _room(wanted: int) -> int:
-    """Return for how many connections there is room: each takes two descriptors, libzmq's and our duplicate."""
+    """Return for how many connections there are descriptors; each takes two: libzmq's and the duplicate."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -1,4 +1,4 @@
-"""A transport within one event loop, for tests and for everything in one process; it loses nothing."""
+"""MemoryTransport: a transport within one event loop, for tests and single processes; it loses no message."""
 
 import asyncio
 import contextlib
@@ -8,15 +8,23 @@ from collections.abc import Callable
 from itertools import count
 
 from tokenbus_services.bus.errors import AddressError, ClosedError
-from tokenbus_services.bus.identity import ANONYMOUS, Identity
-from tokenbus_services.bus.transport import AdmissionLimiter, Outcome, Parts, Usage, check_message, ignore
+from tokenbus_services.bus.transport import (
+    ANONYMOUS,
+    Identity,
+    Outcome,
+    Parts,
+    ReceiveBudget,
+    Usage,
+    check_message,
+    ignore,
+)
 from tokenbus_services.settings import BusSettings
 
 _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
 class MemoryTransport:
-    """Listeners and connections that find each other by `memory://NAME`, within one object of this class."""
+    """Listeners and connections that find each other by `memory://NAME`, within one transport object."""
 
     def __init__(self, settings: BusSettings) -> None:
         """Take the bounds from the settings."""
@@ -24,7 +32,7 @@ class MemoryTransport:
         self._meetings: dict[str, _Meeting] = {}
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "MemoryListener":
-        """Listen under a name that nobody listens under; nothing is ever refused."""
+        """Listen under a name, one listener each; no peer is ever refused."""
         del refused
         meeting = self._meeting(address)
         if meeting.listener is not None:
@@ -32,7 +40,7 @@ class MemoryTransport:
         return MemoryListener(meeting, self._settings)
 
     async def connect(self, address: str, server_key: bytes | None = None) -> "MemoryConnection":
-        """Connect to a name; no keys are asked for."""
+        """Connect to a name; the key is ignored."""
         del server_key
         return MemoryConnection(self._meeting(address), self._settings)
 
@@ -43,7 +51,7 @@ class MemoryTransport:
 
 
 class _Meeting:
-    """Who is at an address: at most one listener, and the connections that are not closed."""
+    """An address: at most one listener, and the open connections."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -62,7 +70,7 @@ class MemoryListener:
     """The listener at a name."""
 
     def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
-        """Take over the connections that are there, with what they have sent."""
+        """Accept the connections that are there, with what they have sent."""
         self.address = meeting.address
         self.server_key = b""
         self._max_part_bytes = settings.max_part_bytes
@@ -70,15 +78,15 @@ class MemoryListener:
         self._peers: dict[bytes, MemoryConnection] = {}
         self._ready: deque[MemoryConnection] = deque()  # each at most once
         self._readable = asyncio.Event()
-        self._limiter = AdmissionLimiter()
+        self._budget = ReceiveBudget()
         self._closed = False
         meeting.listener = self
         for connection in meeting.connections:
             meeting.introduce(connection)
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer; busy peers take turns."""
-        await self._limiter.next()
+        """Return the next message and its peer; reads busy peers in turn."""
+        await self._budget.next()
         while not self._ready:
             self._check_open()
             self._readable.clear()
@@ -100,12 +108,12 @@ class MemoryListener:
         return Outcome.SENT if connection.deliver(list(parts)) else Outcome.FULL
 
     def identity(self, peer: bytes) -> Identity:
-        """Return who a peer is, as far as the transport has proved it."""
+        """Return ANONYMOUS: no peer proves a key."""
         del peer
         return ANONYMOUS
 
     def admit(self, peer: bytes) -> None:
-        """Learn that a peer has introduced itself."""
+        """Ignore it: no peer is cut off for silence."""
 
     def disconnect(self, peer: bytes) -> None:
         """Cut a peer off; it is another peer from then on."""
@@ -117,11 +125,11 @@ class MemoryListener:
             self._meeting.introduce(connection)
 
     def is_reachable(self) -> bool:
-        """Tell whether new connections can find it: as long as it is open."""
+        """Return whether new connections can reach it: as long as it is open."""
         return self._meeting.listener is self
 
     def usage(self) -> Usage:
-        """Return nothing: there are no bounds but the high-water mark."""
+        """Return no usage: the only bound is the high-water mark."""
         return Usage()
 
     async def close(self) -> None:
@@ -132,18 +140,18 @@ class MemoryListener:
             self._readable.set()
 
     def welcome(self, connection: "MemoryConnection") -> None:
-        """Take a new peer."""
+        """Add a new peer."""
         self._peers[connection.peer] = connection
         if connection.outgoing:
             self.notice(connection)
 
     def notice(self, connection: "MemoryConnection") -> None:
-        """Learn that a connection that had sent nothing now has."""
+        """Mark a connection as having messages to read."""
         self._ready.append(connection)
         self._readable.set()
 
     def forget(self, connection: "MemoryConnection") -> None:
-        """Learn that a connection was closed; what it has sent is still received."""
+        """Remove a closed connection; what it has sent is still received."""
         self._peers.pop(connection.peer, None)
 
     def _check_open(self) -> None:
@@ -163,14 +171,14 @@ class MemoryConnection:
         self._max_part_bytes = settings.max_part_bytes
         self._meeting = meeting
         self._readable = asyncio.Event()
-        self._limiter = AdmissionLimiter()
+        self._budget = ReceiveBudget()
         self._closed = False
         meeting.connections.append(self)
         meeting.introduce(self)
 
     async def receive(self) -> list[bytes]:
         """Return the next message."""
-        await self._limiter.next()
+        await self._budget.next()
         while not self._incoming:
             self._check_open()
             self._readable.clear()
@@ -179,7 +187,7 @@ class MemoryConnection:
         return self._incoming.popleft()
 
     def send(self, parts: Parts) -> bool:
-        """Send, without waiting; False if as much as may wait does."""
+        """Send, without waiting; False if the send queue is full."""
         self._check_open()
         check_message(parts, self._max_part_bytes)
         if len(self.outgoing) >= self._high_water_mark:
@@ -190,7 +198,7 @@ class MemoryConnection:
         return True
 
     async def close(self) -> None:
-        """Close; a listener that is there still receives what was sent."""
+        """Close; the listener still receives what was sent."""
         if not self._closed:
             self._closed = True
             self._meeting.connections.remove(self)
@@ -199,7 +207,7 @@ class MemoryConnection:
             self._readable.set()
 
     def deliver(self, parts: list[bytes]) -> bool:
-        """Take a message from the listener; False if as much as may wait does."""
+        """Queue a message of the listener's; False if the queue is full."""
         if len(self._incoming) >= self._high_water_mark:
             return False
         self._incoming.append(parts)

@@ -1,4 +1,4 @@
-"""The connections of a listening ZeroMQ socket, as libzmq's monitor reports them."""
+"""Monitor: the connections of a listening ZeroMQ socket, as libzmq's monitor socket reports them."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,11 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tokenbus_services.bus.accepted import Accepted, bytes_on_the_wire
+from tokenbus_services.bus.accepted import AcceptedConnection, bytes_on_the_wire
 from tokenbus_services.bus.allowed import AllowList
-from tokenbus_services.bus.gate import HANDSHAKE, USER, Gate
+from tokenbus_services.bus.context import HANDSHAKE, USER, Authenticator
 from tokenbus_services.bus.guard import Guard
-from tokenbus_services.bus.identity import ANONYMOUS, Identity
+from tokenbus_services.bus.transport import ANONYMOUS, Identity
 from tokenbus_services.settings import BusSettings
 
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -27,16 +27,15 @@ _NO_RIGHTS = Identity("", frozenset(), ())
 
 
 class Monitor:
-    """Knows each connection, says of each that was turned away or cut off why, and counts what is read of it.
+    """Tracks each connection, counts what is read of it, and reports why one was refused or cut off.
 
-    libzmq reports that a connection ended, but not which side ended it. So each connection's descriptor is duplicated
-    while it lasts, and asked at its end whether the peer had closed it. No handshake is done before that (see Gate), so
-    a connection that ended too early for it had not come so far.
-    Events are read by the guard's thread and, before a handshake is answered, on the event loop; the guard's lock is
-    held meanwhile.
+    libzmq reports that a connection ended, but not which side ended it. So each descriptor is duplicated while its
+    connection lasts, and asked at the end whether the peer had closed it. No handshake is answered before that (see
+    Authenticator). Events are read by the guard's thread and, before a handshake is answered, on the event loop, with
+    the guard's lock held.
     """
 
-    def __init__(  # noqa: PLR0913 - what it stands between
+    def __init__(  # noqa: PLR0913 - it connects them
         self,
         socket: "zmq.Socket[bytes]",
         listening: int,
@@ -44,20 +43,21 @@ class Monitor:
         refused: Callable[[str], None],
         *,
         is_read_out: Callable[[], bool],
-        gate: Gate,
+        authenticator: Authenticator,
         guard: Guard,
         allowed: AllowList | None = None,
     ) -> None:
-        """Watch a socket that is not bound yet, and will accept connections from a descriptor.
+        """Monitor a socket that is not bound yet, and will accept connections from a listening descriptor.
 
-        An allow-list is that of a listener that asks for keys.
+        `refused` is called with one line for each peer that is refused or cut off. `is_read_out` returns whether every
+        message that has arrived was read. A listener that asks for keys has an allow-list.
         """
         self._allowed = allowed
         self._allowed_version = 0 if allowed is None else allowed.version
-        self.connections: dict[int, Accepted] = {}
+        self.connections: dict[int, AcceptedConnection] = {}
         self.is_read_out = is_read_out
-        self._by_peer: dict[bytes, Accepted] = {}
-        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # what they have sent may still come
+        self._by_peer: dict[bytes, AcceptedConnection] = {}
+        self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
@@ -68,14 +68,14 @@ class Monitor:
         self._silenced = False
         self._loop = asyncio.get_running_loop()
         self._stopped = self._loop.create_future()
-        self._gate = gate
+        self._authenticator = authenticator
         self.guard = guard
-        gate.watchers.append(self)
+        authenticator.watchers.append(self)
         guard.watch(self)
 
     def silence(self) -> None:
-        """Say nothing any more: what ends from now on is ended by its owner."""
-        self._gate.watchers.remove(self)
+        """Report nothing from now on: its owner closes the socket."""
+        self._authenticator.watchers.remove(self)
         with self.guard.lock:
             self._silenced = True
             for connection in self.connections.values():
@@ -87,19 +87,19 @@ class Monitor:
                 self._listening = None
 
     async def stopped(self) -> None:
-        """Wait until the watched socket, which was closed, has sent what it had, or its linger is over."""
+        """Wait until the closed socket has sent what it had, or its linger is over."""
         await asyncio.wait([self._stopped])
 
-    # What is read.
+    # Messages.
 
     def read(self, frame: zmq.Frame, parts: list[bytes]) -> bytes | None:
-        """Count a message, of which the first frame was left as it came, and return its peer; None: drop it."""
+        """Count a message and return its peer, whose id is the first frame; None: drop the message."""
         peer = frame.bytes
         connection = self._by_peer.get(peer)
         if connection is None:
             if peer in self._cut_peers:
                 return None
-            connection = self._meet(peer, frame)
+            connection = self._identify(peer, frame)
             if connection is None:  # its connection has ended
                 return peer
         if connection.is_cut or connection.cut_at is not None:
@@ -108,14 +108,14 @@ class Monitor:
         return peer
 
     def identity(self, peer: bytes) -> Identity:
-        """Return who a peer is; its rights are those that the allow-list gives its key now."""
+        """Return a peer's identity, as the allow-list has it now."""
         if self._allowed is None:
             return ANONYMOUS
         connection = self._by_peer.get(peer)
         return (connection and self._allowed.find(connection.public)) or _NO_RIGHTS
 
     def cut_revoked(self) -> None:
-        """Cut off the peers whose keys are not allowed any more."""
+        """Cut off the peers whose keys are no longer allowed."""
         if self._allowed is None:
             return
         self._allowed.refresh()
@@ -126,21 +126,21 @@ class Monitor:
             for connection in self._by_peer.values():
                 self._check_key(connection)
 
-    def _check_key(self, connection: Accepted) -> None:
+    def _check_key(self, connection: AcceptedConnection) -> None:
         if self._allowed is not None and self._allowed.find(connection.public) is None:
             self.guard.cut(self, connection, "key", "its key was revoked")
 
     def admit(self, peer: bytes) -> None:
-        """Take note that a peer has introduced itself."""
+        """Mark a peer as introduced."""
         if (connection := self._by_peer.get(peer)) is not None:
             connection.is_admitted = True
 
     def disconnect(self, peer: bytes) -> None:
-        """Read nothing more of a peer, and cut it off when what was sent to it is out."""
+        """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
         if (connection := self._by_peer.get(peer)) is not None and connection.cut_at is None:
             self.guard.dismiss(connection)
 
-    def _meet(self, peer: bytes, frame: zmq.Frame) -> Accepted | None:
+    def _identify(self, peer: bytes, frame: zmq.Frame) -> AcceptedConnection | None:
         with self.guard.lock:
             connection = self.connections.get(int(frame.get(zmq.SRCFD)))
             # A descriptor whose connection has ended may be another's by now, whose handshake came later.
@@ -149,17 +149,17 @@ class Monitor:
             connection.peer = peer
             self._by_peer[peer] = connection
             if len(peer) != _ID_BYTES or peer[0]:
-                # libzmq lets a peer choose, even another's that has just left; or megabytes, copied for each message.
+                # libzmq lets a peer choose its id: that of one that has just left, or megabytes for each message.
                 self.guard.cut(self, connection, "id", f"it chose an id for itself, of {len(peer)} bytes")
             if self._allowed is not None:
                 connection.public = str(frame.get(USER))
-                self._check_key(connection)  # it had been let in, so it was revoked since then
+                self._check_key(connection)  # it was allowed at its handshake, and may have been revoked since
             return connection
 
-    # What libzmq reports.
+    # Events of libzmq.
 
     def catch_up(self) -> None:
-        """Take note of all connections that came and went."""
+        """Read all events of connections that are there."""
         with self.guard.lock:
             events: list[tuple[int, int]] = []
             with contextlib.suppress(zmq.Again):
@@ -167,11 +167,11 @@ class Monitor:
                     message = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
                     events.append((int(message["event"]), int(message["value"])))
                     if len(events) == _BATCH:
-                        self._take(events)
+                        self._handle(events)
                         events.clear()
-            self._take(events)
+            self._handle(events)
 
-    def _take(self, events: list[tuple[int, int]]) -> None:
+    def _handle(self, events: list[tuple[int, int]]) -> None:
         # A descriptor whose connection has ended may be another's by now.
         ended: set[int] = set()
         is_late = []
@@ -182,12 +182,12 @@ class Monitor:
             elif event == zmq.EVENT_ACCEPTED:
                 ended.discard(value)
         for (event, value), late in zip(events, reversed(is_late), strict=True):
-            self._take_one(event, value, late=late)
+            self._handle_one(event, value, late=late)
         if any(event == zmq.EVENT_ACCEPT_FAILED for event, _ in events) and self._listening is not None:
-            self.tell(None, "no connection can be accepted: no descriptor is left")
-            self.guard.starve(self._listening)
+            self.report(None, "no connection can be accepted: no descriptor is left")
+            self.guard.free_descriptors(self._listening)
 
-    def _take_one(self, event: int, value: int, *, late: bool) -> None:
+    def _handle_one(self, event: int, value: int, *, late: bool) -> None:
         if event == zmq.EVENT_ACCEPTED:
             self._forget(value)
             if not late and not self._silenced:
@@ -195,13 +195,13 @@ class Monitor:
         elif event & _FAILURES:
             self._failure = self._why(event, value)  # the next event is this connection's end
         elif event == zmq.EVENT_DISCONNECTED:
-            self._tell_end(self.connections.get(value))
+            self._report_end(self.connections.get(value))
             self._forget(value)
         elif event == zmq.EVENT_MONITOR_STOPPED:
             self._stop()
 
     def _accept(self, descriptor: int) -> None:
-        connection = self.guard.accept(descriptor, self._gate.handshakes)
+        connection = self.guard.accept(descriptor, self._authenticator.handshakes)
         if connection is not None:
             self.connections[descriptor] = connection
             self.guard.make_room()
@@ -216,23 +216,23 @@ class Monitor:
         if not self._stopped.done():
             self._stopped.set_result(None)
 
-    def _tell_end(self, connection: Accepted | None) -> None:
+    def _report_end(self, connection: AcceptedConnection | None) -> None:
         reason, self._failure = self._failure, None
         if connection is not None and (connection.is_cut or connection.cut_at is not None):
-            return  # for a reason that was given then
+            return  # its reason was reported then
         if reason is None and connection is None:
             reason = "what it sent is not this protocol"
         elif reason is None and connection is not None and not connection.was_closed_by_peer():
             most = self._settings.max_part_bytes
             reason = f"cut off: what it sent is not this protocol, or has a part above {most} bytes"
         if reason is not None:
-            self.tell(connection, reason)
+            self.report(connection, reason)
 
-    def tell(self, connection: Accepted | None, reason: str) -> None:
-        """Say why a connection was cut off."""
+    def report(self, connection: AcceptedConnection | None, reason: str) -> None:
+        """Report why a connection was cut off."""
         if not self._silenced:
             name = "a peer" if connection is None else str(connection)
-            # Through the loop, so that an error of the callee's is not taken for one of the monitor's.
+            # Through the loop, so that an error of the callback is not taken for one of the monitor.
             with contextlib.suppress(RuntimeError):  # the loop has closed
                 self._loop.call_soon_threadsafe(self._refused, f"{name}: {reason}")
 

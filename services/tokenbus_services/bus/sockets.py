@@ -1,8 +1,8 @@
-"""A ZeroMQ socket on an event loop.
+"""LoopSocket: a ZeroMQ socket on an event loop.
 
-Not zmq.asyncio: it makes a future for each message, and a send that does not wait, on the same socket, can hide from it
-that something arrived. libzmq's descriptor says once that something happened, and any call on the socket consumes that.
-So here every wait begins after a receive that found nothing, and every send has the socket looked at again.
+Not zmq.asyncio: it makes a future for each message, and a send without waiting can hide an arrival from it. libzmq's
+descriptor is edge-triggered, and any call on the socket consumes the edge. So every wait here begins after a receive
+that found nothing, and after every send the socket is checked again.
 """
 
 import asyncio
@@ -12,35 +12,35 @@ from collections.abc import Sequence
 import zmq
 
 from tokenbus_services.bus.errors import ClosedError
-from tokenbus_services.bus.transport import AdmissionLimiter
+from tokenbus_services.bus.transport import ReceiveBudget
 
 
 class LoopSocket:
-    """Sends without waiting, and receives with waiting, on the loop that it was made on."""
+    """Sends without waiting, and waits to receive, on the event loop that it was made on."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str) -> None:
-        """Take a socket that nothing else uses from now on; the name is for errors."""
+        """Take a socket, which nothing else may use from now on, and a name for errors."""
         self._socket = socket
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._readable = asyncio.Event()
-        self._look_is_due = False
-        self._limiter = AdmissionLimiter()
+        self._check_is_due = False
+        self._budget = ReceiveBudget()
         self._closed = False
         self._descriptor = socket.fileno()
-        self._loop.add_reader(self._descriptor, self._look)
+        self._loop.add_reader(self._descriptor, self._check)
 
     async def receive(self) -> list[bytes]:
-        """Return the next message's parts; nothing is lost by cancelling this."""
-        await self._limiter.next()
+        """Return the next message's parts; cancelling this loses no message."""
+        await self._budget.next()
         while (parts := self.receive_now()) is None:
             await self.wait()
-        self._limiter.took(parts)
+        self._budget.took(parts)
         return parts
 
     async def receive_from(self) -> tuple[zmq.Frame, list[bytes]]:
-        """Return the next message of a ROUTER: whose it is, as a frame with what the transport knows, and its parts."""
-        await self._limiter.next()
+        """Return the next message of a ROUTER: its peer's id, as a frame with properties, and its parts."""
+        await self._budget.next()
         while True:
             self.check_open()
             try:
@@ -49,16 +49,16 @@ class LoopSocket:
                 self._readable.clear()
                 await self.wait()
             else:
-                self._limiter.took(parts)
+                self._budget.took(parts)
                 return peer, parts
 
     def is_read_out(self) -> bool:
         """Tell whether every message that has arrived was received, and another receive has found none."""
-        self._look()
+        self._check()
         return not self._readable.is_set()
 
     async def wait(self) -> None:
-        """Wait, after a receive that found nothing, until there may be something, or all is closed."""
+        """Wait, after a receive that found nothing, until there may be a message, or the socket is closed."""
         await self._readable.wait()
 
     def receive_now(self) -> list[bytes] | None:
@@ -71,16 +71,16 @@ class LoopSocket:
             return None
 
     def send(self, parts: Sequence[bytes]) -> None:
-        """Send a message, or raise what libzmq says of its first part and send nothing."""
+        """Send a message; raises what libzmq raises for its first part, and sends nothing then."""
         self.check_open()
-        self._look_soon()  # even a send that fails may have consumed what the descriptor had to say
+        self._check_soon()  # even a send that fails may have consumed the descriptor's edge
         send = self._socket.send
         if len(parts) == 1:
             send(parts[0], zmq.NOBLOCK)
         else:
             send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
-            # Room is found for a message, not for a part: one that fails now fails with its connection, and the others
-            # must still be given, or libzmq would take the next message for their rest.
+            # Room is for whole messages: a later part fails only with its connection. The parts after it must still be
+            # sent, or libzmq would take the next message for the rest of this one.
             with contextlib.suppress(zmq.Again):
                 for part in parts[1:-1]:
                     with contextlib.suppress(zmq.Again):
@@ -88,9 +88,9 @@ class LoopSocket:
                 send(parts[-1], zmq.NOBLOCK)
 
     def connect_anew(self, address: str) -> None:
-        """Connect again, after taking away what is left of an earlier connection: never two at once."""
-        self._look_soon()
-        with contextlib.suppress(zmq.ZMQError):  # nothing is left
+        """Connect again, after removing what is left of the earlier connection: never two at once."""
+        self._check_soon()
+        with contextlib.suppress(zmq.ZMQError):  # nothing was left
             self._socket.disconnect(address)
         self._socket.connect(address)
 
@@ -100,23 +100,23 @@ class LoopSocket:
             raise ClosedError(self._name)
 
     def stop(self) -> None:
-        """Take part in nothing any more; whoever waits is told."""
+        """Refuse all calls from now on, and wake those that wait."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
             self._readable.set()
 
     def close(self) -> None:
-        """Stop, and give the socket back; what was sent still goes out for its linger."""
+        """Stop, and close the socket; what was sent still goes out, for at most its linger."""
         self.stop()
         self._socket.close()
 
-    def _look_soon(self) -> None:
-        if not self._look_is_due and not self._readable.is_set():
-            self._look_is_due = True
-            self._loop.call_soon(self._look)
+    def _check_soon(self) -> None:
+        if not self._check_is_due and not self._readable.is_set():
+            self._check_is_due = True
+            self._loop.call_soon(self._check)
 
-    def _look(self) -> None:
-        self._look_is_due = False
+    def _check(self) -> None:
+        self._check_is_due = False
         if not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._readable.set()

@@ -1,27 +1,58 @@
-"""What a transport is: messages of several parts between one listener and many connections.
+"""The interface of a transport: messages of several parts between one listener and many connections.
 
 A message arrives whole or not at all, at most once, and those of one connection in the order in which they were sent.
-What was sent while a connection was broken may be lost, and so may the last that a peer sent before it left, if more
-than the high-water mark was unread: who needs it all asks for it, as the stream protocol does.
-Nothing here waits but `receive`, `listen`, `connect` and `close`. All of a transport is used on one event loop.
+What is sent while a connection is broken may be lost, and so may the last messages of a peer that leaves while more
+than the high-water mark is unread: the protocols above ask for them again.
+Only `receive`, `listen`, `connect` and `close` wait. All of a transport is used on one event loop.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 from tokenbus_services.bus.errors import MessageError
-from tokenbus_services.bus.identity import Identity
 
 Parts = Sequence[bytes]
 _BURST = 64
 _BURST_BYTES = 262_144
 
 
+class Role(StrEnum):
+    """A right that a key can have."""
+
+    WORKER = "worker"
+    """Publish streams, under the worker ids that it may use."""
+    CLIENT = "client"
+    """Send requests, under the client names that it may use."""
+    OBSERVER = "observer"
+    """Watch workers' streams."""
+    HANDOFF = "handoff"
+    """Hand requests off to decode workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A peer's key as the allow-list has it: its name, its roles, and the worker ids or client names it may use."""
+
+    name: str
+    roles: frozenset[Role]
+    names: tuple[str, ...] = field(default=("*",))
+    """Patterns as in a shell: `worker-*`."""
+
+    def may(self, role: Role, name: str | None = None) -> bool:
+        """Tell whether it has a role, and may use a name in it."""
+        return role in self.roles and (name is None or any(fnmatchcase(name, pattern) for pattern in self.names))
+
+
+ANONYMOUS = Identity("", frozenset(Role))
+"""A peer that proves no key: on loopback, in a folder of ours, or in this process. It has every role and name."""
+
+
 class Outcome(Enum):
-    """What became of a message to one peer."""
+    """The result of sending to one peer."""
 
     SENT = auto()
     FULL = auto()
@@ -30,107 +61,107 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much of a transport's bounds its peers use."""
+    """How much of a transport's bounds is in use."""
 
     admitted: int = 0
-    """Connections that have introduced themselves."""
+    """Connections that were admitted: their peers have introduced themselves."""
     unadmitted: int = 0
-    """Those that have not."""
+    """Connections that were not."""
     pending_bytes: int = 0
-    """What came in over tcp and was not read as whole messages, as far as was looked at last."""
+    """Bytes that have arrived over tcp and were not read as whole messages, at the last check."""
     peak_pending_bytes: int = 0
     cut_off: Mapping[str, int] = field(default_factory=dict)
-    """Connections that were cut off, by the bound that they broke."""
+    """Connections that were cut off, by the bound that they exceeded."""
 
 
 class Listener(Protocol):
-    """The side that many connect to."""
+    """The side that connections connect to."""
 
     address: str
-    """Where connections find it; where a port was left open, the one that was chosen."""
+    """The address to connect to; with the port that the system chose, where none was given."""
     server_key: bytes
-    """The public key that connections need to reach it; empty: it asks for no keys."""
+    """The public key that connections need; empty: it asks for no keys."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer, an opaque id of one connection; busy peers take turns."""
+        """Return the next message and its peer, an opaque id of one connection; reads busy peers in turn."""
 
     def send(self, peer: bytes, parts: Parts) -> Outcome:
-        """Send to one peer, without waiting. FULL: nothing was sent, try later. GONE: this peer does not come back."""
+        """Send to one peer, without waiting. FULL: not sent, try again later. GONE: not sent, the peer has left."""
 
     def identity(self, peer: bytes) -> Identity:
-        """Return who a peer that has sent a message is, as far as the transport has proved it."""
+        """Return the identity that a peer which has sent a message has proved."""
 
     def admit(self, peer: bytes) -> None:
-        """Learn that a peer has introduced itself: it is not cut off for being silent, or for being one too many."""
+        """Mark a peer as introduced: it is no longer cut off for silence, or to make room for others."""
 
     def disconnect(self, peer: bytes) -> None:
-        """Cut a peer off. It may connect again, as another peer."""
+        """Cut a peer off; it may connect again, as another peer."""
 
     def is_reachable(self) -> bool:
-        """Tell whether new connections can find it."""
+        """Return whether new connections can reach it."""
 
     def usage(self) -> Usage:
-        """Return how much of its bounds is used, by all listeners of its transport together."""
+        """Return how much of the bounds is in use, by all listeners of the transport together."""
 
     async def close(self) -> None:
-        """Close, when what was sent is out or after `linger_ms`; the address is free on return."""
+        """Close once what was sent is out, or after `linger_ms`; the address is free on return."""
 
 
 class Connection(Protocol):
-    """The side that connects; it finds its listener again after that was away, and is another peer then."""
+    """The side that connects; it reconnects to a listener that comes back, as another peer."""
 
     async def receive(self) -> list[bytes]:
         """Return the next message."""
 
     def send(self, parts: Parts) -> bool:
-        """Send, without waiting. False: nothing was sent, because too much waits to go out; try later."""
+        """Send, without waiting. False: not sent, because the send queue is full; try again later."""
 
     async def close(self) -> None:
-        """Close; what was sent still goes out for `linger_ms`."""
+        """Close; what was sent still goes out, for at most `linger_ms`."""
 
 
 def ignore(reason: str) -> None:
-    """Take a reason and do nothing."""
+    """Ignore the reason for which a peer was refused."""
     del reason
 
 
 class Transport(Protocol):
-    """A way to carry messages."""
+    """Makes listeners and connections."""
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> Listener:
-        """Listen at an address, or raise an AddressError.
+        """Listen at an address; raises AddressError for one that cannot be used.
 
-        `refused` is called with one line for each peer that the transport itself turned away or cut off.
+        `refused` is called with one line for each peer that the transport itself refuses or cuts off.
         """
 
     async def connect(self, address: str, server_key: bytes | None = None) -> Connection:
-        """Connect to an address, whether or not a listener is there yet, or raise an AddressError.
+        """Connect to an address, whether a listener is there yet or not; raises AddressError for an invalid one.
 
-        `server_key` is the listener's own; empty: it has none; None: the one of the settings.
+        `server_key` is the listener's public key; empty: it has none; None: the one of the settings.
         """
 
 
-class AdmissionLimiter:
-    """Lets other coroutines run after some messages, or some bytes, that were received in a row without waiting."""
+class ReceiveBudget:
+    """Lets other coroutines run after so many messages, or bytes, that were received in a row without waiting."""
 
     def __init__(self) -> None:
         self._left = _BURST
         self._bytes_left = _BURST_BYTES
 
     async def next(self) -> None:
-        """Begin a receive."""
+        """Start a receive; yields to the event loop when the budget is spent."""
         if not self._left or self._bytes_left <= 0:
             self._left, self._bytes_left = _BURST, _BURST_BYTES
             await asyncio.sleep(0)
         self._left -= 1
 
     def took(self, parts: Parts) -> None:
-        """Count what was received."""
+        """Count a received message."""
         self._bytes_left -= sum(map(len, parts))
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:
-    """Raise a MessageError if no peer would take a message: a larger part would cut the connection off."""
+    """Raise MessageError for a message that no peer accepts: it would cut the connection off."""
     if not parts:
         raise MessageError("at least 1 part", 0)
     for part in parts:

@@ -1,58 +1,66 @@
 """The transport over ZeroMQ: a ROUTER listens, DEALERs connect, over TCP or Unix sockets."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from types import MappingProxyType
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
-from tokenbus_services.bus.context import SharedContext
-from tokenbus_services.bus.curve import Curve, prove, raw, serve
-from tokenbus_services.bus.errors import AddressError
-from tokenbus_services.bus.gate import KEYS_DOMAIN, OPEN_DOMAIN
-from tokenbus_services.bus.identity import Identity
-from tokenbus_services.bus.keeper import Keeper
+from tokenbus_services.bus.context import KEYS_DOMAIN, OPEN_DOMAIN, SharedContext
+from tokenbus_services.bus.errors import AddressError, ClosedError
+from tokenbus_services.bus.keys import ProcessKeys, raw, require_keys, use_key
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
-from tokenbus_services.bus.transport import Outcome, Parts, Usage, check_message, ignore
+from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
 
-_LOOK_SECONDS = 1.0
-"""How often a listener looks whether a key of its peers was revoked."""
+_KEYS_SECONDS = 1.0
+"""How often a listener checks whether the keys of its peers are still allowed."""
 _MOST_UNREAD = 64
-"""Messages of one peer that wait to be read: then it has to wait itself, long before it is cut off for their bytes."""
+"""Unread messages of one peer after which backpressure stops it, long before it is cut off for their bytes."""
+_ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
+_FAILURES = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process shows none, or the reverse",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the listener ended it; its key may be another than bus.server_key",
+}
+_EVENTS = _ALIVE | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
+_log = logger("bus")
 
 
 class ZeroMQTransport:
-    """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds nothing while no socket of its own is open."""
+    """Listens and connects at `tcp://HOST:PORT` and `ipc://PATH`; holds no resources while no socket is open."""
 
     def __init__(self, settings: BusSettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Take the bounds and times from the settings; `now` is the clock, in seconds, that peers' times go by."""
+        """Take the bounds and times from the settings, and the clock of the bounds on peers, in seconds."""
         self._settings = settings
-        self._curve = Curve(settings)
-        # Apart: a peer of ours that leaves does not wait for the gate, and would lose its last messages there.
+        self._keys = ProcessKeys(settings)
+        # Two contexts: a connection's last messages would be lost if it closed in one that has an authenticator.
         self._listening = SharedContext(now)
         self._connecting = SharedContext()
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "ZeroMQListener":
-        """Listen at an address, or raise an AddressError; refused hears of each peer that is turned away or cut off."""
-        keys = self._curve.for_listener(parse(address))
+        """Listen at an address; `refused` is called for each peer that is refused or cut off; raises AddressError."""
+        keys = self._keys.for_listener(parse(address))
         binding = await bind(address)
         socket = _socket(self._listening, zmq.ROUTER, self._settings)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.IPV6, int("[" in binding.address))
         socket.setsockopt(zmq.USE_FD, binding.descriptor)
         socket.setsockopt(zmq.RCVHWM, min(_MOST_UNREAD, self._settings.high_water_mark))
-        gate, guard = self._listening.gate(), self._listening.guard(self._settings)
+        authenticator, guard = self._listening.authenticator(), self._listening.guard(self._settings)
         allowed, server_key = None, b""
         if keys is not None:
             own, allowed = keys
-            serve(socket, own)
+            require_keys(socket, own)
             socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
-            gate.allowed, server_key = allowed, raw(own.public)
+            authenticator.allowed, server_key = allowed, raw(own.public)
         listening = LoopSocket(socket, f"listener at {binding.address}")
         monitor = Monitor(
             socket,
@@ -60,7 +68,7 @@ class ZeroMQTransport:
             self._settings,
             refused,
             is_read_out=listening.is_read_out,
-            gate=gate,
+            authenticator=authenticator,
             guard=guard,
             allowed=allowed,
         )
@@ -80,16 +88,16 @@ class ZeroMQTransport:
         )
 
     async def connect(self, address: str, server_key: bytes | None = None) -> "ZeroMQConnection":
-        """Connect to an address, whether or not a listener is there yet, or raise an AddressError."""
+        """Connect to an address, whether a listener is there yet or not; raises AddressError."""
         endpoint = parse_remote(address)
-        keys = self._curve.for_connection(endpoint, server_key)
+        keys = self._keys.for_connection(endpoint, server_key)
         socket = _socket(self._connecting, zmq.DEALER, self._settings)
         socket.setsockopt(zmq.IPV6, int(isinstance(endpoint, TcpEndpoint) and endpoint.is_v6))
         if keys is not None:
-            prove(socket, *keys)
+            use_key(socket, *keys)
         connected = LoopSocket(socket, f"connection to {address}")
-        keeper = Keeper(socket, connected, address, self._settings)
-        connection = ZeroMQConnection(connected, keeper, self._settings, self._connecting)
+        reconnector = Reconnector(socket, connected, address, self._settings)
+        connection = ZeroMQConnection(connected, reconnector, self._settings, self._connecting)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -117,8 +125,8 @@ def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
             zmq.HANDSHAKE_IVL: silence,
             zmq.CONNECT_TIMEOUT: silence,
             # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
-            # with more messages unread than the high-water mark. The kernel finds out about hosts that are gone; of
-            # processes that hang, the stream protocol's own heartbeats tell.
+            # with more messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the
+            # stream protocol's own heartbeats find processes that hang.
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: interval,
             zmq.TCP_KEEPALIVE_INTVL: interval,
@@ -126,17 +134,17 @@ def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
             zmq.TCP_MAXRT: silence,
             zmq.RECONNECT_IVL: settings.reconnect_ms,
             zmq.RECONNECT_IVL_MAX: settings.reconnect_max_ms,
-            # Without a domain libzmq takes any bytes for its protocol of 2009, which has no handshake: random bytes
-            # were received as a message, and a browser stayed connected for ever.
+            # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes were
+            # received as a message, and a browser stayed connected for ever.
             zmq.ZAP_DOMAIN: OPEN_DOMAIN,
         }
     )
 
 
 class ZeroMQListener:
-    """A ROUTER; a peer's id is the one that libzmq gives its connection."""
+    """A listening ROUTER; a peer's id is the routing id that libzmq gives its connection."""
 
-    def __init__(  # noqa: PLR0913 - what `listen` has made
+    def __init__(  # noqa: PLR0913 - `listen` makes them
         self,
         socket: LoopSocket,
         binding: Binding,
@@ -146,7 +154,7 @@ class ZeroMQListener:
         settings: BusSettings,
         context: SharedContext,
     ) -> None:
-        """Take a socket that is bound and watched."""
+        """Take a socket that is bound and monitored."""
         self.address = binding.address
         self.server_key = server_key
         self._socket = socket
@@ -157,10 +165,10 @@ class ZeroMQListener:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         if server_key:
-            self._look_soon()
+            self._check_keys_soon()
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
-        """Return the next message and its peer; busy peers take turns."""
+        """Return the next message and its peer; reads busy peers in turn."""
         while True:
             frame, parts = await self._socket.receive_from()
             if (peer := self._monitor.read(frame, parts)) is not None:
@@ -180,19 +188,19 @@ class ZeroMQListener:
         return Outcome.SENT
 
     def identity(self, peer: bytes) -> Identity:
-        """Return who a peer is, as far as the transport has proved it."""
+        """Return the identity that a peer has proved."""
         return self._monitor.identity(peer)
 
     def admit(self, peer: bytes) -> None:
-        """Learn that a peer has introduced itself."""
+        """Mark a peer as introduced."""
         self._monitor.admit(peer)
 
     def disconnect(self, peer: bytes) -> None:
-        """Receive nothing more from a peer, and cut it off when what was sent to it is out."""
+        """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
         self._monitor.disconnect(peer)
 
     def is_reachable(self) -> bool:
-        """Tell whether new connections can find it."""
+        """Return whether new connections can reach it."""
         return self._binding.is_reachable()
 
     def is_read_out(self) -> bool:
@@ -200,19 +208,18 @@ class ZeroMQListener:
         return self._socket.is_read_out()
 
     def usage(self) -> Usage:
-        """Return how much of its bounds is used, by all listeners of its transport together."""
+        """Return how much of the bounds is in use, by all listeners of the transport together."""
         return self._monitor.guard.usage()
 
-    def _look_soon(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+    def _check_keys_soon(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_KEYS_SECONDS, self._check_keys)
 
-    def _look(self) -> None:
-        """Cut the peers off whose keys were revoked."""
+    def _check_keys(self) -> None:
         self._monitor.cut_revoked()
-        self._look_soon()
+        self._check_keys_soon()
 
     async def close(self) -> None:
-        """Close, when what was sent is out or after `linger_ms`; the address is free on return."""
+        """Close once what was sent is out, or after `linger_ms`; the address is free on return."""
         if self._closed:
             return
         self._closed = True
@@ -228,12 +235,14 @@ class ZeroMQListener:
 
 
 class ZeroMQConnection:
-    """A DEALER."""
+    """A connecting DEALER."""
 
-    def __init__(self, socket: LoopSocket, keeper: Keeper, settings: BusSettings, context: SharedContext) -> None:
-        """Take a socket that is connected, or will be."""
+    def __init__(
+        self, socket: LoopSocket, reconnector: "Reconnector", settings: BusSettings, context: SharedContext
+    ) -> None:
+        """Take a socket that is about to connect."""
         self._socket = socket
-        self._keeper = keeper
+        self._reconnector = reconnector
         self._max_part_bytes = settings.max_part_bytes
         self._context = context
         self._closed = False
@@ -243,7 +252,7 @@ class ZeroMQConnection:
         return await self._socket.receive()
 
     def send(self, parts: Parts) -> bool:
-        """Send, without waiting; False if as much as may wait does."""
+        """Send, without waiting; False if the send queue is full."""
         check_message(parts, self._max_part_bytes)
         try:
             self._socket.send(parts)
@@ -252,12 +261,67 @@ class ZeroMQConnection:
         return True
 
     async def close(self) -> None:
-        """Close; what was sent still goes out for `linger_ms`."""
+        """Close; what was sent still goes out, for at most `linger_ms`."""
         if not self._closed:
             self._closed = True
             self._socket.stop()
             try:
-                await self._keeper.close()
+                await self._reconnector.close()
             finally:
                 self._socket.close()
                 await self._context.leave()
+
+
+class Reconnector:
+    """Connects a socket again where libzmq does not.
+
+    libzmq reconnects after a broken connection, but never after one on which it received what it does not understand,
+    or a part that is too large: a worker that once reached another server would be mute until its restart.
+    """
+
+    def __init__(
+        self, watched: "zmq.Socket[bytes]", connection: LoopSocket, address: str, settings: BusSettings
+    ) -> None:
+        """Monitor a socket; call this before it connects."""
+        self._watched = watched
+        self._connection = connection
+        self._address = address
+        self._seconds = settings.reconnect_max_ms / 1000
+        self._socket = LoopSocket(watched.get_monitor_socket(_EVENTS), "reconnector")
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._repeated_log = DeduplicatedLog()
+        self._task = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stop reconnecting."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watched.disable_monitor()
+        self._socket.close()
+        await self._task
+
+    async def _watch(self) -> None:
+        with contextlib.suppress(ClosedError):
+            while True:
+                self._catch_up()
+                if self._ended and self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(self._seconds, self._reconnect)
+                await self._socket.wait()
+
+    def _catch_up(self) -> None:
+        """Read libzmq's events: right after the end of a connection comes the one that it retries, or none."""
+        while (parts := self._socket.receive_now()) is not None:
+            event = zmq.Event(parse_monitor_message(parts)["event"])
+            reason = _FAILURES.get(event)
+            if reason is None:
+                self._ended = event == zmq.EVENT_DISCONNECTED
+            else:
+                self._repeated_log.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
+
+    def _reconnect(self) -> None:
+        self._timer = None
+        self._catch_up()
+        if self._ended:
+            self._ended = False
+            self._connection.connect_anew(self._address)

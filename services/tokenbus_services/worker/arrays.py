@@ -1,4 +1,4 @@
-"""Arrays of any framework as numpy arrays on the host, and cut to the tokens that belong to rows."""
+"""Arrays of any framework as numpy arrays on the host, without padding and without tokens that are cut off."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ Host = npt.NDArray[Any]
 
 
 def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array as numpy's; a copy only where it lies on a device."""
+    """Return an array as a numpy array; copied only from a device."""
     if type(array) is np.ndarray:
         return array
-    if hasattr(array, "detach"):  # torch, paddle: what tracks gradients gives no array away
+    if hasattr(array, "detach"):  # torch, paddle: an array that tracks gradients cannot be converted
         array = array.detach()
     if hasattr(array, "cpu"):
         array = array.cpu()
-    elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses to become numpy's by itself
+    elif hasattr(array, "get") and hasattr(array, "device"):  # cupy refuses an implicit conversion
         array = array.get()
     try:
         return np.asarray(array.numpy() if hasattr(array, "numpy") else array)
@@ -27,7 +27,7 @@ def on_host(name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
 
 
 def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framework's
-    """Return request keys; those of 63 bits and more are negative where a framework has no unsigned numbers."""
+    """Return request ids as unsigned; a framework without unsigned numbers has those above 63 bits as negative."""
     host = on_host("request_keys", array).reshape(-1)
     if host.dtype == np.int64:
         return host.view(np.uint64)
@@ -40,7 +40,7 @@ def keys_of(array: Any) -> npt.NDArray[np.uint64]:  # noqa: ANN401 - any framewo
 
 
 def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any framework's
-    """Return an array with one element for each row; those that have one line for each row lose what is around it."""
+    """Return an array as one dimension with one element for each row."""
     host = on_host(name, array)
     if host.ndim != 1:
         host = host.reshape(-1)
@@ -50,20 +50,20 @@ def of_rows(name: str, array: Any, rows: int) -> Host:  # noqa: ANN401 - any fra
 
 
 class Ragged:
-    """Which elements of what an engine returns belong to the message: those of the tokens that rows keep."""
+    """Selects, of the arrays that an engine returns, the elements of the tokens that the rows keep."""
 
     __slots__ = ("_scored", "counts", "given", "kept", "tokens")
 
     def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
-        """Take each row's tokens, how many of them are kept, and whether they are scored; absent: all."""
+        """Take how many tokens each row has, how many of them are kept, and whether it is scored; None: all."""
         self.given = counts
-        """How many tokens of each row the engine returned."""
+        """How many tokens the engine returned for each row."""
         self.tokens = int(counts.sum(dtype=np.intp))
-        """The same of all rows."""
+        """How many it returned for all rows."""
         self.counts = counts
-        """How many tokens of each row the message has."""
+        """How many tokens of each row are kept."""
         self.kept: npt.NDArray[np.bool_] | None = None
-        """Whether the message has each token that the engine returned; None: it has all."""
+        """Of the returned tokens: whether each is kept; None: all are."""
         if kept is not None and not np.array_equal(kept, counts):
             _check_kept(kept, counts)
             self.counts = kept
@@ -73,28 +73,28 @@ class Ragged:
         self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements of the kept tokens of all rows."""
-        host = self._in_one_line(name, on_host(name, array), 1)
+        """Return the elements of the kept tokens, flat or padded in the array, as one dimension."""
+        host = self._flattened(name, on_host(name, array), 1)
         if host.shape[0] != self.tokens:
-            raise _of_length(name, self.tokens, host.shape[0])
+            raise _length_error(name, self.tokens, host.shape[0])
         return host if self.kept is None else host[self.kept]
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements, or lines, of the kept tokens of the scored rows; there may be only those, or all."""
-        host = self._in_one_line(name, on_host(name, array), dimensions)
+        """Return the elements, or lines, of the scored rows' kept tokens; the array has those rows alone, or all."""
+        host = self._flattened(name, on_host(name, array), dimensions)
         if self._scored is None:
             if host.shape[0] != self.tokens:
-                raise _of_length(name, self.tokens, host.shape[0])
+                raise _length_error(name, self.tokens, host.shape[0])
             return host if self.kept is None else host[self.kept]
         if host.shape[0] == self.tokens:
             return host[self._scored if self.kept is None else self._scored & self.kept]
         of_scored = int(np.count_nonzero(self._scored))
         if host.shape[0] != of_scored:
-            raise _of_length(name, self.tokens, host.shape[0])
+            raise _length_error(name, self.tokens, host.shape[0])
         return host if self.kept is None else host[self.kept[self._scored]]
 
-    def _in_one_line(self, name: str, host: Host, dimensions: int) -> Host:
-        """Return the elements of all tokens one after the other, also of an array with a line for each row."""
+    def _flattened(self, name: str, host: Host, dimensions: int) -> Host:
+        """Return the elements of all tokens one after the other, without the padding of a padded array."""
         if host.ndim == dimensions:
             return host
         rows = self.given.size
@@ -109,7 +109,7 @@ class Ragged:
         return host[np.arange(width) < self.given[:, None]]
 
 
-def _of_length(name: str, tokens: int, found: int) -> ContractError:
+def _length_error(name: str, tokens: int, found: int) -> ContractError:
     return ContractError(name, f"{tokens} elements, one for each token", found, rule=Rule.LENGTH)
 
 

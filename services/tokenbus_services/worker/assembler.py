@@ -1,4 +1,4 @@
-"""StepAssembler: one way from what an engine's step returned to batches, whatever the step was."""
+"""StepAssembler: makes batches of the arrays that an engine's step returned."""
 
 import contextlib
 from typing import Any
@@ -20,10 +20,10 @@ from tokenbus_services.worker.arrays import Host, Ragged, keys_of, of_rows, on_h
 from tokenbus_services.worker.step import StepArrays
 
 _LOWEST = np.float32(-9999)
-"""What an engine computes as minus infinity."""
+"""Replaces minus infinity, as in OpenAI's API."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
 _NONE_U4, _NONE_F4 = np.zeros(0, np.dtype("<u4")), np.zeros(0, np.dtype("<f4"))
-_OF_ONE_ROW = ("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids")
+_CHECKED_BY_ROW = ("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids")
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
 _SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)
@@ -32,7 +32,7 @@ _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 
 class StepAssembler:
-    """Makes batches of one engine's steps. Who publishes them fills in worker, epoch and sequence.
+    """Makes batches of one engine's steps. The publisher fills in worker, epoch and sequence.
 
     Example:
         import numpy as np
@@ -46,7 +46,7 @@ class StepAssembler:
     """
 
     def __init__(self, limits: Limits, vocabulary_size: int = 0) -> None:
-        """Take the bounds that messages keep, and the model's vocabulary."""
+        """Take the bounds of messages, and the size of the model's vocabulary."""
         self._limits = limits
         self._vocabulary_size = vocabulary_size
         self._last_step = 0
@@ -54,8 +54,8 @@ class StepAssembler:
     def assemble(self, arrays: StepArrays) -> list[LogprobBatch]:
         """Return a step's batch, in as many parts as it needs.
 
-        A ContractError says which of its arrays contradict each other: then nothing of it can be told from the rest.
-        What is wrong within one row is found when the batch is encoded.
+        Raises ContractError for arrays that contradict each other: no row of them can be trusted. A fault within one
+        row is found when the batch is encoded.
         """
         keys = keys_of(arrays.request_keys)
         rows = keys.size
@@ -85,8 +85,8 @@ class StepAssembler:
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
-            # A number that its column cannot hold is its row's fault alone: it is found with all that is invalid.
-            batch = LogprobBatch(header, **(columns | {name: _held(columns[name]) for name in _OF_ONE_ROW}))
+            # A number that its column cannot hold is one row's fault: encoding finds it like any other.
+            batch = LogprobBatch(header, **(columns | {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW}))
         self._last_step = max(self._last_step, batch.header.step)
         return self._in_parts(batch, arrays.parts)
 
@@ -108,7 +108,7 @@ class StepAssembler:
         )
 
     def _scored(self, arrays: StepArrays, rows: int) -> Host | None:
-        """Return which rows are scored, or None: none is."""
+        """Return which rows are scored, or None if no row is."""
         if arrays.logprobs is None:
             if arrays.scored is not None and on_host("scored", arrays.scored).any():
                 raise ContractError("logprobs", "one for each token of the scored rows", "none", rule=Rule.LENGTH)
@@ -123,7 +123,7 @@ class StepAssembler:
     def _alternatives(
         self, arrays: StepArrays, ragged: Ragged, scored: Host | None, rows: int
     ) -> tuple[Host, Host, Host]:
-        """Return how many alternatives each row's tokens have, and their ids and values."""
+        """Return each row's top-k, and the ids and values of the alternatives."""
         ids = arrays.alternative_token_ids
         wanted = None if arrays.top_ks is None else of_rows("top_ks", arrays.top_ks, rows)
         if scored is None or ids is None:
@@ -159,7 +159,7 @@ class StepAssembler:
         return wanted, ids.reshape(-1), _floored(arrays, values.reshape(-1))
 
     def _in_parts(self, batch: LogprobBatch, least: int) -> list[LogprobBatch]:
-        """Return the batch, or its rows in as many messages as wanted, or as their number and size need."""
+        """Return the batch in at least so many parts, and in as many as the bounds on rows and bytes need."""
         rows, limits = batch.row_count, self._limits
         size = (
             rows * _ROW_BYTES
@@ -183,7 +183,7 @@ class StepAssembler:
 
 
 def _cuts(batch: LogprobBatch, room: int, most: int) -> list[Host]:
-    """Return rows in runs that fit into a message each, as far as one row alone does."""
+    """Return runs of rows that fit into a message each; a row that is too large alone is a run of its own."""
     tokens = batch.token_counts.astype(np.intp)
     sizes = _ROW_BYTES + tokens * (_TOKEN_BYTES + batch.top_ks * np.intp(_ALTERNATIVE_BYTES))
     sizes += batch.proposal_counts * np.intp(_PROPOSAL_BYTES)
@@ -196,8 +196,8 @@ def _cuts(batch: LogprobBatch, room: int, most: int) -> list[Host]:
     return [*cuts, np.arange(begin, batch.row_count)]
 
 
-def _held(values: Host) -> Host:
-    """Return values with one that no column takes for valid in the place of those that are out of every range."""
+def _clipped(values: Host) -> Host:
+    """Return whole numbers with those that no column can hold replaced by one that no column accepts."""
     if values.dtype.kind not in "iu":
         return values
     return np.where((values < 0) | (values > _INVALID), _INVALID, values)
@@ -242,7 +242,7 @@ def _proposals(arrays: StepArrays, rows: int) -> Host:
 
 
 def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, wanted: Host) -> tuple[Host, Host]:
-    """Return alternatives that an engine gave in one line as it counted them, without those of tokens not kept."""
+    """Return flat alternatives without those of tokens that are cut off."""
     per_token = np.repeat(wanted.astype(np.intp), ragged.given)
     if ids.size != int(per_token.sum()):
         limit = f"{int(per_token.sum())} elements, as top_ks and token_counts say"
@@ -254,7 +254,7 @@ def _already_flat(arrays: StepArrays, ids: Host, values: Host, ragged: Ragged, w
 
 
 def _floored(arrays: StepArrays, values: Host) -> Host:
-    """Return values as float32 of our own, with the lowest that can be told in the place of minus infinity."""
+    """Return values as a new float32 array, with minus infinity replaced."""
     if arrays.value_kind in _LOGPROBS:
         return np.maximum(values, _LOWEST, dtype=np.float32, casting="same_kind")
     return np.where(np.isneginf(values), _LOWEST, values).astype(np.float32)

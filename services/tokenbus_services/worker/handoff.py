@@ -284,14 +284,14 @@ class HandoffReceiver:
     def _check_identity(self, peer: bytes, worker_id: str) -> None:
         identity = None if self._listener is None else self._listener.identity(peer)
         if identity is None or not identity.may(Role.HANDOFF, worker_id):
-            who = "" if identity is None else identity.name
-            raise ContractError("handoff.worker_id", f"one that the key {who!r} may hand off as", repr(worker_id))
+            name = "" if identity is None else identity.name
+            raise ContractError("handoff.worker_id", f"one that the key {name!r} may hand off as", repr(worker_id))
 
     def _accept(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         number, key = handoff.number, handoff.generate.request_key
         if number in self._answers:
             answer = self._answers[number]
-            if answer is not None:  # the first time it was answered, nobody heard
+            if answer is not None:  # it was answered, and the reply was lost
                 self._reply(peer, handoff, answer)
             return
         publisher, worker = self._publisher, self._settings.worker

@@ -219,8 +219,8 @@ class _Pace:
             return 0
         if self._begin is None:
             self._begin = produced_at_ns, now
-        first_ns, begun = self._begin
-        return begun + (produced_at_ns - first_ns) / _NS / self._speed - now
+        first_ns, started = self._begin
+        return started + (produced_at_ns - first_ns) / _NS / self._speed - now
 
 
 def _hello(begin: WorkerFrame, worker_id: str) -> Hello:

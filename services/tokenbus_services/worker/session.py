@@ -84,7 +84,7 @@ class WorkerSession(ReconnectingSession):
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
         self._is_news = False
-        """Whether the processor has still to be told that."""
+        """Whether the processor does not know that yet."""
         self.acknowledged = 0
         self.replayed = 0
 

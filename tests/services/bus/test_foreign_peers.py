@@ -15,7 +15,7 @@ from tests.services.bus.foreign import call, sending
 from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Listener, Outcome
-from tokenbus_services.bus.gate import Gate
+from tokenbus_services.bus.context import Authenticator
 from tokenbus_services.bus.sockets import LoopSocket
 
 Make = Callable[..., Bus]
@@ -182,7 +182,7 @@ async def test_gate() -> None:
             self.looked += 1
 
     context = zmq.Context[zmq.Socket[bytes]]()
-    gate = Gate(context)
+    gate = Authenticator(context)
     watcher = Watcher()
     gate.watchers.append(watcher)
     asking = LoopSocket(context.socket(zmq.REQ), "asking")

@@ -15,7 +15,7 @@ from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.services.bus.keyed import LISTENER, Keyring
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport
-from tokenbus_services.bus.gate import KEYS_DOMAIN, OPEN_DOMAIN, Gate
+from tokenbus_services.bus.context import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.zeromq import ZeroMQListener
 from tokenbus_services.settings import BusSettings, SettingsError
@@ -197,7 +197,7 @@ async def test_only_what_a_domain_asks_for_passes_its_gate(keyring: Keyring) -> 
 async def test_gate_without_an_allow_list_lets_no_key_in() -> None:
     """A gate of listeners without keys takes no key, even where it is asked as if it did."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    gate = Gate(context)
+    gate = Authenticator(context)
     assert gate._user(KEYS_DOMAIN, b"CURVE", [bytes(32)], b"") is None
     await gate.close()
     context.term()
@@ -442,7 +442,7 @@ async def test_secret_is_in_no_settings(keyring: Keyring) -> None:
     secret = (keyring.folder / "w0.key_secret").read_text().split('secret-key = "')[1].split('"')[0]
     transport = ZeroMQTransport(keyring.connecting("w0"))
     connection = await transport.connect("tcp://127.0.0.1:5570")
-    own = transport._curve._own
+    own = transport._keys._own
     assert own is not None
     assert own.secret.decode() == secret
     assert secret not in repr(own) + repr(transport._settings)
