@@ -11,7 +11,7 @@ from hypothesis import settings
 from tests.support.alone import Guard, marks_of
 from tokenbus_services.logs.output import unconfigure
 
-# A failure must be everybody's, and the same again: the examples follow from the test, not from chance.
+# A failure must be the same on every machine and in every run: examples follow from the test, not from chance.
 settings.register_profile("tokenbus", derandomize=True, deadline=None, database=None)
 settings.load_profile("tokenbus")
 
@@ -49,7 +49,7 @@ def refused() -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def logs_as_at_the_start() -> Iterator[None]:
-    """Let no test's logs go where another one, or a command that it ran, sent them."""
+    """Reset logging after each test, so that none writes to an output that another configured."""
     yield
     unconfigure()
 
