@@ -107,7 +107,7 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUT
 	@echo "==> soak: the processor killed $(KILLS) times"
 	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
 	@echo "==> soak: every variant of the attacks"
-	@SOAK_ATTACKS=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
+	@SOAK=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
