@@ -6,6 +6,8 @@ EXAMPLES ?= 2000
 KILLS ?= 200
 MINUTES ?= 10
 STEPS ?= 100000
+# What `make unit` leaves out: what starts a process, and what takes seconds.
+UNIT := not process and not long
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
@@ -24,7 +26,10 @@ GPU_HOST := --python-platform x86_64-manylinux_2_28
 # What is deployed is what was tested.
 AS_TESTED := --constraint requirements/dev.txt
 
-.PHONY: help setup demo test check format proto vectors baseline fuzz soak bench lock sbom audit clean
+# Every process that is started would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup demo unit test coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +58,14 @@ $(INSTALLED): $(RUNTIME) requirements/dev.txt
 
 demo: $(RUNTIME) ## Install what the demo needs, and run it
 	@$(BIN)/tokenbus demo
+
+unit: setup ## Run the tests that start no process and are quick: under a minute, for every edit
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "$(UNIT)"
+
+coverage: setup ## Measure which lines `make unit` runs, and fail below the floor in pyproject.toml
+	@echo "==> coverage"
+	@$(BIN)/python -m coverage run -m pytest -q -m "$(UNIT)"
+	@$(BIN)/python -m coverage report
 
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
@@ -96,10 +109,12 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUT
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults"
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
+	@echo "==> soak: the tests' campaigns in their long form"
+	@SOAK=1 $(BIN)/python -m pytest -n 2 -m "long or fuzz"
 	@echo "==> soak: the processor killed $(KILLS) times"
 	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
 	@echo "==> soak: every variant of the attacks"
-	@SOAK_ATTACKS=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
+	@SOAK=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
 	@$(BIN)/python -m tests.integration.vanishing --minutes $(MINUTES)
 
@@ -109,12 +124,12 @@ bench: setup ## Run every benchmark, beside its peers where it has some, into to
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"
-	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra nats --extra paddle -o requirements/dev.txt
+	@$(LOCK) $(EVERYWHERE) --extra dev --extra gateway --extra paddle -o requirements/dev.txt
 	@echo "==> lock: build"
 	@echo 'hatchling>=1.27' | $(COMPILE) - $(EVERYWHERE) $(AS_TESTED) -o requirements/build.txt
 	@echo "==> lock: base"
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
-	@for extra in gateway nats paddle; do \
+	@for extra in gateway paddle; do \
 		echo "==> lock: $$extra"; \
 		$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra $$extra -o requirements/$$extra.txt || exit; \
 	done
@@ -130,5 +145,5 @@ audit: setup ## Ask an index for known vulnerabilities of what is locked (TOKENB
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"
 	@rm -f $(NATIVE:.c=.so)
-	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
 	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,21 +1,55 @@
 """What all tests share."""
 
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests.support.alone import Guard, marks_of
 from tokenbus_services.logs.output import unconfigure
 
-# A failure must be everybody's, and the same again: the examples follow from the test, not from chance.
+# A failure must be the same on every machine and in every run: examples follow from the test, not from chance.
 settings.register_profile("tokenbus", derandomize=True, deadline=None, database=None)
 settings.load_profile("tokenbus")
+
+# Hundreds of processes are started here; each would compile all modules anew where a machine forbids to keep bytecode.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+_GUARD = Guard()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that are no unit tests by their place, before they are selected by mark."""
+    for item in items:
+        for mark in marks_of(item.path):
+            item.add_marker(mark)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Refuse that a unit test, or a fixture that it begins, starts a process."""
+    _GUARD.switch(is_on=item.get_closest_marker("process") is None)
+    try:
+        return (yield)
+    finally:
+        _GUARD.switch(is_on=False)
+
+
+@pytest.fixture(autouse=True)
+def refused() -> Iterator[list[str]]:
+    """Fail a unit test that tried to start a process, also where what it tests has caught the refusal."""
+    yield _GUARD.refused
+    assert not _GUARD.refused, _GUARD.refused
 
 
 @pytest.fixture(autouse=True)
 def logs_as_at_the_start() -> Iterator[None]:
-    """Let no test's logs go where another one, or a command that it ran, sent them."""
+    """Reset logging after each test, so that none writes to an output that another configured."""
     yield
     unconfigure()
 

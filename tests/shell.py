@@ -48,7 +48,7 @@ def line(page: str, begin: str) -> Line:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yield a port that is given to nobody but who asks for it by its number."""
+    """Yield a port that is given only to a process that asks for its number."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from schema_tools.compiled import comments_in, compiled, messages_in
 from schema_tools.paths import Tree
 
-# A closed list, so that "in order" is no unit; whoever measures in a new one adds it.
+# A closed list, so that "in order" is no unit; a field in a new unit adds it here.
 _UNITS = (
     *("alternatives", "bytes", "characters", "elements", "frames", "items", "messages", "milliseconds"),
     *("nanoseconds", "nats", "parts", "requests", "rows", "steps", "tokens", "the field's own unit"),

@@ -186,7 +186,7 @@ class LogprobBatch:
         )
 
     def has_consistent_lengths(self) -> bool:
-        """Tell whether every column is as long as the counts demand: if not, nobody can say which row is which."""
+        """Return whether every column is as long as the counts demand; if not, elements cannot be assigned to rows."""
         try:
             self._laid_out()
         except ContractError:

@@ -45,7 +45,7 @@ class _Rules:
 def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
     """Return the frame in some bytes, or raise the ContractError of the first bound that it breaks.
 
-    A frame whose body only a newer minor version knows comes back without one: it is to be ignored.
+    A frame whose body only a newer minor version defines comes back without a body; ignore it.
     """
     rules = _rules_of(frame)
     if type(data) is not bytes:

@@ -12,7 +12,7 @@ from tokenbus_contracts.schema import COLUMN, MESSAGE_BOUNDS
 class Limits:
     """The most that a batch may hold.
 
-    `Limits.schema()` is what the schema allows, `Limits.default()` what a deployment enforces unless told
+    `Limits.schema()` is what the schema allows, `Limits.default()` what a deployment enforces unless set
     otherwise. Any other is made by hand; wider than the schema, or negative, is a ContractError.
 
     Raises:

@@ -17,7 +17,7 @@ from tokenbus_gpu_ops.tensor import Looks, Tensor
 
 _LOGITS = (ValueKind.RAW_LOGITS, ValueKind.PROCESSED_LOGITS)
 _ALL_ALIKE = (None, None, None)
-"""No token counts, no offsets and nothing about who is scored: each row is one request's one token."""
+"""No token counts, no offsets and no scoring: each row is the one token of one request."""
 _PREPARED = 1024
 _KINDS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS, *_LOGITS)
 

@@ -1,4 +1,4 @@
-"""Where the results lie in memory: as they will in the message, so that nobody moves them again."""
+"""Where the results lie in memory: laid out as in the message, so that they are not copied again."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a call returns: the columns of its tokens, which may still be on their way."""
+"""What a call returns: the columns of its tokens, which may still be computed."""
 
 from enum import IntEnum
 from typing import Any, NamedTuple

@@ -30,7 +30,7 @@ class Tensor(NamedTuple):
 
     @classmethod
     def looking(cls, looks: Looks) -> Self:
-        """Return an array that is nowhere, for those who only look at it."""
+        """Return an array without memory, for callers that only look at its shape and type."""
         return cls(0, *looks, None)
 
     @property

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.contracts.bombs import BOMBS
+from tests.support.campaigns import many
 from tokenbus_contracts import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
-MESSAGES = 100_000
+MESSAGES = many(100_000, 20_000)
 
 pytestmark = pytest.mark.fuzz
 
@@ -29,9 +30,9 @@ def fuzzed(messages: int, seed: int, pure_python: str = "") -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize(("seed", "pure_python"), [(1, ""), (2, ""), (3, "1")])
+@pytest.mark.parametrize(("seed", "pure_python"), [(1, ""), (3, "1")])
 def test_no_message_does_anything_but_decode_or_be_refused(seed: int, pure_python: str) -> None:
-    """100,000 damaged messages each decode and come back the same, or are a ContractError, in bounded memory."""
+    """Thousands of damaged messages each decode and come back the same, or are a ContractError, in bounded memory."""
     report = fuzzed(MESSAGES, seed, pure_python)
     refused = report["refused"]
     assert report["accepted"] + sum(refused.values()) == MESSAGES

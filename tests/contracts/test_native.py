@@ -90,6 +90,7 @@ def test_it_accepts_all_that_the_codec_writes() -> None:
             assert native.accepts(encode(decode(MESSAGES[name])), Limits.default()), name
 
 
+@pytest.mark.process
 def test_without_it_everything_is_the_same() -> None:
     """With TOKENBUS_PURE_PYTHON set the compiled check is not used, and all golden messages fare the same."""
     tests = [
@@ -104,6 +105,7 @@ def test_without_it_everything_is_the_same() -> None:
     assert run.stdout == "False\n"
 
 
+@pytest.mark.process
 def test_it_stays_within_the_message(tmp_path: Path) -> None:
     """Under the address and undefined-behaviour sanitizers no message, damaged or not, makes it misstep."""
     harness = tmp_path / "harness"
@@ -125,6 +127,7 @@ def test_it_stays_within_the_message(tmp_path: Path) -> None:
         assert verdicts == expected
 
 
+@pytest.mark.process
 def test_library_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     """A damaged library, and one compiled from another source, are named in a warning, and Python does the work."""
     copy = tmp_path / "tokenbus_contracts"

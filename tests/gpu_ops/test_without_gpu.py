@@ -25,6 +25,7 @@ print(sorted(name for name in ("cuda", "cupy", "paddle", "torch", "tokenbus_gpu_
 """
 
 
+@pytest.mark.process
 def test_importing_costs_no_framework() -> None:
     """Importing the package imports neither a framework nor CUDA, nor what would need them."""
     run = subprocess.run(

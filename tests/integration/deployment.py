@@ -55,7 +55,7 @@ class Deployment:
     def start_worker(
         self, name: str = "worker-0", *arguments: str, before: Sequence[str] = (), **overrides: object
     ) -> Program:
-        """Start a worker that makes haste slowly, and return when a processor has taken it."""
+        """Start a worker at 300 steps a second, and return when a processor has accepted it."""
         command = [*before, COMMAND, "worker", "--engine", "synthetic", "--steps-per-second", "300", *arguments]
         program = self.start(name, command, worker__id=name, **overrides)
         program.wait_for('"connected"')

@@ -13,7 +13,7 @@ _LINES = 4096
 
 
 def tell(line: str) -> None:
-    """Write a line for whoever started this process, at once: the next moment may be its last."""
+    """Write a line for the test that started this process, at once: the process may be killed next."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -22,7 +22,7 @@ class Program:
     """A process; what it writes is read as it comes, so that it never waits for a reader."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a command; the name is for whoever reads of a failure."""
+        """Start a command; the name is for the message of a failure."""
         self.name = name
         self._process = subprocess.Popen(
             command,

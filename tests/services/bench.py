@@ -1,4 +1,4 @@
-"""A processor's core on a bench: its clock stands, and tests are its workers and its clients."""
+"""A processor's core on a bench: its clock is manual, and the test plays its workers and its clients."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Bench:
     """A core, and what it sent to each peer."""
 
     def __init__(self, overrides: dict[str, object] | None = None) -> None:
-        """Begin with nobody connected; what the core puts off is done at once."""
+        """Begin without peers; what the core defers runs at once."""
         self.settings = settings({"processor.id": "bench"} | (overrides or {}))
         self.clock = ManualClock()
         self.sent: defaultdict[bytes, deque[Message]] = defaultdict(deque)
@@ -52,17 +52,17 @@ class Bench:
             call()
 
     def run_soon(self) -> None:
-        """Do what was put off."""
+        """Run what was deferred."""
         while self._soon:
             self._soon.popleft()()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass in one go, and let the core look at it."""
+        """Advance the clock at once, and tick the core."""
         self.clock.advance(seconds)
         self.core.tick(self.clock.now())
 
     def pass_time(self, seconds: float, *alive: "BenchWorker | BenchClient", most: float = 1.0) -> None:
-        """Let time pass in small steps, while some peers keep saying that they are alive."""
+        """Advance the clock in small steps, ticking the core, while some peers send heartbeats."""
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self.clock.advance(min(most, end - self.clock.now()))
@@ -93,11 +93,11 @@ class BenchWorker:
         self.epoch = epoch
         self.peer = f"{worker_id}/{epoch}".encode()
         self.sequence = 0
-        """The last that was used."""
+        """The last sequence that was used."""
 
     @property
     def known(self) -> Worker:
-        """What the processor knows of it."""
+        """The processor's record of this worker."""
         return self.bench.core.workers.by_id[self.worker_id]
 
     def say(self, frame: WorkerFrame, *parts: bytes, epoch: int | None = None) -> None:
@@ -106,12 +106,12 @@ class BenchWorker:
         self.bench.core.workers.receive(self.peer, [write_frame(frame), *parts], self.bench.clock.now())
 
     def say_hello(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Introduce itself."""
+        """Send a hello."""
         self.sequence = fields.get("next_sequence", 1) - 1
         self.say(WorkerFrame(hello=hello_of(self.worker_id, **fields)))
 
     def beat(self, last_sequence: int | None = None, *, takes_no_more: bool = False) -> None:
-        """Say that it is alive, how far it is, and whether it leaves."""
+        """Send a heartbeat: how far it is, and whether it takes no more requests."""
         last = self.sequence if last_sequence is None else last_sequence
         self.say(WorkerFrame(heartbeat=Heartbeat(sent_at_ns=1, last_sequence=last, takes_no_more=takes_no_more)))
 
@@ -121,7 +121,7 @@ class BenchWorker:
         self.say(WorkerFrame(item=item_of(payload, sequence, kind, checksum=checksum)), payload)
 
     def publish(self, wanted: Sequence[Wanted], step: int | None = None, **header: Any) -> LogprobBatch:  # noqa: ANN401
-        """Send the next batch; its step is its sequence, unless told otherwise."""
+        """Send the next batch; its step is its sequence unless given."""
         sequence = self.sequence + 1
         made = batch_of(
             wanted, worker_id=self.worker_id, epoch=self.epoch, sequence=sequence, step=step or sequence, **header
@@ -130,12 +130,12 @@ class BenchWorker:
         return made
 
     def admit(self, key: int, prompt_tokens: int = 3) -> None:
-        """Say that it took a request."""
+        """Publish the admission of a request."""
         admitted = Admitted(request_key=key, worker_id=self.worker_id, epoch=self.epoch, prompt_tokens=prompt_tokens)
         self._event(RequestEvent(sequence=self.sequence + 1, admitted=admitted))
 
     def fail(self, error: RequestError) -> None:
-        """Say that a request ended with an error."""
+        """Publish that a request ended with an error."""
         self._event(RequestEvent(sequence=self.sequence + 1, error=error))
 
     def _event(self, event: RequestEvent) -> None:
@@ -180,25 +180,25 @@ class BenchClient:
         self._connections = 0
         self.peer = b"client-%d" % session
         self.number = 0
-        """The last that came."""
+        """The highest frame number that came."""
 
     def say(self, frame: ClientFrame) -> None:
         """Send a frame."""
         self.bench.core.clients.receive(self.peer, [write_frame(frame)], self.bench.clock.now())
 
     def say_hello(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Introduce itself."""
+        """Send a hello."""
         self.number = 0
         self.say(ClientFrame(hello=client_hello(self.session, **fields)))
 
     def reconnect(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
-        """Come back over another connection."""
+        """Reconnect with a new identity."""
         self._connections += 1
         self.peer = b"client-%d-%d" % (self.session, self._connections)
         self.say_hello(**fields)
 
     def beat(self) -> None:
-        """Say that it is alive."""
+        """Send a heartbeat."""
         self.say(ClientFrame(heartbeat=Heartbeat(sent_at_ns=1)))
 
     def heard(self) -> list[Heard]:
@@ -214,7 +214,7 @@ class BenchClient:
         return found
 
     def ask(self, generate: Generate) -> None:
-        """Ask for a request."""
+        """Send a request."""
         self.say(ClientFrame(generate=generate))
 
     def errors(self) -> dict[int, int]:
@@ -228,5 +228,5 @@ class BenchClient:
         return [heard for heard in self.heard() if heard.body == "outputs"]
 
     def ack(self, through: int | None = None) -> None:
-        """Acknowledge the frames that came."""
+        """Acknowledge what came, or through a number."""
         self.say(ClientFrame(confirm=Confirm(through_number=self.number if through is None else through)))

@@ -1,4 +1,4 @@
-"""The peers of a core that a test sends for: whoever says a name has it, unless the test says who each is."""
+"""The peers of a core, as a test plays them: every peer is anonymous unless the test gives it an identity."""
 
 from collections.abc import Callable
 
@@ -6,18 +6,18 @@ from tokenbus_services.bus import ANONYMOUS, Identity, Outcome
 
 
 class Sending:
-    """Sends by a function, and knows who each peer is."""
+    """Sends through a function, and holds each peer's identity."""
 
     def __init__(self, send: Callable[[bytes, list[bytes]], Outcome]) -> None:
-        """Take how to send."""
+        """Take the function that sends."""
         self.send = send
         self.identities: dict[bytes, Identity] = {}
         self.admitted: set[bytes] = set()
 
     def identity(self, peer: bytes) -> Identity:
-        """Return who a peer is."""
+        """Return a peer's identity."""
         return self.identities.get(peer, ANONYMOUS)
 
     def admit(self, peer: bytes) -> None:
-        """Remember a peer that has introduced itself."""
+        """Remember a peer whose hello was accepted."""
         self.admitted.add(peer)

@@ -248,6 +248,7 @@ def test_library_without_configuration(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages[1] == "failed\n    ValueError: why"
 
 
+@pytest.mark.process
 def test_import_and_quiet_use_print_nothing() -> None:
     """Importing the package, making a logger and an event of little weight print nothing, and leave structlog alone."""
     code = (

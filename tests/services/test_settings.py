@@ -362,6 +362,7 @@ def test_every_section_checks_itself(maker: type) -> None:
         maker(**{first: None})
 
 
+@pytest.mark.process
 def test_page_is_fresh() -> None:
     """docs/settings.md is what the code says of itself."""
     command = [sys.executable, "-m", "tokenbus_services.settings"]

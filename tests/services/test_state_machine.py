@@ -32,14 +32,14 @@ def test_without_faults_nothing_ends_with_an_error() -> None:
 
 def test_no_restart_and_no_broken_connection_loses_a_token() -> None:
     """Processors, clients and connections come and go, and every request still has each of its tokens once."""
-    _run(LosslessBus, 120, 40)
+    _run(LosslessBus, 60, 40)
 
 
 def test_what_is_lost_on_the_way_is_sent_again() -> None:
     """Items that are lost, doubled, damaged or out of order come again until all are there: no request notices."""
-    _run(HealingBus, 120, 40)
+    _run(HealingBus, 60, 40)
 
 
 def test_no_fault_makes_a_token_wrong() -> None:
     """Whatever is lost, doubled, damaged or too slow: each request has a beginning of its tokens, and an end."""
-    _run(FaultyBus, 250, 50)
+    _run(FaultyBus, 120, 50)

@@ -84,7 +84,7 @@ class RowStatus(IntEnum):
     FINISHED_LENGTH = 7
     """It ended: as many tokens as were asked for, or as fit."""
     ABORTED = 8
-    """It ended because it was told to."""
+    """It was aborted by its client or its deadline."""
     UNRECOVERABLE = 9
     """It ended because its state is lost and cannot be computed again."""
 

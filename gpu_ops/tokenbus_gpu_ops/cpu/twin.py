@@ -23,7 +23,7 @@ def compute(
     results = _Results(plan, body, memory, as_logits=as_logits)
     results.columns[0][:] = ids
     blocks = Blocks(logits)
-    with np.errstate(all="ignore"):  # infinities and NaN are looked for, and told of
+    with np.errstate(all="ignore"):  # infinities and NaN are looked for, and reported
         for begin in range(0, plan.scored, blocks.rows_at_once):
             tokens = _Tokens.of(plan, slice(begin, min(begin + blocks.rows_at_once, plan.scored)))
             sampled = blocks.at(tokens.rows, ids[plan.details.tokens[tokens.places]])

@@ -48,7 +48,7 @@ def keep(name: str, kernel: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(kernel).digest() + kernel)
-            Path(temporary).replace(where / name)  # whole or not at all, whoever else writes it
+            Path(temporary).replace(where / name)  # atomically, also where another process writes it
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise

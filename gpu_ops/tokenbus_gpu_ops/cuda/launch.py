@@ -64,7 +64,7 @@ class _Recipe(NamedTuple):
 
 
 class _Uploads(NamedTuple):
-    """What the kernel is told of single tokens, as it lies in memory one behind the other."""
+    """The kernel's arguments for each token, packed one after the other in memory."""
 
     places: npt.NDArray[Any] | None
     unscored: npt.NDArray[Any] | None
@@ -98,7 +98,7 @@ class Prepared(NamedTuple):
 
 
 class Parameters:
-    """The struct Call in memory, as the driver wants to be told of it."""
+    """The struct Call in memory, in the form that the driver takes."""
 
     __slots__ = ("_pointer", "_struct", "address")
 
@@ -109,7 +109,7 @@ class Parameters:
         self.address = ctypes.addressof(self._pointer)
 
 
-# One for all calls: the driver copies it while it launches, and whoever fills it holds the lock.
+# One for all calls: the driver copies it while it launches, and the caller that fills it holds the lock.
 _call = bytearray(_CALL_BYTES)
 _parameters = Parameters(_call)
 
@@ -242,7 +242,7 @@ def _recipe(shape: _Shape) -> _Recipe:
 
 
 def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int) -> _Uploads:
-    """Return what has to be told of single tokens: nothing where token i is row i and its id lies there."""
+    """Return the arguments for each token: none where token i is row i and its id is there."""
     own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
     at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
     if plan.top_k is not None and (own is not None or at is None):

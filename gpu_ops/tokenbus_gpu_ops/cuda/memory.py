@@ -13,7 +13,7 @@ from tokenbus_gpu_ops.plan import MAX_TOKENS
 
 _LEAST_BYTES = 1 << 14
 MAX_PINNED_BYTES = 1 << 28
-"""Of one device, in results that somebody still holds and in free memory together."""
+"""Of one device, in results that are still referenced and in free memory together."""
 _STREAMS_KEPT = 8
 TICKET_BYTES = 4 * MAX_TOKENS
 
@@ -86,11 +86,11 @@ class Pool:
         return piece
 
     def give_back(self, piece: Pinned) -> None:
-        """Take memory back that nobody looks at any more."""
+        """Reclaim memory that is not referenced any more."""
         self._free.setdefault(piece.size, deque()).append(piece)
 
     def _let_go(self, wanted: int) -> None:
-        """Free memory of other sizes that nobody uses."""
+        """Free unused memory of other sizes."""
         for size, free in self._free.items():
             while size != wanted and free and self.bytes + wanted > self._max_bytes:
                 piece = free.popleft()
@@ -114,7 +114,7 @@ class Scratch:
     def grown_to(self, wanted: int, stream: int) -> int:
         """Return the address of at least so many bytes, of which the first are tickets: zero between launches.
 
-        Memory comes, is cleared and goes in the stream's own order, so that nobody waits for it.
+        Memory comes, is cleared and goes in the stream's own order, so that no thread waits for it.
         """
         if wanted > self.size:
             cuda = driver()
@@ -153,7 +153,7 @@ class Scratches:
         self._of: OrderedDict[int, Scratch] = OrderedDict()
 
     def of(self, stream: int) -> Scratch:
-        """Return a stream's memory; whose turn was longest ago gives its own up."""
+        """Return a stream's memory; the least recently used stream loses its own."""
         scratch = self._of.get(stream)
         if scratch is None:
             scratch = self._of[stream] = Scratch()

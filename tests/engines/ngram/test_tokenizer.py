@@ -8,6 +8,7 @@ from tokenbus_engines.ngram import Tokenizer, default_tokenizer
 from tokenbus_engines.ngram.tokenizer import documents
 
 
+@pytest.mark.long
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
     """Whatever a text holds, the tokens of it have its bytes."""

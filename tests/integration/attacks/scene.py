@@ -1,7 +1,6 @@
 """The system under attack: a processor and workers as processes, and a victim that asks all the while."""
 
 import asyncio
-import os
 import random
 import socket
 import time
@@ -14,6 +13,7 @@ from tests.integration.asking import Asked, wanted
 from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import Program
+from tests.support.campaigns import IS_SOAK
 from tests.support.waiting import MOST, soon
 from tokenbus_services.client import Client
 
@@ -31,7 +31,7 @@ _MIB = 1024
 
 def variants(*short: object, long: Sequence[object] = ()) -> list[object]:
     """Return the variants of an attack that are tried: a few, or all of them in `make soak`."""
-    return [*short, *(long if os.environ.get("SOAK_ATTACKS") else ())]
+    return [*short, *(long if IS_SOAK else ())]
 
 
 class Victim:

@@ -30,7 +30,7 @@ class Bus:
         self._addresses = 0
 
     def make(self, settings: BusSettings) -> Transport:
-        """Return a transport; who has one that is not in `KINDS` returns that."""
+        """Return a transport; a subclass for another transport returns its own."""
         return MemoryTransport(settings) if self.kind == "memory" else ZeroMQTransport(settings)
 
     def with_settings(self, settings: BusSettings) -> "Bus":
@@ -40,13 +40,13 @@ class Bus:
         return other
 
     def address(self) -> str:
-        """Return an address that is free, and that nobody else takes."""
+        """Return an address that is free, and that no other process takes."""
         self._addresses += 1
         if self.kind == "memory":
             return f"memory://bus-{self._addresses}"
         if self.kind == "zeromq-ipc":
             return f"ipc://{self._folder}/{id(self)}-{self._addresses}"
-        # A port that is bound without listening is given to nobody but who asks for it by number.
+        # A port that is bound without listening is given only to a process that asks for its number.
         reserved = socket.socket()
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
@@ -113,8 +113,8 @@ async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes,
     return peer, seen
 
 
-_PROBE = b"anybody there?"
-_MET = b"there you are"
+_PROBE = b"probe"
+_MET = b"met"
 
 
 def _fail(reason: str) -> None:

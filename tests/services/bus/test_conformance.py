@@ -432,6 +432,7 @@ class Side:
             self._credit.release()
 
 
+@pytest.mark.long
 async def test_two_busy_sides(bus: Bus) -> None:
     """Two sides that send and receive in small windows never miss that something arrived."""
     listener, connection, peer = await bus.pair()
@@ -439,6 +440,7 @@ async def test_two_busy_sides(bus: Bus) -> None:
         await asyncio.gather(Side(listener, peer).run(), Side(connection, None).run())
 
 
+@pytest.mark.long
 async def test_two_full_sides(bus: Bus) -> None:
     """Two sides that send as much as fits, and receive as it comes, lose nothing and never stand still."""
     small = bus.with_settings(replace(SETTINGS, high_water_mark=2))

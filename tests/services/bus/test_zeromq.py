@@ -41,6 +41,7 @@ def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["zeromq-ipc", "zeromq-tcp"])
 async def test_process_that_is_killed(make: Make, kind: str) -> None:
     """A process that is killed keeps its address no longer, and its connections find whoever listens next."""

@@ -349,6 +349,7 @@ def test_letters_that_somebody_took_away(tmp_path: Path) -> None:
     assert payloads(tmp_path / "letters") == [b"c", b"d"]
 
 
+@pytest.mark.process
 def test_check_says_why(tmp_path: Path) -> None:
     """`tokenbus check` refuses every letter for the field, the rule, the limit and the value that its note names."""
     letters = opened(settings(tmp_path))
@@ -367,6 +368,7 @@ def test_check_says_why(tmp_path: Path) -> None:
         assert [report[name] for name in names] == [note[name] for name in names], note["stream"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("data", "rule"),
     [

@@ -1,5 +1,6 @@
 """Router: each row is settled against what its request has had, and goes to its consumer exactly once."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def tokens_of(recorder: Recorder, key: int) -> list[int]:
     return [token for row in recorder.rows if row[0] == key for token in row[6]]
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(st.lists(_step, max_size=25))
 def test_rows_are_settled_as_a_slow_model_says(

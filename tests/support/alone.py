@@ -1,0 +1,88 @@
+"""Unit tests start no process: which tests are none, and the guard that holds it for the others."""
+
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+STARTING = frozenset(
+    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
+)
+"""The audit events of Python's ways to start a process."""
+
+PROCESS = (
+    "benchmarks",
+    "contracts/test_fuzz.py",
+    "engines/fastdeploy/test_processes.py",
+    "engines/paddle",
+    "gpu_ops/test_kernels.py",
+    "integration",
+    "schema_tools",
+    "services/bus/test_bounds.py",
+    "services/cli",
+    "services/gateway_page",
+    "services/metrics/test_document.py",
+    "services/test_cli.py",
+    "test_commands.py",
+    "test_compose.py",
+    "test_distribution.py",
+    "test_extending.py",
+    "test_readme.py",
+    "test_structure.py",
+    "test_supply.py",
+)
+"""Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""
+
+LONG = (
+    "contracts/test_equivalence.py",
+    "engines/ngram/test_engine.py",
+    "engines/ngram/test_independence.py",
+    "engines/ngram/test_speculation.py",
+    "gpu_ops/test_benchmark.py",
+    "services/test_state_machine.py",
+)
+"""Modules of which all tests are marked `long`: each takes seconds of processor time."""
+
+
+class ProcessStartedError(AssertionError):
+    """A test that is not marked `process` started one."""
+
+
+class Guard:
+    """Refuses the start of a process while it is on."""
+
+    def __init__(self) -> None:
+        """Hook into the interpreter, once for its life; begin switched off."""
+        self.is_on = False
+        self.refused: list[str] = []
+        """The starts that were refused since it was switched on."""
+        sys.addaudithook(self._audit)
+        start = BaseProcess.start
+
+        def guarded(process: BaseProcess) -> None:
+            """Start a process of multiprocessing, whose ways to start one raise no event."""
+            self._audit("multiprocessing", ())
+            start(process)
+
+        BaseProcess.start = guarded  # type: ignore[assignment,method-assign]  # it has no seam
+
+    def switch(self, *, is_on: bool) -> None:
+        """Begin or end to refuse."""
+        self.is_on = is_on
+        self.refused.clear()
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.is_on and (event in STARTING or event == "multiprocessing"):
+            self.refused.append(f"{event} {arguments[:2]}")
+            raise ProcessStartedError(f"{self.refused[-1]}: mark the test `process`, or start none")
+
+
+def marks_of(path: Path) -> list[str]:
+    """Return the marks that a test module has by its place."""
+    place = path.relative_to(TESTS).as_posix()
+    tables = {"process": PROCESS, "long": LONG}
+    return [
+        mark
+        for mark, places in tables.items()
+        if place.startswith(tuple(f"{each}/" for each in places)) or place in places
+    ]

@@ -1,0 +1,46 @@
+"""The tests' own rules: unit tests start no process, and the tables of those that do are true."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.alone import LONG, PROCESS, TESTS, ProcessStartedError, marks_of
+
+STARTS: dict[str, Callable[[], object]] = {
+    "subprocess": lambda: subprocess.run([sys.executable, "-c", ""], check=False),
+    "os.system": lambda: os.system("true"),  # noqa: S605, S607 - it is refused
+    "os.fork": os.fork,
+    "multiprocessing": lambda: multiprocessing.get_context("spawn").Process(target=int).start(),
+}
+
+
+@pytest.mark.parametrize("way", STARTS)
+def test_unit_test_is_refused_a_process(way: str, refused: list[str]) -> None:
+    """Whichever way a unit test starts a process, it is refused, and the refusal is kept where the test catches it."""
+    with pytest.raises(ProcessStartedError, match="mark the test `process`"):
+        STARTS[way]()
+    assert len(refused) == 1
+    refused.clear()
+
+
+@pytest.mark.process
+def test_marked_test_may_start_one() -> None:
+    """A test that is marked starts what it likes."""
+    assert subprocess.run([sys.executable, "-c", ""], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("place", [*PROCESS, *LONG])
+def test_place_exists(place: str) -> None:
+    """Each folder or module that is marked by its place is there."""
+    assert (TESTS / place).exists()
+
+
+def test_place_decides_the_marks() -> None:
+    """A module has the marks of its folder and its own; a name that only begins alike has none."""
+    assert marks_of(TESTS / "integration" / "attacks" / "test_cost.py") == ["process"]
+    assert marks_of(TESTS / "services" / "test_state_machine.py") == ["long"]
+    assert marks_of(TESTS / "integration_like.py") == []
