@@ -14,7 +14,7 @@ _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 
 EPILOG = """\
 Settings come from options, else from variables such as TOKENBUS_BUS_LINGER_MS, else from the file, else from their
-defaults. docs/settings.md lists them all; an unknown key or a value out of its range is told in one line, status 2.
+defaults. docs/settings.md lists them all; an unknown key or a value out of its range ends it with one line, status 2.
 """
 
 
@@ -41,14 +41,14 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str])
 def load_settings(options: argparse.Namespace) -> Settings:
     """Return the settings that the options, the environment and the file come to, and begin to log as they say."""
     direct = {key: value for key, value in vars(options).items() if key in ENTRIES and value is not None}
-    with faults_told():
+    with one_line_errors():
         settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
     configure(settings.log)
     return settings
 
 
 @contextlib.contextmanager
-def faults_told() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Turn a setting or an address that cannot be used into one line and status 2."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""tokenbus tap: shows what workers emit as it passes, without being in anybody's way."""
+"""tokenbus tap: shows what workers emit as it passes, without delaying it."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
 from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.cli.terminal import styled
 from tokenbus_services.cli.watching import watching
@@ -47,7 +47,9 @@ Values = dict[str, Any]
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument("--worker", default="", metavar="ID", help="whose streams (default: every worker's)")
+    parser.add_argument(
+        "--worker", default="", metavar="ID", help="the worker whose streams are shown (default: every worker)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
     parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
     parser.add_argument("--count", type=whole, default=0, metavar="N", help="end after so many items")
@@ -57,7 +59,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show items until a signal, or until there were enough."""
     settings = load_settings(options)
-    with faults_told():
+    with one_line_errors():
         asyncio.run(_run(settings, options))
     return 0
 
