@@ -41,14 +41,14 @@ def declare_settings(parser: argparse.ArgumentParser, direct: Mapping[str, str])
 def load_settings(options: argparse.Namespace) -> Settings:
     """Return the settings that the options, the environment and the file come to, and begin to log as they say."""
     direct = {key: value for key, value in vars(options).items() if key in ENTRIES and value is not None}
-    with one_line_errors():
+    with faults_told():
         settings = Settings.load(options.settings, overrides=dict(options.set) | direct)
     configure(settings.log)
     return settings
 
 
 @contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
+def faults_told() -> Iterator[None]:
     """Turn a setting or an address that cannot be used into one line and status 2."""
     try:
         yield

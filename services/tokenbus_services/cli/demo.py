@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
-from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.demo_checks import (
     RATE_REQUESTS,
     Answers,
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
-    with one_line_errors(), RuntimeFolder() as folder:
+    with faults_told(), RuntimeFolder() as folder:
         plan = plan_for(
             _of_the_demo(settings, folder.path),
             folder.path,

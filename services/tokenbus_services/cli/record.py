@@ -12,7 +12,7 @@ from urllib.parse import quote
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.cli.terminal import Progress
@@ -169,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
     client = replace(settings.client, window_frames=max(settings.client.window_frames, _WINDOW_FRAMES))
     settings = replace(settings, client=client)
     files = Files(options.files[0])
-    with one_line_errors():
+    with faults_told():
         asyncio.run(_run(settings, options, files))
     if options.json:
         print(json.dumps(files.summary(), indent=2))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.cli.terminal import Progress
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if options.worker_id is not None and (limit := ENTRIES["worker.id"].kind.fault(options.worker_id)) is not None:
         raise CommandError(f"--as: {limit}, got {options.worker_id!r}", WRONG_USE)
     try:
-        with open(name, "rb") as file, one_line_errors():  # noqa: PTH123 - a name is all it is
+        with open(name, "rb") as file, faults_told():  # noqa: PTH123 - a name is all it is
             done = asyncio.run(_run(settings, options, file))
     except OSError as error:
         raise CommandError(printable(f"{name}: {(error.strerror or str(error)).lower()}")) from None

@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.signals import stop_on_signals
 from tokenbus_services.cli.terminal import styled
 from tokenbus_services.cli.watching import watching
@@ -59,7 +59,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show items until a signal, or until there were enough."""
     settings = load_settings(options)
-    with one_line_errors():
+    with faults_told():
         asyncio.run(_run(settings, options))
     return 0
 

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
-from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
     settings = load_settings(options)
     _check_counts(options, settings)
-    with one_line_errors(), RuntimeFolder() as folder:
+    with faults_told(), RuntimeFolder() as folder:
         plan = plan_for(
             settings,
             folder.path,

@@ -12,7 +12,7 @@ from functools import partial
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Transport, transport_for
-from tokenbus_services.cli.configuration import declare_settings, load_settings, one_line_errors
+from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, ENGINES, made
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.pace import Pace
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     log_open_files = open_files_for(settings)
     engine = made(options, settings)
-    with one_line_errors():
+    with faults_told():
         asyncio.run(_run(settings, engine, options, log_open_files))
     return 0
 

@@ -1,4 +1,4 @@
-"""Gateway: the state of one gateway process, and its health and readiness."""
+"""Gateway: what one gateway process has, and whether it does what it is there for."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from tokenbus_services.settings import Settings
 
 
 class Gateway:
-    """One client of the bus, and everything that its HTTP answers need."""
+    """One client of the bus, and everything that answers are made with."""
 
     def __init__(self, settings: Settings, client: Client) -> None:
         """Take the settings, and the client that is connected or will be."""
@@ -49,17 +49,17 @@ class Gateway:
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.collector: Collector = _GatewayCollector(self)
         self.feeding: asyncio.Task[None] | None = None
-        """The task that dispatches rows, while it is served."""
+        """What hands out rows, while it is served."""
         self.connected = 0
-        """How many connections are open, as the server counts them."""
+        """How many connections there are; who serves keeps it."""
 
     @property
     def unread_files(self) -> int:
-        """How many watched files changed and cannot be read; their earlier contents still hold."""
+        """How many files have changed and cannot be read, so that what was read before still holds."""
         return self.callers.is_unread + (self.certificate is not None and self.certificate.is_unread)
 
     def look(self) -> None:
-        """Do what time alone demands; to be called now and then."""
+        """Look at what changes by itself; it is to be called now and then."""
         self.watch.ask()
         self.feed.look()
         self.episodes.expire()
@@ -68,13 +68,13 @@ class Gateway:
             self.certificate.look()
 
     def health(self) -> Health:
-        """Return whether requests can be taken; a processor that is away is no problem of this process."""
+        """Tell whether requests can be taken; a processor that is away is none of this process's problems."""
         problems = stalled(self.watch, self.settings.metrics.stall_timeout_ms)
         session = self.client.session
         if session.state is SessionState.REFUSED and session.refusal is not None:
             problems.append(f"its processor refuses it: {session.refusal.message}")
         if self.feeding is not None and (self.feeding.done() or not self.client.is_running):
-            problems.append("its dispatcher has failed, which is a defect: restart it")
+            problems.append("what carries its tokens has ended by a defect: it can only be started again")
         facts = {
             "service": "gateway",
             "connection": session.state.name.lower(),
@@ -100,12 +100,12 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
-    """Connect to the bus and dispatch its rows, for as long as `async with` lasts."""
+    """Connect to the bus, and hand out what comes from it, for as long as `async with` lasts."""
     async with Client(settings) as client:
         gateway = Gateway(settings, client)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
-            # The dispatcher must run before the first request: from then on it takes all rows.
+            # Before anything is asked for: from then on rows come by the feed alone.
             await asyncio.sleep(0)
             yield gateway
         finally:
