@@ -206,7 +206,7 @@ def _truth(limits: Limits) -> tuple[str, int]:
 MODES: dict[str, int | None] = {"ids only": None, "k = 0": 0, "k = 20": 20}
 """By name: how many alternatives are asked for with each token; None: not even its own logprob."""
 _ROUNDS = 3
-RATE_REQUESTS, RATE_TOKENS = 256, 200
+RATE_REQUESTS, RATE_TOKENS = 256, 100
 
 
 @dataclass(frozen=True, slots=True)

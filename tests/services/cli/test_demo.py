@@ -214,7 +214,7 @@ async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch,
         return Answers(answers, 1.0)
 
     monkeypatch.setattr(checks_module, "ask", ask)
-    with pytest.raises(CommandError, match="6 of 256 requests had other than their 200 tokens: ids only"):
+    with pytest.raises(CommandError, match="6 of 256 requests had other than their 100 tokens: ids only"):
         await rates(Client(Settings()))
 
 
