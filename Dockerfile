@@ -5,12 +5,10 @@ FROM python:3.12.8-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /build
-COPY requirements/gateway.txt requirements/dev.txt requirements/
+COPY requirements/gateway.txt requirements/build.txt requirements/
 RUN python -m venv /opt/tokenbus \
     && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/gateway.txt \
-    # The build backend is one of the locked versions too.
-    && sed -n 's/^\([a-z0-9._-]*==[^ ;]*\).*/\1/p' requirements/dev.txt > constraints.txt \
-    && python -m pip install --constraint constraints.txt hatchling
+    && python -m pip install --require-hashes --requirement requirements/build.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY contracts/tokenbus_contracts contracts/tokenbus_contracts
 COPY gpu_ops/tokenbus_gpu_ops gpu_ops/tokenbus_gpu_ops

@@ -178,13 +178,15 @@ def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
 
 
 def test_the_build_backend_is_a_locked_version() -> None:
-    """The command that the image takes its constraints by finds a version of every locked package, hatchling's too."""
-    (install,) = [line for line in instructions("RUN") if "constraints.txt" in line]
-    (command,) = re.findall(r"(sed -n '[^']*' \S+) > constraints.txt", install)
-    found = subprocess.run(shlex.split(command), cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    locked = re.findall(r"^(\S+==\S+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE)
-    assert found == [requirement.rstrip(";") for requirement in locked]
-    assert any(requirement.startswith("hatchling==") for requirement in found)
+    """The image installs the build backend by hash, at the version that the developers' tools have."""
+    (install,) = [line for line in instructions("RUN") if "requirements/build.txt" in line]
+    assert "pip install --require-hashes --requirement requirements/build.txt" in install
+    build, tools = (
+        set(re.findall(r"^([a-z][^\s;]*==[^\s;]+)", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE))
+        for name in ("build", "dev")
+    )
+    assert any(requirement.startswith("hatchling==") for requirement in build)
+    assert build <= tools
 
 
 # The services.

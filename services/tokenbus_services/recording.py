@@ -20,7 +20,7 @@ _BITS = 7
 
 
 class RecordingError(ValueError):
-    """A recording is broken: where the entry begins that cannot be read, in bytes, and why."""
+    """A recording is broken: the offset of the entry that cannot be read, in bytes, and the reason."""
 
     def __init__(self, offset: int, reason: str) -> None:
         """Keep both."""
@@ -43,7 +43,7 @@ class Entry:
 
 
 def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
-    """Return how a recording begins whose first item has that sequence; what only the live worker needs is left out."""
+    """Return the first entry of a recording that starts at a sequence, without the worker's proof of identity."""
     begun = Hello()
     begun.CopyFrom(hello)
     for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys", "request_owners"):
@@ -81,10 +81,10 @@ def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
 
 
 class Recorder:
-    """AdmissionLimiter the items of one stream, as they were seen, into a recording."""
+    """Writes the items of one stream as a recording."""
 
     def __init__(self, epoch: int, hello: Hello) -> None:
-        """Take which stream it is; nothing is recorded before the first item."""
+        """Take the stream's epoch and hello; nothing is recorded before the first item."""
         self._hello = hello
         self.epoch = epoch
         self.first_sequence = 0
@@ -96,7 +96,7 @@ class Recorder:
         self.repeated_items = 0
 
     def add(self, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
-        """Return what is to be written for an item: nothing for one that was seen before."""
+        """Return the bytes to write for an item; none for one that was seen before."""
         if self.items and sequence <= self.last_sequence:
             self.repeated_items += 1  # its worker sent it again, to a processor that was started again
             return b""
@@ -124,7 +124,7 @@ def _framed(frame: WorkerFrame) -> bytes:
 
 
 class _Reader:
-    """Takes entries off the front of what has come."""
+    """Reads entries off the front of the bytes that have come."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -187,7 +187,7 @@ class _Reader:
 
 
 class _Order:
-    """What may come next in a recording."""
+    """Checks which entry may come next."""
 
     def __init__(self) -> None:
         self.epoch: int | None = None

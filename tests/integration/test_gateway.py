@@ -208,7 +208,7 @@ async def test_models_health_and_documents(text: Served) -> None:
 
 
 async def test_bus_tells_of_workers(text: Served) -> None:
-    """`/bus` names each worker with its role and what it has done, from the processor's own metrics."""
+    """`/bus` names each worker with its role and what it has done, as the processor tells it over the bus."""
     async with plainly(text.url) as client:
         await client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 30})
 

@@ -14,18 +14,18 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.printable import printable
 
 _COMMANDS = {
-    "check": "say whether message files hold, and if not, why",
-    "up": "run all of it on this machine, and say where to look",
-    "demo": "start all of it, ask 200 things, check every token, and stop",
-    "processor": "take workers and clients, and hand every request its tokens",
-    "worker": "run an engine, and publish what it emits",
+    "check": "check message files against the schema, and say what is wrong",
+    "up": "run a whole system on this machine",
+    "demo": "start a system, send 200 requests, check every token, and stop",
+    "processor": "take workers' streams, and deliver each request its tokens",
+    "worker": "run an engine, and publish its tokens",
     "gateway": "serve OpenAI's API and the inspector's page over HTTP",
-    "api-keys": "make, list and revoke the keys that clients of the gateway need",
-    "tap": "show what workers emit, as it passes",
+    "api-keys": "make, list and revoke API keys for the gateway",
+    "tap": "show workers' streams as they pass",
     "record": "write a worker's stream to a file",
     "replay": "publish a recorded stream again",
-    "keygen": "make a key for a process that others reach over tcp",
-    "keys": "say which keys may connect, and what each may do",
+    "keygen": "make the key of one process, for encrypted tcp",
+    "keys": "manage the allow-list: which keys may connect, and their roles",
 }
 _INTERRUPTED = 130
 
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without é still gets the line
     try:
         status = _status(given or ["--help"])
-        sys.stdout.flush()  # here, where a failure can still be told
+        sys.stdout.flush()  # here, where a failure can still be reported
     except BrokenPipeError:
-        # The reader went away, as `| head` does; what was asked for cannot be said to have held.
+        # The reader went away, as `| head` does, so the command did not succeed.
         _give_up(sys.stdout)
         return 1
     except OSError as error:
@@ -84,7 +84,7 @@ def _complain(what: str) -> None:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere; else Python tries to write it once more as it ends, and complains."""
+    """Discard what is buffered; else Python tries to write it once more as it exits, and complains."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -97,7 +97,7 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="The token bus: every token an LLM engine emits, with its logprobs, bounded and in order.\n\n"
         "commands:\n" + "\n".join(f"  {name:{width}}  {summary}" for name, summary in _COMMANDS.items()),
-        epilog="`tokenbus COMMAND --help` says more of each.",
+        epilog="`tokenbus COMMAND --help` has the options of each, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"tokenbus {version('tokenbus')}")
     parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help="what to do")

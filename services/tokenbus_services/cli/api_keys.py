@@ -1,4 +1,4 @@
-"""tokenbus api-keys: the keys by which clients of the gateway say who they are."""
+"""tokenbus api-keys: the API keys of the gateway."""
 
 import argparse
 import json
@@ -12,8 +12,8 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.gateway.api_keys import ApiKey, KeysError, alone, made, read_keys, write_keys
 
 _DESCRIPTION = """\
-Make, list and revoke API keys in the file gateway.keys_file. A gateway with that setting serves those alone who send
-one of them as `Authorization: Bearer KEY`, and reads the file again when it changes: nothing is started again.
+Make, list and revoke API keys in the file gateway.keys_file. A gateway with that setting serves only
+requests with `Authorization: Bearer KEY`, and reads the file again when it changes, without a restart.
 
   add ID       make a key, and print it, once: the file has its hash alone. ID is what logs call it
   list         say which keys there are, and what each may
@@ -85,9 +85,9 @@ def _add(path: Path, key_id: str, options: argparse.Namespace) -> None:
 
 def _list(keys: tuple[ApiKey, ...], *, as_json: bool) -> None:
     for key in keys:
-        told = {name: value for name, value in asdict(key).items() if name != "sha256"}
+        facts = {name: value for name, value in asdict(key).items() if name != "sha256"}
         if as_json:
-            print(json.dumps(told))
+            print(json.dumps(facts))
         else:
             rate, most = key.requests_per_minute, key.concurrent
             limits = [*([f"{rate} a minute"] if rate else []), *([f"{most} open"] if most else []), *key.origins]

@@ -14,7 +14,7 @@ _OF_ALL = {"--log-level": "log.level", "--log-format": "log.format"}
 
 EPILOG = """\
 Settings come from options, else from variables such as TOKENBUS_BUS_LINGER_MS, else from the file, else from their
-defaults. docs/settings.md lists them all; an unknown key or a value out of its range is told in one line, status 2.
+defaults. docs/settings.md lists them all; an unknown key or a value out of its range ends it with one line, status 2.
 """
 
 

@@ -1,4 +1,4 @@
-"""tokenbus demo: a whole system started, asked, checked against the truth, measured and stopped."""
+"""tokenbus demo: a whole system started, sent requests, checked against the truth, measured and stopped."""
 
 import argparse
 import asyncio
@@ -13,13 +13,13 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.demo_checks import (
     RATE_REQUESTS,
-    Asked,
-    Front,
+    Answers,
+    HttpAnswer,
     Rate,
     ask,
     computed,
     differing,
-    front_of,
+    http_answer,
     rates,
     requests,
 )
@@ -28,7 +28,7 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.cli.local.signals import suspended_together, told_to_stop
+from tokenbus_services.cli.local.signals import stop_on_signal, suspended_together
 from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
@@ -66,7 +66,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show it; return 1 if any token was wrong, or anything did not go as it should."""
     settings = load_settings(options)
-    logs = io.StringIO()  # this process's own as a client; what matters of them is told otherwise
+    logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
     with faults_told(), RuntimeFolder() as folder:
         plan = plan_for(
@@ -78,15 +78,15 @@ def run(options: argparse.Namespace) -> int:
             decode=1,
             gateway_address=gateway_address(settings, None),
         )
-        return asyncio.run(_until_told(plan, folder.lock, _Show(logs, is_silent=options.json)))
+        return asyncio.run(_until_signal(plan, folder.lock, _Show(logs, is_silent=options.json)))
 
 
 def _of_the_demo(settings: Settings, folder: Path) -> Settings:
     return replace(
         settings,
-        # A refused message would be a failure of the demo itself, and is not to lie about in whoever's folder this is.
+        # A refused message would be a failure of the demo; it is not kept in the user's current folder.
         dead_letters=replace(settings.dead_letters, directory=str(folder / "dead-letters")),
-        # The engines run as fast as they can, and on a busy machine ahead of who asked: that is no failure here.
+        # On a busy machine the engines run far ahead of the client, which must not be evicted for that.
         clients=replace(settings.clients, send_queue_frames=max(_AHEAD, settings.clients.send_queue_frames)),
         processor=replace(settings.processor, pending_items=max(_AHEAD, settings.processor.pending_items)),
     )
@@ -118,9 +118,9 @@ class _Show:
         self.progress.show(lambda: f"   [{'#' * filled}{'.' * (_BAR - filled)}] {done}/{of} {rest}")
 
 
-async def _until_told(plan: Plan, lock: int, show: _Show) -> int:
+async def _until_signal(plan: Plan, lock: int, show: _Show) -> int:
     system = LocalSystem(plan, lock, show.news)
-    with told_to_stop(system.hurry) as stop, suspended_together(system.groups):
+    with stop_on_signal(system.hurry) as stop, suspended_together(system.groups):
         showing = asyncio.create_task(_bounded(system, show))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([showing, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -180,36 +180,38 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
     async with Client(settings) as client:
         show.title(f"2. {_REQUESTS} requests at once, up to {_TOKENS} tokens each, with 5 alternatives a token")
         wanted = requests(_REQUESTS, _TOKENS)
-        asked = await ask(client, wanted, lambda ended, tokens: show.bar(ended, _REQUESTS, f"{tokens:,} tokens"))
-        done = sum(not answer.error for answer in asked.answers)
+        results = await ask(client, wanted, lambda ended, tokens: show.bar(ended, _REQUESTS, f"{tokens:,} tokens"))
+        done = sum(not answer.error for answer in results.answers)
         bar = ("#" * (_BAR * done // _REQUESTS)).ljust(_BAR, ".")
-        show.line(f"   [{bar}] {done}/{_REQUESTS} {asked.tokens:,} tokens in {asked.seconds:.2f} s")
+        show.line(f"   [{bar}] {done}/{_REQUESTS} {results.tokens:,} tokens in {results.seconds:.2f} s")
         status = await client.status(timeout_seconds=_STATUS_SECONDS)
 
         show.title("3. One of the answers, each token with its probability")
-        for line in sample(max(asked.answers, key=_length_to_look_at)):
+        for line in sample(max(results.answers, key=_length_to_look_at)):
             show.line(line)
-        front = await front_of(system.plan.gateway_address, settings.limits)
+        front = await http_answer(system.plan.gateway_address, settings.limits)
         show.line()
-        show.line("   no gateway was started: the extra gateway is not installed" if front is None else front.told())
+        show.line("   no gateway was started: the extra gateway is not installed" if front is None else front.line())
 
         show.title(
             f"4. Rates, {RATE_REQUESTS} requests at once: medians of rounds in turns, and their lowest and highest"
         )
         found = await rates(client, lambda number, of: show.bar(number, of, "rounds"))
         truth = await asyncio.to_thread(computed, wanted, settings.limits)
-        outcome = _outcome(asked, differing(asked.answers, truth), found, status, front)
-        for line in outcome.told_rates():
+        outcome = _outcome(results, differing(results.answers, truth), found, status, front)
+        for line in outcome.rate_lines():
             show.line(line)
         show.title("5. Summary")
-        for line in outcome.told():
+        for line in outcome.summary_lines():
             show.line(line)
     return outcome
 
 
-def _outcome(asked: Asked, wrong: int, found: dict[str, Rate], status: ProcessorStatus, front: Front | None) -> Outcome:
+def _outcome(
+    results: Answers, wrong: int, found: dict[str, Rate], status: ProcessorStatus, front: HttpAnswer | None
+) -> Outcome:
     return Outcome(
-        asked, wrong, found, {worker.worker_id: worker.tokens for worker in status.workers}, heads_of(asked), front
+        results, wrong, found, {worker.worker_id: worker.tokens for worker in status.workers}, heads_of(results), front
     )
 
 

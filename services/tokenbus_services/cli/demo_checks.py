@@ -60,7 +60,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Answers:
     """All of the answers, and how long they took together."""
 
     answers: Sequence[Answer]
@@ -87,7 +87,7 @@ def requests(count: int, tokens: int) -> list[Generate]:
 
 async def ask(
     client: Client, wanted: Sequence[Generate], on_news: Callable[[int, int], None] = lambda *_: None
-) -> Asked:
+) -> Answers:
     """Ask for everything at once and return when all has ended; tell how many requests and tokens there are so far."""
     ended = tokens = 0
 
@@ -107,7 +107,7 @@ async def ask(
 
     begin = time.perf_counter()
     answers = await asyncio.gather(*map(_answer, wanted))
-    return Asked(answers, time.perf_counter() - begin)
+    return Answers(answers, time.perf_counter() - begin)
 
 
 Truth = dict[int, list[Row]]
@@ -152,7 +152,7 @@ _BODY = {"model": "tokenbus", "prompt": PROMPTS[0], "max_tokens": _HTTP_TOKENS, 
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class HttpAnswer:
     """What came by HTTP, and what had to come."""
 
     url: str
@@ -166,7 +166,7 @@ class Front:
         """Whether it is what the same request gives in an engine without a bus and a gateway."""
         return (self.text, self.tokens) == (self.true_text, self.true_tokens)
 
-    def told(self) -> str:
+    def line(self) -> str:
         """Return it as a line."""
         line = f"   by HTTP, at {self.url}: {printable(self.text)!r}, {self.tokens} tokens"
         if self.is_right:
@@ -174,7 +174,7 @@ class Front:
         return styled(f"{line}, and NOT {printable(self.true_text)!r}, {self.true_tokens} tokens", "red")
 
 
-async def front_of(address: str, limits: Limits) -> Front | None:
+async def http_answer(address: str, limits: Limits) -> HttpAnswer | None:
     """Return an answer of the gateway beside the true one, or None where there is no gateway."""
     if not address:
         return None
@@ -183,7 +183,7 @@ async def front_of(address: str, limits: Limits) -> Front | None:
         text, count = await asyncio.to_thread(_answer, url)
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise CommandError(f"the gateway at {address} did not answer as it should: {error}") from None
-    return Front(url, text, count, *await asyncio.to_thread(_truth, limits))
+    return HttpAnswer(url, text, count, *await asyncio.to_thread(_truth, limits))
 
 
 def _answer(url: str) -> tuple[str, int]:
@@ -206,7 +206,7 @@ def _truth(limits: Limits) -> tuple[str, int]:
 MODES: dict[str, int | None] = {"ids only": None, "k = 0": 0, "k = 20": 20}
 """By name: how many alternatives are asked for with each token; None: not even its own logprob."""
 _ROUNDS = 3
-RATE_REQUESTS, RATE_TOKENS = 256, 200
+RATE_REQUESTS, RATE_TOKENS = 256, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +227,15 @@ async def rates(
     for number in range(1 + rounds):
         on_round(number, 1 + rounds)
         for name in names:
-            asked = await ask(client, [_endless(seed, MODES[name]) for seed in range(RATE_REQUESTS)])
-            if error := next((answer.error for answer in asked.answers if answer.error), ""):
+            results = await ask(client, [_endless(seed, MODES[name]) for seed in range(RATE_REQUESTS)])
+            if error := next((answer.error for answer in results.answers if answer.error), ""):
                 raise CommandError(f"a request failed while the rates were measured: {error}")
-            if wrong := sum(bool(a.lost or a.repeated or a.tokens != RATE_TOKENS) for a in asked.answers):
+            if wrong := sum(bool(a.lost or a.repeated or a.tokens != RATE_TOKENS) for a in results.answers):
                 raise CommandError(
                     f"{wrong} of {RATE_REQUESTS} requests had other than their {RATE_TOKENS} tokens: {name}"
                 )
             if number:  # the first round only warms up
-                found[name].append(asked.tokens / asked.seconds)
+                found[name].append(results.tokens / results.seconds)
         names.rotate()
     return {name: Rate(statistics.median(values), min(values), max(values)) for name, values in found.items()}
 

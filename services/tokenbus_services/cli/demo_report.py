@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenbus_services.cli.demo_checks import Answer, Asked, Front, Rate
+from tokenbus_services.cli.demo_checks import Answer, Answers, HttpAnswer, Rate
 from tokenbus_services.cli.terminal import columns, styled, wants_colour
 from tokenbus_services.plugins import load_tokenizer
 from tokenbus_services.printable import printable
@@ -19,30 +19,30 @@ _QUIET = 0.25
 class Outcome:
     """Everything that was counted, checked and measured."""
 
-    asked: Asked
+    results: Answers
     differing: int
     """How many answers are not what the same request gives without a bus."""
     rates: Mapping[str, Rate]
     tokens_by_worker: Mapping[str, int]
     heads: list[tuple[int, int]] = field(default_factory=list)
     """By head: how many of its draft tokens were verified, and how many of those were accepted."""
-    front: Front | None = None
+    front: HttpAnswer | None = None
     """What the gateway answered, if there was one."""
 
     @property
     def lost(self) -> int:
         """Tokens that did not come."""
-        return sum(answer.lost for answer in self.asked.answers)
+        return sum(answer.lost for answer in self.results.answers)
 
     @property
     def repeated(self) -> int:
         """Tokens that came twice."""
-        return sum(answer.repeated for answer in self.asked.answers)
+        return sum(answer.repeated for answer in self.results.answers)
 
     @property
     def errors(self) -> list[str]:
         """What the requests that failed ended with."""
-        return [answer.error for answer in self.asked.answers if answer.error]
+        return [answer.error for answer in self.results.answers if answer.error]
 
     @property
     def is_good(self) -> bool:
@@ -57,9 +57,9 @@ class Outcome:
         without = self.rates[_IDS_ONLY].median
         return {
             "ok": self.is_good,
-            "requests": len(self.asked.answers),
-            "tokens": self.asked.tokens,
-            "seconds": round(self.asked.seconds, 3),
+            "requests": len(self.results.answers),
+            "tokens": self.results.tokens,
+            "seconds": round(self.results.seconds, 3),
             "tokens_by_worker": dict(self.tokens_by_worker),
             "acceptance": {
                 "verified": verified,
@@ -88,17 +88,17 @@ class Outcome:
     def _drafts(self) -> tuple[int, int]:
         return sum(seen for seen, _ in self.heads), sum(taken for _, taken in self.heads)
 
-    def told(self) -> Iterator[str]:
+    def summary_lines(self) -> Iterator[str]:
         """Yield the summary's lines, without the rates."""
-        answers = len(self.asked.answers)
+        answers = len(self.results.answers)
         by_worker = ", ".join(f"{name} {count:,}" for name, count in self.tokens_by_worker.items())
-        yield f"   tokens      {self.asked.tokens:,} for {answers} requests; by worker: {by_worker}"
+        yield f"   tokens      {self.results.tokens:,} for {answers} requests; by worker: {by_worker}"
         yield f"   acceptance  {self._acceptance()}"
         yield f"   order       {self._order()}"
         yield f"   truth       {self._truth()}"
         yield from (styled(f"   error       {error}", "red") for error in self.errors[:3])
 
-    def told_rates(self) -> Iterator[str]:
+    def rate_lines(self) -> Iterator[str]:
         """Yield a line for each way to ask."""
         without = self.rates[_IDS_ONLY].median
         meanings = {_IDS_ONLY: "no logprobs", "k = 0": "each token's own", "k = 20": "and 20 alternatives"}
@@ -121,16 +121,16 @@ class Outcome:
         return styled(f"{self.lost} LOST, {self.repeated} REPEATED, {len(self.errors)} requests FAILED", "red")
 
     def _truth(self) -> str:
-        count = len(self.asked.answers)
+        count = len(self.results.answers)
         if not self.differing:
             same = "ids, logprobs, ranks and alternatives are, bit by bit, those of an engine without a bus"
             return styled(f"{count} of {count} answers: {same}", "green")
         return styled(f"{self.differing} of {count} answers DIFFER from those of an engine without a bus", "red")
 
 
-def heads_of(asked: Asked) -> list[tuple[int, int]]:
+def heads_of(results: Answers) -> list[tuple[int, int]]:
     """Return, for each head that drafted, how many of its tokens were verified and how many accepted."""
-    rows = [row for answer in asked.answers for row in answer.rows if row.draft_token_count and row.token_ids.size]
+    rows = [row for answer in results.answers for row in answer.rows if row.draft_token_count and row.token_ids.size]
     most = max((row.draft_token_count for row in rows), default=0)
     return [
         (
@@ -143,7 +143,7 @@ def heads_of(asked: Asked) -> list[tuple[int, int]]:
 
 
 _SCALE = ((0.05, 209), (0.2, 216), (0.5, 230), (0.8, 153), (1.0, 111))
-"""Up to which probability, and the background: orange to blue, which nobody confuses, with black letters on it."""
+"""Probabilities and their backgrounds: orange to blue, which colour-blind readers tell apart, under black letters."""
 _BLACK = 16
 _SHOWN = 6
 _ALTERNATIVES = 3

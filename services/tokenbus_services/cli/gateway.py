@@ -1,4 +1,4 @@
-"""tokenbus gateway: OpenAI's API over HTTP, and the inspector, until it is told to stop."""
+"""tokenbus gateway: OpenAI's API over HTTP, and the inspector, until a signal."""
 
 import argparse
 from contextlib import AbstractAsyncContextManager

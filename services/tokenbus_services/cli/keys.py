@@ -16,7 +16,8 @@ from tokenbus_services.printable import printable
 
 _DESCRIPTION = """\
 Change or show the allow-list: the file that says which keys may connect to the processor, and to decode workers for
-hand-offs. Whoever listens reads it again within a second, without a restart, and cuts off what a revoked key has open.
+hand-offs. The processor and decode workers read it again within a
+second, without a restart, and cut off the connections of a revoked key.
 
   tokenbus keys add NAME PUBLIC --role ROLE [--names PATTERN]
   tokenbus keys revoke NAME|PUBLIC
@@ -48,7 +49,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.usage = f"{parser.prog} {{add,revoke,list}} [NAME] [PUBLIC] [options]"
     parser.add_argument("action", choices=("add", "revoke", "list"), help="what to do")
-    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="whose key, and for add which")
+    parser.add_argument("files", nargs="*", metavar="NAME|PUBLIC", help="the key's name, and for add its public part")
     parser.add_argument(
         "--role", action="append", choices=[role.value for role in Role], help="what it may do; may be repeated"
     )

@@ -1,4 +1,4 @@
-"""tokenbus processor: takes workers and clients until it is told to stop."""
+"""tokenbus processor: takes workers and clients until a signal."""
 
 import argparse
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
-Take the streams of workers at one address and the requests of clients at another, and hand every request its tokens:
-each once, in order, or an error that says what was lost. Once it listens it logs "listening". It leaves with status 0
+Take the streams of workers at one address and the requests of clients at another, and deliver each request its tokens
+once and in order, or an error that says what was lost. Once it listens it logs "listening". It leaves with status 0
 after SIGTERM or SIGINT, when the open requests have ended or processor.drain_timeout_ms is over; a second signal ends
 it at once. Killed and started again, it loses nothing: workers send again what it had not acknowledged.
 

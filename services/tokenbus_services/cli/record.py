@@ -43,7 +43,7 @@ client.window_bytes (how much may be on its way to this client, here at least 51
 clients.send_queue_frames must be above that).
 """
 _WINDOW_FRAMES = 512
-"""For a few tenths of a second of a fast worker's stream; a client that asked for the tokens has others to wait for."""
+"""Enough for a few tenths of a second of a fast worker's stream."""
 _log = logger("record")
 
 
@@ -56,10 +56,10 @@ class _Recording:
 
 
 class Files:
-    """Writes each stream to a file of its own; what cannot be written is a CommandError."""
+    """Writes each stream to a file of its own; raises a CommandError if a file cannot be written."""
 
     def __init__(self, pattern: str) -> None:
-        """Take how files are named, and refuse at once what could not be written later."""
+        """Take the pattern of the files' names; a name that cannot be written is refused at once."""
         self._pattern = pattern
         self._open: dict[str, _Recording] = {}
         """By worker: the recording of its latest life."""
@@ -155,7 +155,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument("files", nargs=1, metavar="FILE", help="where to write; {worker} and {epoch} are filled in")
-    parser.add_argument("--worker", default="", metavar="ID", help="whose streams (default: every worker's)")
+    parser.add_argument(
+        "--worker", default="", metavar="ID", help="the worker whose streams are recorded (default: every worker)"
+    )
     parser.add_argument("--count", type=whole, default=0, metavar="N", help="end after so many items in all")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
@@ -190,7 +192,7 @@ async def record(  # noqa: PLR0913 - each is given by name
     count: int = 0,
     transport: Transport | None = None,
 ) -> None:
-    """Write each item that is seen to its stream's file, until told to stop or until so many were written."""
+    """Write each item that is seen to its stream's file, until `stop` is set or `count` items were written."""
     progress = Progress()
     try:
         async with watching(settings, worker_id, transport) as watch:

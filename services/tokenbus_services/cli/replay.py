@@ -21,12 +21,12 @@ from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 _DESCRIPTION = """\
 Publish what `tokenbus record` wrote to a processor, as the worker that published it first: the same worker id and
 epoch, the same bytes. A processor that has seen this or a later life of that worker refuses that; with --as the stream
-is another worker's, in a new epoch, and everything else in it stays. What is missing in the recording is told to the
-processor as missing. It takes no new requests. The status is 1 if the recording is broken, which a line tells with the
-place, if the processor refuses it, or if not everything was acknowledged.
+is another worker's, in a new epoch, and everything else in it stays. What is missing in the recording is reported
+to the processor as missing. It takes no new requests. The status is 1 if the recording is broken, with a line that
+says where, if the processor refuses it, or if not everything was acknowledged.
 
-Its requests are those of then: `processor.request(key)` or a client's `resume(key, 0)` takes their tokens. What nobody
-takes the processor keeps for processor.unclaimed_timeout_ms, and acknowledges after that.
+Its requests are those of the recording: `processor.request(key)` or a client's `resume(key, 0)` takes their
+tokens. What no consumer takes the processor keeps for processor.unclaimed_timeout_ms, and acknowledges after that.
 
 examples:
   tokenbus replay steps.tokenbus                           as fast as it was produced
@@ -34,8 +34,8 @@ examples:
   tokenbus replay steps.tokenbus --speed max --as again    as fast as the processor takes it, as the worker `again`
 
 settings that matter: bus.workers_address, bus.key_file and bus.server_key, worker.retention_* (the most that waits for
-acknowledgement), worker.block_timeout_ms (how long it waits for a processor, for room, and at the end for what is not
-acknowledged), worker.drain_timeout_ms (the same, after a signal).
+acknowledgement), worker.block_timeout_ms (how long it waits for a processor, for room in its
+retention, and at the end for acknowledgements), worker.drain_timeout_ms (the same, after a signal).
 """
 _CHUNK = 65_536
 

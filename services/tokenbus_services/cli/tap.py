@@ -1,4 +1,4 @@
-"""tokenbus tap: shows what workers emit as it passes, without being in anybody's way."""
+"""tokenbus tap: shows what workers emit as it passes, without delaying it."""
 
 import argparse
 import asyncio
@@ -47,7 +47,9 @@ Values = dict[str, Any]
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument("--worker", default="", metavar="ID", help="whose streams (default: every worker's)")
+    parser.add_argument(
+        "--worker", default="", metavar="ID", help="the worker whose streams are shown (default: every worker)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
     parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
     parser.add_argument("--count", type=whole, default=0, metavar="N", help="end after so many items")

@@ -1,4 +1,4 @@
-"""tokenbus up: a whole system on this machine, until it is told to stop."""
+"""tokenbus up: a whole system on this machine, until a signal."""
 
 import argparse
 import asyncio
@@ -13,21 +13,21 @@ from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_f
 from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import RuntimeFolder
 from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
-from tokenbus_services.cli.local.signals import suspended_together, told_to_stop
+from tokenbus_services.cli.local.signals import stop_on_signal, suspended_together
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
 Start a processor, workers and a gateway on this machine, as processes of their own that meet at sockets in a private
-folder, and print where to look. A service that dies is told in a line with its exit status, and is not started again;
-the others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
+folder, and print where to look. A service that dies is reported with its exit status, and is not started again; the
+others go on for as long as a request can still be answered. Ctrl-C (or SIGTERM) stops everything, in order, and
 leaves nothing behind; a second one kills what is still there. So does the end of the terminal, or of this process.
 Ctrl-Z stops the clock for all of it, and `fg` lets it go on; requests that were open may end meanwhile.
 
 A mixed worker does all of a request. A prefill worker computes the prompt and the first token, and hands the request to
 a decode worker: there are some of both, or none of either.
 
-The status is 0 if it was told to stop and everything stopped by itself, 1 if a service died or did not start, 2 if it
+The status is 0 after a signal if everything stopped by itself, 1 if a service died or did not start, 2 if it
 was asked for what it cannot do.
 
 examples:
@@ -92,9 +92,9 @@ def run(options: argparse.Namespace) -> int:
 
 async def _run(plan: Plan, lock: int, screen: Screen, start_seconds: float) -> int:
     system = LocalSystem(plan, lock, screen.news, start_seconds)
-    with told_to_stop(system.hurry) as stop, suspended_together(system.groups):
+    with stop_on_signal(system.hurry) as stop, suspended_together(system.groups):
         screen.on_failure = stop.set
-        # A system that is told to stop while it starts is one whose start is cancelled.
+        # A signal while it starts cancels the start.
         running = asyncio.create_task(_serve(system, screen, stop))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What `tap` and `record` see: the items of watched streams, and which stream each belongs to.
+"""The streams that `tap` and `record` watch: their items, each with the stream that it belongs to.
 
 An item says its sequence and not its stream, so each worker is watched through a client of its own: what comes there
 belongs to the stream that was announced last. One more client learns which workers there are.
@@ -37,7 +37,7 @@ class Watching:
     """Takes what several clients see, in one bounded queue."""
 
     def __init__(self, settings: Settings, worker_id: str, transport: Transport | None = None) -> None:
-        """Take whom to watch: empty means every worker, as they come, up to as many as a processor may have."""
+        """Take the worker to watch; empty: every worker, as they come, up to processor.max_workers."""
         self._settings = settings
         self._worker_id = worker_id
         self._transport = transport
@@ -46,7 +46,7 @@ class Watching:
         self._failed: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
 
     async def next(self, stop: asyncio.Event) -> Seen | None:
-        """Return what comes next, or None: it was told to stop, and what waited then was taken."""
+        """Return what comes next; None once `stop` is set and what waited then was returned."""
         if not self._seen.empty():
             return self._seen.get_nowait()  # without a turn of the event loop, so that nothing more can come between
         if stop.is_set():

@@ -1,4 +1,4 @@
-"""What happens again and again is logged once when it begins and once when it is over."""
+"""Repeated events are logged once when they begin and once when they are over."""
 
 import time
 from collections.abc import Callable, Hashable
@@ -11,7 +11,7 @@ _MS = 1000
 
 @dataclass(slots=True)
 class _Repetition:
-    """Something that goes on: how it was logged, how often it happened, since when and when last."""
+    """A repeated event: how it was logged, how often it happened, since when and when last."""
 
     log: Callable[..., object]
     values: dict[str, object]
@@ -24,8 +24,8 @@ class DeduplicatedLog:
     """Repeated events, each logged when it first happens to a key, then counted, and summed up when it is over.
 
     It is over when `end` is called, or after it was quiet for `quiet_ms`, which `expire` notices: call it now and then.
-    At most `most` keys are known; events of further keys are counted together, so that whoever makes up new keys
-    cannot fill the log either.
+    At most `most` keys are known; events of further keys are counted together, so that a peer that makes up new
+    keys cannot fill the log either.
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class DeduplicatedLog:
         self._quiet = quiet_ms / _MS
         self._most = most
         self._now = now
-        # The key that was heard of longest ago stands first.
+        # The least recently used key stands first.
         self._open: dict[Hashable, dict[str, _Repetition]] = {}
         self._together: dict[str, _Repetition] = {}
         self.peak = 0
@@ -66,39 +66,39 @@ class DeduplicatedLog:
         return True
 
     def end(self, key: Hashable) -> None:
-        """Sum up what is going on for a key, if anything is."""
-        for event, episode in self._open.pop(key, {}).items():
-            _sum_up(event, episode, even_one=True)
+        """Sum up the repeated events of a key, if it has any."""
+        for event, repetition in self._open.pop(key, {}).items():
+            _sum_up(event, repetition, even_one=True)
 
     def expire(self) -> None:
-        """Sum up what has been quiet for long enough."""
+        """Sum up the events that have been quiet for long enough."""
         self._expire(self._now())
 
     def close(self) -> None:
-        """Sum up all that is going on, as at the end of the process."""
+        """Sum up all repeated events, as at the end of the process."""
         for kinds in (*self._open.values(), self._together):
-            for event, episode in kinds.items():
-                _sum_up(event, episode)
+            for event, repetition in kinds.items():
+                _sum_up(event, repetition)
         self._open.clear()
         self._together.clear()
 
-    def _is_over(self, episode: _Repetition, now: float) -> bool:
-        return now - episode.last >= self._quiet
+    def _is_over(self, repetition: _Repetition, now: float) -> bool:
+        return now - repetition.last >= self._quiet
 
     def _expire(self, now: float) -> None:
         while self._open:
             key, kinds = next(iter(self._open.items()))
-            if not all(self._is_over(episode, now) for episode in kinds.values()):
+            if not all(self._is_over(repetition, now) for repetition in kinds.values()):
                 break
             del self._open[key]
-            for event, episode in kinds.items():
-                _sum_up(event, episode)
-        for event in [event for event, episode in self._together.items() if self._is_over(episode, now)]:
+            for event, repetition in kinds.items():
+                _sum_up(event, repetition)
+        for event in [event for event, repetition in self._together.items() if self._is_over(repetition, now)]:
             _sum_up(event, self._together.pop(event))
 
 
-def _sum_up(event: str, episode: _Repetition, *, even_one: bool = False) -> None:
-    """Log the end of an episode; one event alone has been told already, unless its end is news."""
-    if episode.count > 1 or even_one:
-        lasted_ms = round((episode.last - episode.first) * _MS)
-        episode.log(f"{event}: over", **episode.values, count=episode.count, lasted_ms=lasted_ms)
+def _sum_up(event: str, repetition: _Repetition, *, even_one: bool = False) -> None:
+    """Log that an event is over; one that happened once has been logged already, unless its end matters."""
+    if repetition.count > 1 or even_one:
+        lasted_ms = round((repetition.last - repetition.first) * _MS)
+        repetition.log(f"{event}: over", **repetition.values, count=repetition.count, lasted_ms=lasted_ms)

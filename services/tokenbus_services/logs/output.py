@@ -35,7 +35,7 @@ class _Output:
     render: Processor
 
     def write(self, line: str) -> None:
-        """Write a line; one that cannot be written is lost, because logging must end nobody."""
+        """Write a line; one that cannot be written is lost, because logging must not end the process."""
         if self.stream is None:  # as after `2>&-`
             return
         with _ONE_WRITE:

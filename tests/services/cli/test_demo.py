@@ -20,8 +20,8 @@ from tokenbus_services.cli import main
 from tokenbus_services.cli.demo_checks import (
     MODES,
     Answer,
-    Asked,
-    Front,
+    Answers,
+    HttpAnswer,
     Rate,
     Truth,
     computed,
@@ -59,8 +59,8 @@ def answered(key: int, rows: list[Row]) -> Answer:
 
 def outcome(answers: list[Answer], truth: Truth) -> Outcome:
     """Return what there is to say of some answers."""
-    asked = Asked(answers, 1.0)
-    return Outcome(asked, differing(answers, truth), RATES, {"mixed-0": asked.tokens}, heads_of(asked))
+    results = Answers(answers, 1.0)
+    return Outcome(results, differing(answers, truth), RATES, {"mixed-0": results.tokens}, heads_of(results))
 
 
 def test_whole_demo(folder: Path) -> None:
@@ -132,7 +132,7 @@ def test_one_value_that_differs_is_found(column: str, answers: list[Answer], tru
     found = outcome(answers, truth)
     assert found.differing == 1
     assert not found.is_good
-    assert "1 of 6 answers DIFFER" in "\n".join(found.told())
+    assert "1 of 6 answers DIFFER" in "\n".join(found.summary_lines())
 
 
 def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Truth) -> None:
@@ -146,14 +146,14 @@ def test_lost_and_repeated_tokens_are_counted(answers: list[Answer], truth: Trut
         found = outcome([wrong, *answers[1:]], truth)
         assert not found.is_good
         assert found.differing == 1
-        assert re.search(r"\d+ LOST, \d+ REPEATED, 0 requests FAILED", "\n".join(found.told()))
+        assert re.search(r"\d+ LOST, \d+ REPEATED, 0 requests FAILED", "\n".join(found.summary_lines()))
 
 
 def test_failed_and_cut_off_requests_are_told(answers: list[Answer], truth: Truth) -> None:
     """An answer that ends with an error, or before its last row, is not right."""
     answers[3].error = "worker_lost: gone"
     assert not outcome(answers, truth).is_good
-    assert "1 requests FAILED" in "\n".join(outcome(answers, truth).told())
+    assert "1 requests FAILED" in "\n".join(outcome(answers, truth).summary_lines())
     key = answers[3].generate.request_key
     answers[3] = answered(key, truth[key][:-1])
     assert outcome(answers, truth).differing == 1
@@ -165,7 +165,7 @@ def test_without_drafts_there_is_no_rate(answers: list[Answer], truth: Truth) ->
         answer.rows = [row._replace(draft_token_count=0) for row in answer.rows]
     found = outcome(answers, truth)
     assert found.values["acceptance"] == {"verified": 0, "accepted": 0, "share": None, "by_head": []}
-    assert "no draft was made" in "\n".join(found.told())
+    assert "no draft was made" in "\n".join(found.summary_lines())
 
 
 def test_sample_has_a_probability_for_each_token(answers: list[Answer]) -> None:
@@ -198,23 +198,23 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_answer_by_http_is_told(answers: list[Answer], truth: Truth) -> None:
     """An answer of the gateway that is not what the engine gives makes the whole demo wrong."""
     found = outcome(answers, truth)
-    right = Front("http://here/", " nothing", 1, " nothing", 1)
+    right = HttpAnswer("http://here/", " nothing", 1, " nothing", 1)
     assert replace(found, front=right).is_good
     for wrong in (replace(right, text=" Nothing"), replace(right, tokens=2)):
         assert not replace(found, front=wrong).is_good
-        assert "and NOT ' nothing', 1 tokens" in wrong.told()
+        assert "and NOT ' nothing', 1 tokens" in wrong.line()
         assert replace(found, front=wrong).values["check"]["http"] is False
 
 
 async def test_rates_are_those_of_whole_answers(monkeypatch: pytest.MonkeyPatch, answers: list[Answer]) -> None:
     """Answers that lack tokens are no rate, but an error that says how many there were."""
 
-    async def ask(*_: object) -> Asked:
+    async def ask(*_: object) -> Answers:
         """Return answers that are too short."""
-        return Asked(answers, 1.0)
+        return Answers(answers, 1.0)
 
     monkeypatch.setattr(checks_module, "ask", ask)
-    with pytest.raises(CommandError, match="6 of 256 requests had other than their 200 tokens: ids only"):
+    with pytest.raises(CommandError, match="6 of 256 requests had other than their 100 tokens: ids only"):
         await rates(Client(Settings()))
 
 
@@ -231,5 +231,5 @@ def test_lines_fit_the_terminal(answers: list[Answer], truth: Truth, monkeypatch
     monkeypatch.setattr(report_module, "columns", lambda: 80)
     lines = list(sample(answers[0]))
     assert max(map(len, lines[: lines.index("")])) <= 80
-    told = list(outcome(answers, truth).told_rates())
+    told = list(outcome(answers, truth).rate_lines())
     assert max(map(len, told)) <= 80

@@ -1,4 +1,4 @@
-"""A whole system on this machine: its services as child processes, which live no longer than whoever started them."""
+"""A whole system on this machine: its services as child processes, which live no longer than this process."""
 
 from tokenbus_services.cli.local.child import Child, News
 from tokenbus_services.cli.local.plan import Plan, Service, plan_for

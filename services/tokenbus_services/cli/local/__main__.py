@@ -1,7 +1,7 @@
 """One service as a child process: `python -m tokenbus_services.cli.local SECONDS COMMAND ...`, a pipe as its input.
 
-Whoever started it holds the pipe's other end and never writes. However that process ends, the pipe ends with it, and so
-does this one: told to stop as by a signal, and taken away if it has not left after so many seconds.
+The parent holds the pipe's other end and never writes. However the parent ends, the pipe ends with it, and then this
+process gets a SIGTERM, and a SIGKILL if it has not left after so many seconds.
 """
 
 import os

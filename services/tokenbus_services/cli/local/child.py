@@ -29,7 +29,7 @@ class News:
 
     @property
     def is_bad(self) -> bool:
-        """Whether somebody should look."""
+        """Whether it is an error."""
         return self.event == "ended" or self.values.get("level") in ("error", "critical")
 
 
@@ -54,10 +54,10 @@ _TOLD = ("warning", "error", "critical")
 
 
 class Child:
-    """A service's process: started once, told to stop, and killed if it does not."""
+    """A service's process: started once, stopped by SIGTERM, and killed if that does not help."""
 
     def __init__(self, service: Service, tell: Callable[[News], None]) -> None:
-        """Take what to run, and who is told what happens to it."""
+        """Take the service, and the callback for its news."""
         self.service = service
         self.metrics = ""
         """Where it serves its metrics, once it has said so."""
@@ -107,12 +107,12 @@ class Child:
         """Start it; it inherits a lock, which is held until it has ended."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", _MODULE, f"{self.service.stop_seconds:g}", *self.service.arguments),
-            stdin=PIPE,  # never written: its end tells the child that nobody looks after it any more
+            stdin=PIPE,  # never written: its end tells the child that this process has ended
             stdout=PIPE,
             stderr=STDOUT,
             env=dict(self.service.environment),
             pass_fds=(lock,),
-            process_group=0,  # a terminal's Ctrl-C is for whoever started it, who stops it in its turn
+            process_group=0,  # a terminal's Ctrl-C reaches this process alone, which stops the child in its turn
         )
         self._tell(News(self.service.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
         self._watching = asyncio.create_task(self._watch(self._process))
@@ -162,7 +162,7 @@ class Child:
         rest = b""
         while data := await stream.read(_CHUNK):
             *lines, rest = (rest + data).split(b"\n")
-            rest = rest[:_LONGEST_LINE]  # what nobody ends cannot grow without bound
+            rest = rest[:_LONGEST_LINE]  # a line without an end cannot grow without bound
             for line in lines:
                 self._take(line.decode(errors="replace"))
         self._take(rest.decode(errors="replace"))

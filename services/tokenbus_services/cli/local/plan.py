@@ -94,7 +94,7 @@ def _with_addresses(settings: Settings, folder: Path) -> Settings:
     if bus.clients_address == ENTRIES["bus.clients_address"].default:
         bus = replace(bus, clients_address=f"ipc://{folder}/clients")
     metrics = replace(settings.metrics, address=usable("metrics.address", settings.metrics.address))
-    # Its lines are read here, and told as this command tells things.
+    # The services' log lines are read by this process.
     log = replace(settings.log, format="json", level="info")
     return replace(settings, bus=bus, metrics=metrics, log=log)
 
@@ -144,9 +144,9 @@ def gateway_address(settings: Settings, port: int | None) -> str:
 
 
 def usable(key: str, address: str) -> str:
-    """Return an address with a port that others can be told of: a default that is taken, and port 0, become free ones.
+    """Return an address with a known port: a default that is taken, and port 0, become free ones.
 
-    What somebody chose stays as it is, and if it is taken, who wants to listen there says so.
+    Another address stays as it is; if it is taken, the service that listens there reports that.
     """
     is_open = address == ENTRIES[key].default or address.endswith(":0")
     return free_address(address) if is_open else address

@@ -64,7 +64,7 @@ def _bases() -> list[Path]:
 
 def _sweep(base: Path) -> None:
     for left in base.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # somebody else's, or in use
+        with contextlib.suppress(OSError):  # another user's, or in use
             _remove_unless_locked(left)
 
 

@@ -14,17 +14,17 @@ from tokenbus_services.printable import printable
 
 
 class Screen:
-    """Tells what happens, as lines for people or as JSON; once nobody reads it any more, it says so and is silent."""
+    """Prints what happens, as lines for people or as JSON, until its output can no longer be written."""
 
     def __init__(self, *, as_json: bool) -> None:
-        """Say for whom."""
+        """Take whether it prints JSON."""
         self.as_json = as_json
         self.failure: OSError | None = None
         self.progress = Progress()
-        self.on_failure: Callable[[], None] = _nothing
+        self.on_failure: Callable[[], object] = lambda: None
 
     def news(self, news: News) -> None:
-        """Tell what happened to a service."""
+        """Print what happened to a service."""
         if self.as_json:
             self.put(json.dumps({"event": news.event, "service": news.service, "text": news.text, **_rest(news)}))
         elif news.event in ("ended", "log"):
@@ -34,11 +34,11 @@ class Screen:
             self.put(f"{news.service:11} {news.text}")
 
     def tell(self, event: str, text: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
-        """Tell what happened to all of it."""
+        """Print what happened to the whole system."""
         self.put(json.dumps({"event": event, "text": text, **values}) if self.as_json else text)
 
     def show(self, values: dict[str, Any], lines: Iterable[str]) -> None:
-        """Tell where everything is: one or the other."""
+        """Print where everything is: the values as JSON, or the lines."""
         self.put(json.dumps(values) if self.as_json else "\n".join(lines))
 
     def put(self, text: str) -> None:
@@ -102,7 +102,3 @@ def status_line(status: ProcessorStatus, tokens_per_second: float) -> str:
 
 def _rest(news: News) -> dict[str, Any]:
     return {"line": news.values} if news.event == "log" else dict(news.values)
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

@@ -11,11 +11,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last is sent wh
 
 
 @contextmanager
-def told_to_stop(hurry: asyncio.Event) -> Iterator[asyncio.Event]:
+def stop_on_signal(hurry: asyncio.Event) -> Iterator[asyncio.Event]:
     """Yield an event that the first signal sets; the second sets the one that was given."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
-    def asked() -> None:
+    def on_signal() -> None:
         """Note a signal."""
         (hurry if stop.is_set() else stop).set()
 
@@ -23,7 +23,7 @@ def told_to_stop(hurry: asyncio.Event) -> Iterator[asyncio.Event]:
     # starts in the background, and means nothing by that.
     heard = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
     for each in heard:
-        loop.add_signal_handler(each, asked)
+        loop.add_signal_handler(each, on_signal)
     try:
         yield stop
     finally:

@@ -17,12 +17,12 @@ class StartError(CommandError):
 
 
 class LocalSystem:
-    """Runs for as long as `async with` lasts; a service that dies is told, and never started again."""
+    """Runs for as long as `async with` lasts; a service that dies is reported, and not started again."""
 
     def __init__(
         self, plan: Plan, lock: int, tell: Callable[[News], None], start_seconds: float = START_SECONDS
     ) -> None:
-        """Take what to run, the lock that all of it holds, who is told what happens, and how long a start may take."""
+        """Take the plan, the lock that all services inherit, the callback for news, and how long a start may take."""
         self.plan = plan
         self.hurry = asyncio.Event()
         """Set it, and what is still there is killed."""
@@ -76,7 +76,7 @@ class LocalSystem:
                 end.cancel()
 
     async def stop(self) -> None:
-        """Stop what is there: who asks for tokens first, and the processor last. Cancelling it makes haste."""
+        """Stop the gateway, then the workers, then the processor. Cancelling it kills what is left."""
         stopping = asyncio.ensure_future(self._stop())
         while not stopping.done():
             try:
