@@ -119,7 +119,7 @@ async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
         assert served.gateway.counts.requests["other", "431"] == 1
         close = b"0\r\nContent-Type: text/plain\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         data = await sent(served, chunked, b"2\r\n{}\r\n" + close)
-        assert b"prompt: it must be given" in data
+        assert b"prompt: required, got nothing" in data
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
-            self._refuse(400, f"requests on one connection before their answers: at most {_MAX_PIPELINED}")
+            self._refuse(400, f"pipelined requests: at most {_MAX_PIPELINED}")
         elif self.pipeline:  # a paused reader does not notice that the client leaves
             self.flow.resume_reading()
 
@@ -231,12 +231,12 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(400, "what came is no HTTP request")
+            self._refuse(400, "malformed HTTP request")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse a request again, with its body, that asks for another protocol (Java's client: HTTP/2)."""
         if not self._should_upgrade():  # then it was CONNECT
-            self._refuse(400, "what came is no request for this server")
+            self._refuse(400, "CONNECT is not supported")
             return
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]

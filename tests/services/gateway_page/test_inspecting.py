@@ -154,7 +154,7 @@ def test_token_without_a_logprob(page: Page, gateway: ScriptedGateway) -> None:
     tell(stream, [row(1, 0, [plain])])
     token_at(page, 0).click()
     expect(panel(page).locator(".probability")).to_have_text("not scored")
-    expect(panel(page)).to_contain_text("No alternatives came with this token.")
+    expect(panel(page)).to_contain_text("This token has no alternatives.")
     assert token_at(page, 0).evaluate("node => node.classList.contains('unscored')")
     ended(page, stream, count=1)
 
