@@ -167,7 +167,7 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         "Refused requests by reason: no_key and unknown_key (401), host (421), origin (403), rate and concurrency "
         "(429, of one key).",
         "no_key or unknown_key rises: a client has the wrong key, or guesses; the log names the peer. host: "
-        "gateway.hosts lacks a name, or a foreign page tries; origin: gateway.origins. rate, concurrency: a key's limits.",
+        "gateway.hosts lacks a name, or a foreign page tries; origin: gateway.origins; rate, concurrency: its limits.",
         _refusals,
         ("why",),
     ),

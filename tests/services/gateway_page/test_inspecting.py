@@ -74,7 +74,7 @@ def test_draft_history_of_every_kind(page: Page, gateway: ScriptedGateway) -> No
         expect(history).to_have_count(len(expected))
         assert plain(history) == expected
     token_at(page, 0).hover()
-    expect(panel(page)).to_contain_text("Nothing was drafted for this place")
+    expect(panel(page)).to_contain_text("No draft for this position")
     ended(page, stream)
 
 
