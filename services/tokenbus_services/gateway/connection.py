@@ -11,11 +11,13 @@ from time import time_ns
 from typing import Any
 
 import httptools
+import orjson
 from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.settings import GatewaySettings
 
@@ -311,12 +313,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self.counts.requests["other", str(status)] += 1
         code = _REASONS[status].lower().replace(" ", "_")
-        kind = "overloaded_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
-        body = b'{"error":{"message":"%b","type":"%b","param":null,"code":"%b"}}' % (
-            message.encode(),
-            kind.encode(),
-            code.encode(),
-        )
+        body = orjson.dumps(ApiError(status, message, code=code).body)
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)

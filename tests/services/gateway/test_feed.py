@@ -38,7 +38,7 @@ class _Listener:
 async def test_error_tells_how_many_tokens_were_handed_out(
     monkeypatch: pytest.MonkeyPatch, emitted: int, had: int, told: int
 ) -> None:
-    """Tokens that came and were not handed out in time are not told as emitted: who goes on would leave them out."""
+    """Tokens that were not handed out in time do not count as emitted: a client that continues would skip them."""
     monkeypatch.setattr(dispatcher, "_LAST_ROWS_SECONDS", 0)
     tokens = RequestTokens(5)
     session = SimpleNamespace(outstanding=0, refusal=None)

@@ -1,4 +1,4 @@
-"""The bus on the page: who is there, how they do, and who was lost."""
+"""The bus on the page: its workers, their state, and which were lost."""
 
 import re
 
