@@ -58,7 +58,7 @@ def test_token_that_is_no_alternative_has_its_own_bar(page: Page, gateway: Scrip
 
 
 def test_draft_history_of_every_kind(page: Page, gateway: ScriptedGateway) -> None:
-    """Draft proposals for a position are shown with their fate: accepted, rejected, or dropped behind a rejected one."""
+    """Draft proposals for a position are shown with their fate: accepted, rejected, or dropped after a rejection."""
     stream = told_story(page, gateway)
     history = panel(page).locator(".history li")
     told = {
