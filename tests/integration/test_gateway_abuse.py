@@ -201,7 +201,7 @@ async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deploym
         await asyncio.wait([served.gateway.feeding])
         answer = await client.get("/healthz")
         assert answer.status_code == 503
-        assert "can only be started again" in answer.text
+        assert "restart the gateway" in answer.text
 
 
 async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
