@@ -1,4 +1,4 @@
-"""The gateway in front of a running system, asked by OpenAI's own client."""
+"""The gateway in front of a running system, used by OpenAI's own client."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ def text() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def numbers() -> Iterator[Served]:
-    """Run a system whose tokens anybody can compute again."""
+    """Run a system whose tokens a test can compute again."""
     with served(**NUMBERS) as system:
         system.start_worker("worker-0", "--drafts")
         yield system
@@ -132,7 +132,7 @@ async def test_answer_goes_on_past_the_models_end(text: Served) -> None:
 
 
 async def test_tokens_and_text_of_an_ended_answer_agree(text: Served) -> None:
-    """The token that ends an answer brings no text, and none to the list of tokens, where its logprob stays."""
+    """The token that ends an answer has no text, is empty in the list of tokens, and keeps its logprob."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 400, "seed": 5, "logprobs": 3}
     async with plainly(text.url) as client:
         answer = (await client.post("/v1/completions", json=body)).json()
@@ -147,14 +147,14 @@ async def test_tokens_and_text_of_an_ended_answer_agree(text: Served) -> None:
 
 
 async def test_too_many_ids_are_told_with_both_numbers(numbers: Served) -> None:
-    """A list of too many token ids is told as one, with how many there may be and how many there were."""
+    """The error of a list of too many token ids has the limit and the length."""
     async with plainly(numbers.url) as client:
         answer = await client.post("/v1/completions", json=BODY | {"prompt": [1] * 131_073})
     assert error_of(answer.text)["message"] == "prompt: expected array of length <= 131072, got a length of 131073"
 
 
 async def test_drafts_stand_beside_the_tokens(text: Served) -> None:
-    """`include_draft_logprobs` brings what the draft model proposed, and accepted drafts are tokens of the answer."""
+    """`include_draft_logprobs` adds what the draft model proposed, and accepted drafts are tokens of the answer."""
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "logprobs": 1, "seed": 1}
     async with plainly(text.url) as client:
         answer = await client.post("/v1/completions", json=body | {"include_draft_logprobs": True})
@@ -252,7 +252,7 @@ async def test_256_at_once_get_their_own_tokens(numbers: Served, *, is_streamed:
 
 
 async def test_choices_come_together_and_are_each_true(numbers: Served) -> None:
-    """The choices of one answer are requests of their own, whose keys follow from the answer's id."""
+    """The choices of one answer are requests of their own, whose request ids follow from the answer's id."""
     async with asking(numbers.url) as client:
         answer = await client.completions.create(model=MODEL, prompt="a", n=5, max_tokens=30, logprobs=0)
     assert all(is_true(answer, index) for index in range(5))
@@ -430,7 +430,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
     ],
 )  # fmt: skip
 async def test_wrong_field_is_named(numbers: Served, path: str, body: Any, status: int, param: str | None) -> None:  # noqa: ANN401
-    """A field that is unknown, missing or out of its range is told with its name, and the status says whose fault."""
+    """The error of a field that is unknown, missing or out of range names the field, with the right status."""
     async with plainly(numbers.url) as client:
         answer = await client.post(f"/v1/{path}", json=body)
     assert answer.status_code == status, answer.text
@@ -461,7 +461,7 @@ async def test_field_that_asks_for_nothing_is_taken(numbers: Served, path: str, 
 
 @pytest.mark.parametrize("data", [b"{", b"", b"\xff", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"a": NaN}'])
 async def test_malformed_json_is_400(numbers: Served, data: bytes) -> None:
-    """What is no JSON in UTF-8 is told so."""
+    """A body that is not JSON in UTF-8 is 400 with the code `invalid_json`."""
     async with plainly(numbers.url) as client:
         answer = await client.post("/v1/completions", content=data, headers={"content-type": "application/json"})
     assert (answer.status_code, error_of(answer.text)["code"]) == (400, "invalid_json")
@@ -476,7 +476,7 @@ async def test_other_content_is_415(numbers: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inspect"])
 async def test_ten_megabytes_are_413(numbers: Served, path: str) -> None:
-    """A body of 10 MB is refused, whether its size was told before or not, and the answer is read."""
+    """A body of 10 MB is refused, whether its size was declared or not, and the client can read the answer."""
     async with plainly(numbers.url) as client:
 
         async def chunks() -> Any:  # noqa: ANN401 - bytes, for a while

@@ -1,4 +1,4 @@
-"""Clients of the gateway that misbehave: each is answered or cut off, and nobody else notices."""
+"""Clients of the gateway that misbehave: each is answered or cut off, and no other client notices."""
 
 import asyncio
 import re
@@ -32,7 +32,7 @@ async def still_serves(served: Serving) -> AsyncIterator[None]:
 
 
 async def test_slow_header_and_silent_connection_are_closed(deployment: Deployment) -> None:
-    """Who sends a header too slowly gets 408, a body 408, and who never sends anything is closed."""
+    """Headers or a body that come too slowly get 408, and a connection without any request is closed."""
     async with alone(deployment, gateway__request_timeout_ms=100, gateway__idle_timeout_ms=300) as served:
         slow = await sent(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         assert slow.startswith(b"HTTP/1.1 408 ")
@@ -95,7 +95,7 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
 
 
 async def test_connection_too_many_is_503(deployment: Deployment) -> None:
-    """Beyond the bound a connection is told 503 and closed; those that are there are served."""
+    """A connection above the limit gets 503 and is closed; open ones are served."""
     async with alone(deployment, gateway__max_connections=2) as served, plainly(served.url) as client:
         assert (await client.get("/healthz")).status_code == 200
         host, _, port = served.address.rpartition(":")
@@ -108,7 +108,7 @@ async def test_connection_too_many_is_503(deployment: Deployment) -> None:
 
 
 async def test_client_that_does_not_read_loses_its_request_alone(deployment: Deployment) -> None:
-    """A client that takes nothing has its request ended at its bound, and is cut off; others get every token."""
+    """The request of a client that reads nothing ends at its bound, and it is cut off; others get every token."""
     async with serving(deployment, gateway__stream_buffer_bytes=200_000, gateway__write_timeout_ms=300) as served:
         gateway = served.gateway
         stalled = not_reading(served)
@@ -125,9 +125,9 @@ async def test_client_that_does_not_read_loses_its_request_alone(deployment: Dep
 async def test_stopping_gateway_cuts_off_who_does_not_read(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that takes nothing, or has sent half a body, is cut off when the gateway stops, and is no defect."""
+    """A client that reads nothing, or has sent half a body, is cut off when the gateway stops; no error is logged."""
     monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
-    # However long the first takes to fill what may wait for it, the second is not to be told that it is late.
+    # However long the first takes to fill what may wait for it, the second must not get 408.
     async with serving(deployment, gateway__request_timeout_ms=3_600_000) as served:
         gateway = served.gateway
         stalled = [not_reading(served), not_reading(served, wanted=asked(max_tokens=1)[:-3])]
@@ -200,11 +200,11 @@ async def test_gateway_that_hands_out_nothing_is_not_healthy(deployment: Deploym
         await asyncio.wait([served.gateway.feeding])
         answer = await client.get("/healthz")
         assert answer.status_code == 503
-        assert "can only be started again" in answer.text
+        assert "restart the gateway" in answer.text
 
 
 async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
-    """A gateway whose processor refuses it answers with the reason, and lets nobody wait for another processor."""
+    """A gateway that its processor refuses answers with the reason at once, and waits for no other processor."""
     async with Processor(deployment.settings(**TCP, clients__max_clients=1)) as processor:
         others = {"bus__clients_address": processor.clients_address}
         async with (
@@ -227,7 +227,7 @@ async def test_answer_of_many_short_rows_is_bounded_too(deployment: Deployment) 
 
 
 async def test_answer_that_nobody_takes_is_thrown_away(deployment: Deployment) -> None:
-    """A whole answer whose client never reads it is not kept: its connection is cut off after the time to write."""
+    """A whole answer that its client never reads is dropped: the connection is cut off after the write timeout."""
     bounds = {
         "gateway__stream_buffer_bytes": 20_000,
         "gateway__write_timeout_ms": 100,

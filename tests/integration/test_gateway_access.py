@@ -1,4 +1,4 @@
-"""Who is let in at the gateway: by its API key, the host that it names, and the web page that it comes from."""
+"""Which requests the gateway admits: by API key, Host and Origin."""
 
 import json
 import ssl
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("gateway")
 BODY: dict[str, Any] = {"model": "tokenbus", "prompt": "a", "max_tokens": 3}
 INSIDE = ("/metrics", "/bus", "/openapi.json")
 PROXIED = {"x-forwarded-for": "127.0.0.1"}
-"""What says that the peer of this machine is a proxy, so that who asks is somewhere else."""
+"""Headers that say that the peer is a proxy on this machine, and the client elsewhere."""
 
 
 class Keys:
@@ -116,7 +116,7 @@ async def test_keys_let_in_and_are_read_again(
 
 
 async def test_key_is_checked_before_the_body_is_read(deployment: Deployment, keys: Keys) -> None:
-    """Who has no key is answered when the header is there, whatever the body would be and before any of it came."""
+    """A request without a key is refused when its headers are there, before any of its body came."""
     async with alone(deployment, gateway__keys_file=str(keys.path), gateway__request_timeout_ms=3_600_000) as served:
         head = (
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\nConnection: close\r\n\r\n"
@@ -125,7 +125,7 @@ async def test_key_is_checked_before_the_body_is_read(deployment: Deployment, ke
 
 
 async def test_file_that_cannot_be_read_keeps_what_was_known(deployment: Deployment, keys: Keys) -> None:
-    """A broken file is told and counted and changes nothing, and one that is gone revokes every key."""
+    """A broken file is logged and counted and changes nothing, and a missing one revokes every key."""
     known = keys.add("alice")
     async with alone(deployment, gateway__keys_file=str(keys.path)) as served, plainly(served.url) as plain:
         good = keys.path.read_text()
@@ -163,7 +163,7 @@ async def test_inside_is_for_keys_and_this_machine(deployment: Deployment, keys:
 
 
 async def test_rate_of_a_key_is_its_own(deployment: Deployment, keys: Keys) -> None:
-    """A key that has asked for all of its minute gets 429 with the time to wait, and another one is served."""
+    """A key that has used up its rate limit gets 429 with the time to wait, and another one is served."""
     few, many = keys.add("few", requests_per_minute=2), keys.add("many")
     async with serving(deployment, gateway__keys_file=str(keys.path)) as served, plainly(served.url) as plain:
         answers = [await plain.post("/v1/completions", json=BODY, headers=few) for _ in range(3)]

@@ -110,7 +110,7 @@ async def test_body_that_is_not_finished_does_not_hold_its_connection(deployment
 
 
 async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
-    """What comes behind a body in chunks and never ends is refused, and what ends in time is no header."""
+    """Trailers that never end are refused, and trailers that end in time are ignored."""
     chunked = b"POST /inspect HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     chunked += b"Transfer-Encoding: chunked\r\n\r\n"
     async with alone(deployment, gateway__max_header_bytes=2048) as served:
@@ -119,7 +119,7 @@ async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
         assert served.gateway.counts.requests["other", "431"] == 1
         close = b"0\r\nContent-Type: text/plain\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         data = await sent(served, chunked, b"2\r\n{}\r\n" + close)
-        assert b"prompt: it must be given" in data
+        assert b"prompt: required, got nothing" in data
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ async def test_trailer_is_bounded_like_a_header(deployment: Deployment) -> None:
     ],
 )
 async def test_what_is_no_http_is_400(deployment: Deployment, data: bytes) -> None:
-    """Bytes that are no HTTP, or say two things at once, are refused and the connection is closed."""
+    """Malformed or contradictory HTTP is refused and the connection is closed."""
     async with alone(deployment) as served:
         head, _, body = (await sent(served, data)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")

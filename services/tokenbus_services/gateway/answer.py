@@ -93,8 +93,11 @@ class Answer:
 class _ChoicesAnswer(Answer, ABC):
     """An answer with choices in OpenAI's form."""
 
-    def __init__(self, request: CompletionRequest, envelope: Envelope, most: int, buffers: Buffers) -> None:
-        super().__init__(most, buffers)
+    def __init__(
+        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
+        """Take the request, the form, the bounds, and the sum over all clients."""
+        super().__init__(settings.stream_buffer_bytes, buffers)
         self._envelope = envelope
         self._choices = [Choice(index, request.stop, envelope.parts(), self) for index in range(request.choices)]
         self._open = len(self._choices)
@@ -115,12 +118,6 @@ class _ChoicesAnswer(Answer, ABC):
 
 class StreamedAnswer(_ChoicesAnswer):
     """Server-sent events: a chunk for each row."""
-
-    def __init__(
-        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
-    ) -> None:
-        """Take the request, the form, the bounds, and the sum over all clients."""
-        super().__init__(request, envelope, settings.stream_buffer_bytes, buffers)
 
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
@@ -148,8 +145,7 @@ class WholeAnswer(_ChoicesAnswer):
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
         """Take the request, the form, the bounds, and the sum over all clients."""
-        # What is collected is bounded by `answer_bytes`; the outbox counts it, and holds only the finished answer.
-        super().__init__(request, envelope, 4 * settings.answer_bytes, buffers)
+        super().__init__(request, envelope, settings, buffers)
         self._texts: list[list[str]] = [[] for _ in self._choices]
         self._pieces: list[list[list[Piece]]] = [[] for _ in self._choices]
         self._size = 0
@@ -183,7 +179,7 @@ class WholeAnswer(_ChoicesAnswer):
             super().end(error)
 
     def _overflow(self) -> None:
-        """Nothing: `answer_bytes` bounds it."""
+        """Do nothing: `answer_bytes` bounds what is collected, which the outbox counts."""
 
     def _finish(self) -> None:
         choices = [

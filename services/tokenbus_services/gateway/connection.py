@@ -11,11 +11,13 @@ from time import time_ns
 from typing import Any
 
 import httptools
+import orjson
 from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.settings import GatewaySettings
 
@@ -183,7 +185,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
-            self._refuse(400, f"requests on one connection before their answers: at most {_MAX_PIPELINED}")
+            self._refuse(400, f"pipelined requests: at most {_MAX_PIPELINED}")
         elif self.pipeline:  # a paused reader does not notice that the client leaves
             self.flow.resume_reading()
 
@@ -231,12 +233,12 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(400, "what came is no HTTP request")
+            self._refuse(400, "malformed HTTP request")
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse a request again, with its body, that asks for another protocol (Java's client: HTTP/2)."""
         if not self._should_upgrade():  # then it was CONNECT
-            self._refuse(400, "what came is no request for this server")
+            self._refuse(400, "CONNECT is not supported")
             return
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
@@ -311,12 +313,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self.counts.requests["other", str(status)] += 1
         code = _REASONS[status].lower().replace(" ", "_")
-        kind = "overloaded_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
-        body = b'{"error":{"message":"%b","type":"%b","param":null,"code":"%b"}}' % (
-            message.encode(),
-            kind.encode(),
-            code.encode(),
-        )
+        body = orjson.dumps(ApiError(status, message, code=code).body)
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)

@@ -1,4 +1,4 @@
-"""The metrics of the gateway: who asks, what waits for whom, and how long it takes to a client's socket."""
+"""The gateway's metrics: requests, what waits for clients, and the latency to a client's socket."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,27 +9,27 @@ from tokenbus_services.metrics.families import Family, Histogram, Kind, Samples,
 
 
 class Counts:
-    """Plain numbers, changed on the event loop and read by whoever scrapes."""
+    """Counters of answers, changed on the event loop and read by a scrape in any thread."""
 
     def __init__(self) -> None:
-        """Begin at nothing."""
+        """Begin at zero."""
         self.requests: Counter[tuple[str, str]] = Counter()
         """By route and status."""
         self.refusals: Counter[str] = Counter()
-        """Of requests over HTTP that were not let in, by why."""
+        """Requests over HTTP that were refused, by reason."""
         self.open_answers = 0
         self.left_clients = 0
-        """How many clients went away before their answer had ended."""
+        """Clients that disconnected before their answer had ended."""
         self.cut_clients = 0
-        """How many clients took nothing for too long."""
+        """Clients that read nothing for too long."""
         self.broken_answers: Counter[str] = Counter()
-        """By the code of the error that they ended with, after they had begun with status 200."""
+        """Answers that had begun with status 200 and ended with an error, by its code."""
         self.refused_connections = 0
         self.late_requests = 0
-        """How many requests took too long to arrive."""
+        """Requests that took too long to arrive."""
         self.peak_outbox_bytes = 0
         self.first_token = Histogram()
-        """From a request's arrival until the first of its answer is there, in seconds."""
+        """From a request's arrival to the first part of its answer, in seconds."""
         self.to_socket = Histogram()
         """From a row's publication until it was written to its client's socket, in seconds."""
 
@@ -72,8 +72,8 @@ def _lost(view: GatewayView) -> Samples:
 
 
 def _refusals(view: GatewayView) -> Samples:
-    for why, count in view.counts.refusals.copy().items():
-        yield (why,), count
+    for reason, count in view.counts.refusals.copy().items():
+        yield (reason,), count
 
 
 def _fill(view: GatewayView) -> Samples:
@@ -94,8 +94,8 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_connected_processors",
-        "1 while a processor has answered this gateway's hello and is heard, else 0.",
-        "0 for long: the log says whether it was refused, and why; look at bus.clients_address and bus.key_file.",
+        "1 while the session with a processor is open, else 0.",
+        "0 for long: the log says why if it was refused; check bus.clients_address and bus.key_file.",
         _read(lambda view: view.client.session.state is SessionState.OPEN),
         (),
         "tokenbus_gateway_connected_processors == 0",
@@ -103,8 +103,8 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.COUNTER,
         "tokenbus_gateway_answers_total",
-        "Requests over HTTP, by route and status; those that are no HTTP at all count to the route other.",
-        "429 or 503 moves: the gateway or the workers are full; 5xx moves: the log and the error's code say why.",
+        "Requests over HTTP, by route and status; malformed HTTP counts as the route other.",
+        "429 or 503 rises: the gateway or the workers are overloaded; 5xx rises: see the log and the error's code.",
         _requests,
         ("route", "status"),
     ),
@@ -112,69 +112,69 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
         Kind.COUNTER,
         "tokenbus_gateway_broken_answers_total",
         "Answers that had begun, with status 200, and ended with an error event, by its code.",
-        "slow_client: clients that read too slowly; worker_lost, gap: look at the workers; the rest: at the log.",
+        "slow_client: clients read too slowly; worker_lost, gap: check the workers; others: see the log.",
         _broken,
         ("code",),
     ),
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_open_answers",
-        "Answers that are being waited for or sent.",
-        "High: that is load.",
+        "Answers in flight: waiting for tokens, or being sent.",
+        "High: load.",
         _read(lambda view: view.counts.open_answers),
     ),
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_open_requests",
-        "Requests that are open on the bus, of which an answer with several choices has several.",
-        "Near gateway.max_requests: new ones get status 429; add gateways, or raise the bound.",
+        "Requests in flight on the bus; an answer has one for each choice.",
+        "Near gateway.max_requests: new requests get status 429; add gateways, or raise the limit.",
         _read(lambda view: len(view.feed)),
     ),
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_open_connections",
-        "Connections of clients, the idle ones included.",
-        "Near gateway.max_connections: new ones are refused.",
+        "Connections of clients, including idle ones.",
+        "Near gateway.max_connections: new connections are refused.",
         _read(lambda view: view.connections),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_gateway_tokens_total",
-        "Tokens that came for this gateway's requests.",
-        "Low: few are asked for, or workers are slow.",
+        "Tokens received for this gateway's requests.",
+        "Low: few requests, or slow workers.",
         _read(lambda view: view.feed.tokens),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_gateway_aborted_requests_total",
-        "Requests that were ended at their worker because nobody waited for them any more.",
-        "High for its answers: clients give up; look at the time to the first token.",
+        "Requests aborted because their client had gone or their answer had ended.",
+        "High compared with answers: clients give up; check the time to the first token.",
         _read(lambda view: view.feed.aborted),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_gateway_lost_clients_total",
-        "Clients that went away before the end (left), took nothing for too long (cut_off), sent too slowly (late), or "
-        "were one too many (refused).",
-        "cut_off or late moves: slow networks, or an attack; refused moves: raise gateway.max_connections.",
+        "Clients that disconnected early (left), read nothing for too long (cut_off), sent too slowly (late), or were "
+        "above the connection limit (refused).",
+        "cut_off or late rises: slow networks, or an attack; refused rises: raise gateway.max_connections.",
         _lost,
         ("why",),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_gateway_refusals_total",
-        "Requests that were not let in, by why: no_key and unknown_key (401), host (421), origin (403), rate and "
-        "concurrency (429, of one key).",
-        "no_key or unknown_key moves: a client has the wrong key, or guesses; the log says who. host: gateway.hosts "
-        "lacks a name, or a page elsewhere tries; origin: gateway.origins. rate, concurrency: the limits of a key.",
+        "Refused requests by reason: no_key and unknown_key (401), host (421), origin (403), rate and concurrency "
+        "(429, of one key).",
+        "no_key or unknown_key rises: a client has the wrong key, or guesses; the log names the peer. host: "
+        "gateway.hosts lacks a name, or a foreign page tries; origin: gateway.origins; rate, concurrency: its limits.",
         _refusals,
         ("why",),
     ),
     Family(
         Kind.COUNTER,
         "tokenbus_gateway_evicted_answers_total",
-        "Answers that ended because they held the most where all clients together held too much.",
-        "Moves: clients do not read, or want more than this gateway can write; the fill ratio of buffers says more.",
+        "Answers evicted because they held the most while all together exceeded gateway.buffer_bytes.",
+        "Rises: clients do not read, or request more than this gateway can write; see the fill ratio of buffers.",
         _read(lambda view: view.buffers.evicted),
         (),
         "increase(tokenbus_gateway_evicted_answers_total[5m]) > 0",
@@ -182,8 +182,8 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_unread_files",
-        "How many of the API keys' file and the certificate have changed and cannot be read; what was read holds.",
-        "Above 0: the log says what is wrong with which; a key that is to be revoked is not.",
+        "How many of the key file and the certificate have changed and cannot be read; the former ones stay in force.",
+        "Above 0: the log names the file and the error; revoked keys may still be accepted.",
         _read(lambda view: view.unread_files),
         (),
         "tokenbus_gateway_unread_files > 0",
@@ -191,8 +191,8 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_fill_ratio",
-        "How full each bounded thing of the gateway is, from 0 to 1.",
-        "Near 1: what is named is about to refuse somebody; docs/settings.md has its bound.",
+        "How full each bounded resource of the gateway is, from 0 to 1.",
+        "Near 1: backpressure or refusals are near; docs/settings.md has the limit of each.",
         _fill,
         ("of",),
         "tokenbus_gateway_fill_ratio > 0.8",
@@ -200,7 +200,7 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_gateway_peak_fill_ratio",
-        "How full each of those was at most; of the streams' buffers, the fullest.",
+        "The peak of each fill ratio; stream_buffer is the fullest of all streams.",
         "stream_buffer at 1: clients that read too slowly lose their requests.",
         _peaks,
         ("of",),
@@ -208,15 +208,15 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.HISTOGRAM,
         "tokenbus_gateway_first_token_seconds",
-        "From a request's arrival until the first of its answer is there; if it is not streamed, all of it.",
+        "From a request's arrival to its first token; to the whole answer if it is not streamed.",
         "High: workers are busy, or prompts are long.",
         lambda view: view.counts.first_token,
     ),
     Family(
         Kind.HISTOGRAM,
         "tokenbus_gateway_socket_latency_seconds",
-        "From a row's publication until it was written to its client's socket, as far as both clocks agree.",
-        "High: the gateway lacks CPU time; add gateways, or ask for fewer alternatives.",
+        "From a row's publication to its write to the client's socket; needs synchronised clocks.",
+        "High: the gateway lacks CPU time; add gateways, or request fewer alternatives.",
         lambda view: view.counts.to_socket,
         (),
         "histogram_quantile(0.5, sum by (le) (rate(tokenbus_gateway_socket_latency_seconds_bucket[5m]))) > 0.05",
@@ -224,11 +224,11 @@ GATEWAY: tuple[Family[GatewayView], ...] = (
     Family(
         Kind.HISTOGRAM,
         "tokenbus_gateway_event_loop_lag_seconds",
-        "How late the gateway's event loop answers.",
+        "How late the gateway's event loop runs.",
         "High: the process lacks CPU time; add gateways.",
         lambda view: view.watch.lag,
         (),
         "histogram_quantile(0.99, sum by (le) (rate(tokenbus_gateway_event_loop_lag_seconds_bucket[5m]))) > 0.1",
     ),
 )
-"""All that is told of a gateway."""
+"""All metrics of a gateway."""

@@ -182,19 +182,17 @@ class RequestTypes:
         A completion's prompt is returned as a list of prompts.
         """
         if isinstance(value, dict):
-            fields = kind.__struct_fields__
-            unknown = next((name for name in value if name not in fields), None)
-            if unknown is not None:
-                raise invalid(shown(unknown)[1:-1], f"no such field, got {shown(value[unknown])}")
+            unknown = value.keys() - set(kind.__struct_fields__)
+            if unknown:
+                name = next(name for name in value if name in unknown)
+                raise invalid(shown(name)[1:-1], f"no such field, got {shown(value[name])}")
             # null stands for a field that is left out.
             value = {name: _integral(member) for name, member in value.items() if member is not None}
-        body: Any = _convert(value, kind, "")
-        for name in kind.__struct_fields__:
-            given = getattr(body, name)
-            if name in _NOT_OFFERED and given is not None:
-                accepted = _NOT_OFFERED[name]
+            for name in value.keys() & _NOT_OFFERED.keys():
+                given, accepted = value[name], _NOT_OFFERED[name]
                 if given != accepted or isinstance(given, bool) != isinstance(accepted, bool):
                     raise invalid(name, f"only {accepted!r}, got {shown(given)}")
+        body: Any = _convert(value, kind, "")
         if kind is self.completion:
             body.prompt = self._prompts(body.prompt)
         return body

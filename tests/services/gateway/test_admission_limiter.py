@@ -13,7 +13,7 @@ async def _begin(turns: AdmissionLimiter, number: int, begun: list[int]) -> None
 
 
 async def test_alone_nobody_waits() -> None:
-    """Who comes alone begins without giving the event loop back."""
+    """A request that comes alone begins without yielding to the event loop."""
     turns, begun = AdmissionLimiter(2), list[int]()
     one = _begin(turns, 1, begun)
     with contextlib.suppress(StopIteration):

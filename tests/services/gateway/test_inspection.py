@@ -1,4 +1,4 @@
-"""What the inspector is told of tokens that are no text of their own."""
+"""What the inspector gets of tokens that have no text of their own."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 
 async def told(ids: list[int], others: list[int]) -> list[dict[str, Any]]:
-    """Return what is told of a row's tokens, each of which has one alternative."""
+    """Return the members of a row's tokens, each of which has one alternative."""
     count = len(ids)
     batch = LogprobBatch(
         BatchHeader("worker-0", epoch=1, sequence=1, step=1, step_rows=1, value_kind=ValueKind.RAW_LOGPROBS),

@@ -1,4 +1,4 @@
-"""A gateway that says what a test tells it to, event by event, so that a test knows what the page has been told."""
+"""A gateway that sends what a test scripts, event by event, so that the test knows what the page has received."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The bus on the page: who is there, how they do, and who was lost."""
+"""The bus on the page: its workers, their state, and which were lost."""
 
 import re
 
@@ -67,10 +67,10 @@ def test_bus_out_of_sight_says_why(open_page: Open, gateway: ScriptedGateway) ->
     known, gateway.bus = gateway.bus, {"error": "metrics.address: nobody answers at 127.0.0.1:9"}
     gateway.bus_status = 503
     expect(page.locator("#bus .fault")).to_have_text(
-        "The bus cannot be seen: metrics.address: nobody answers at 127.0.0.1:9"
+        "The bus is unavailable: metrics.address: nobody answers at 127.0.0.1:9"
     )
     expect(card(page, "worker-0")).to_be_visible()
-    expect(page.locator("#bus")).to_contain_text("Below is what was seen last.")
+    expect(page.locator("#bus")).to_contain_text("Last known state:")
     gateway.bus, gateway.bus_status = known, 200
     expect(page.locator("#pulse")).to_have_text("1 worker")
     expect(page.locator("#bus .fault")).to_have_count(0)

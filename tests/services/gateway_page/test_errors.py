@@ -54,7 +54,7 @@ def test_full_system_says_when_to_come_again(open_page: Open, gateway: ScriptedG
     page = open_page(gateway.url, refused=("inspect",))
     gateway.refuse(429, "gateway.max_requests: at most 4, got 5", headers={"Retry-After": "3"}, code="overloaded")
     page.get_by_role("button", name="Generate").click()
-    assert problem(page).startswith("The system is full gateway.max_requests: at most 4, got 5.")
+    assert problem(page).startswith("The system is overloaded gateway.max_requests: at most 4, got 5.")
     assert problem(page).endswith("Try again in 3 s.")
 
 

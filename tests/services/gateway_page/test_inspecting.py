@@ -58,7 +58,7 @@ def test_token_that_is_no_alternative_has_its_own_bar(page: Page, gateway: Scrip
 
 
 def test_draft_history_of_every_kind(page: Page, gateway: ScriptedGateway) -> None:
-    """What was proposed for a place is told with its fate: accepted, rejected, or dropped behind a rejected one."""
+    """Draft proposals for a position are shown with their fate: accepted, rejected, or dropped after a rejection."""
     stream = told_story(page, gateway)
     history = panel(page).locator(".history li")
     told = {
@@ -74,7 +74,7 @@ def test_draft_history_of_every_kind(page: Page, gateway: ScriptedGateway) -> No
         expect(history).to_have_count(len(expected))
         assert plain(history) == expected
     token_at(page, 0).hover()
-    expect(panel(page)).to_contain_text("Nothing was drafted for this place")
+    expect(panel(page)).to_contain_text("No draft for this position")
     ended(page, stream)
 
 
@@ -154,7 +154,7 @@ def test_token_without_a_logprob(page: Page, gateway: ScriptedGateway) -> None:
     tell(stream, [row(1, 0, [plain])])
     token_at(page, 0).click()
     expect(panel(page).locator(".probability")).to_have_text("not scored")
-    expect(panel(page)).to_contain_text("No alternatives came with this token.")
+    expect(panel(page)).to_contain_text("This token has no alternatives.")
     assert token_at(page, 0).evaluate("node => node.classList.contains('unscored')")
     ended(page, stream, count=1)
 

@@ -158,7 +158,7 @@ def test_one_wish_is_one_request(page: Page, gateway: ScriptedGateway, way: str)
 
 
 def test_keyboard_has_a_place_after_stop(page: Page, gateway: ScriptedGateway) -> None:
-    """Who stops by keyboard goes on at the button that asks again, because Stop can no longer be pressed."""
+    """After Stop by keyboard the focus moves to Generate, because Stop is disabled."""
     stream = told_story(page, gateway)
     page.get_by_role("button", name="Stop").focus()
     page.keyboard.press("Enter")
@@ -181,7 +181,7 @@ def test_lines_have_their_own_direction(page: Page, gateway: ScriptedGateway) ->
 
 
 def test_what_has_no_ink_can_be_pointed_at(page: Page, gateway: ScriptedGateway) -> None:
-    """A part of a character, and characters that nobody sees, have a mark that is wide enough to be hit."""
+    """A part of a character, and invisible characters, have a mark that is wide enough to be hit."""
     stream = ask(page, gateway)
     tell(stream, [row(1, 0, [token(text, 0.5) for text in ("", "\u200b", "\u202e", "\r", "\n", " ")])])
     expect(tokens(page)).to_have_count(6)
@@ -218,7 +218,7 @@ def test_drawing_that_takes_long_leaves_time_for_the_rest(page: Page) -> None:
 
 
 def test_reload_closes_the_stream(page: Page, gateway: ScriptedGateway) -> None:
-    """Who loads the page again while tokens come leaves no request behind, and can ask at once."""
+    """Reloading the page while tokens come leaves no request behind, and a new one can be sent at once."""
     stream = told_story(page, gateway)
     page.reload()
     assert stream.wait_until_closed()

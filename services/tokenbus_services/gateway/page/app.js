@@ -1,4 +1,4 @@
-// The page: one request at a time, from the form to its end, and the token that is looked at.
+// The page: one request at a time, from the form to its end, and the selected token.
 
 import { Bus } from "./bus.js";
 import { AcceptanceChart } from "./chart.js";
@@ -45,7 +45,7 @@ function uncover() {
 function close() {
   const was = pinned;
   choose(null, "pin");
-  // Who came by keyboard goes on from the token; who did not is not moved.
+  // Keyboard focus goes back to the token; a mouse user's focus stays.
   if (was && $("panel").matches(":focus-within")) box.focus({ preventScroll: true });
 }
 
@@ -76,7 +76,7 @@ function begin() {
   problem.replaceChildren();
   figures.start(transcript, performance.now());
   setState("streaming");
-  // On a phone the form fills the window; who sends it wants to see what comes.
+  // On a phone the form fills the window: scroll to the tokens.
   if (box.getBoundingClientRect().top > innerHeight - 160) $("output").scrollIntoView({ block: "start" });
 }
 
@@ -121,8 +121,8 @@ function finish({ reason }) {
 const TITLES = {
   worker_lost: "The worker was lost",
   gap: "Tokens were lost",
-  no_worker: "No worker is there",
-  overloaded: "The system is full",
+  no_worker: "No worker is available",
+  overloaded: "The system is overloaded",
   missing_api_key: "An API key is needed",
   invalid_api_key: "The API key is not known",
   rate_limit_exceeded: "The key's limit is reached",
@@ -165,7 +165,7 @@ function setState(state) {
   const isStreaming = state === "streaming";
   document.body.dataset.state = state;
   box.setAttribute("aria-busy", isStreaming);
-  // A button that can no longer be pressed would take the keyboard's place on the page with it.
+  // A disabled button would lose the keyboard focus.
   if (!isStreaming && document.activeElement === $("stop")) $("run").focus();
   $("stop").disabled = !isStreaming;
   if (isStreaming) $("ending").textContent = "";
@@ -178,7 +178,7 @@ form.addEventListener("submit", (event) => {
 $("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat) form.requestSubmit();
 });
-// A double click is one wish, and a second request would only abort the first.
+// A double click sends one request: a second one would abort the first.
 $("run").addEventListener("click", (event) => event.detail > 1 && event.preventDefault());
 $("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {

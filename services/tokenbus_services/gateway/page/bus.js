@@ -1,4 +1,4 @@
-// The bus, asked for once a second: its workers, and which of them were lost.
+// The bus, polled once a second: its workers, and which of them were lost.
 
 import { element } from "./dom.js";
 import { count, percent, plural } from "./format.js";
@@ -47,15 +47,15 @@ export class Bus {
     this.#forget();
     const rows = [...this.#seen.values()].sort((one, other) => one.worker.id.localeCompare(other.worker.id));
     this.#box.replaceChildren(totals(processor, clients), element("ul", { class: "workers" }, ...rows.map((row) => card(row, now))));
-    if (!rows.length) this.#box.append(element("p", { class: "note" }, "No worker has come yet. Start one with: tokenbus worker"));
+    if (!rows.length) this.#box.append(element("p", { class: "note" }, "No worker has connected yet. Start one with: tokenbus worker"));
     this.#beat(rows);
   }
 
   #fail(message) {
     const last = this.#box.querySelector(".workers");
     last?.classList.add("stale");
-    const before = last ? [element("p", { class: "note" }, "Below is what was seen last."), last] : [];
-    this.#box.replaceChildren(element("p", { class: "note fault" }, `The bus cannot be seen: ${message}`), ...before);
+    const before = last ? [element("p", { class: "note" }, "Last known state:"), last] : [];
+    this.#box.replaceChildren(element("p", { class: "note fault" }, `The bus is unavailable: ${message}`), ...before);
     this.#set("lost", "bus not in sight");
   }
 
@@ -103,7 +103,7 @@ function totals(processor, clients) {
 function card({ worker, lostAt }, now) {
   const state = lostAt ? "lost" : worker.connected ? "connected" : "away";
   const word = lostAt ? `lost ${since(now - lostAt)} ago` : worker.connected ? "connected" : "away";
-  // What the worker must keep until it is confirmed; left out where the gateway does not tell it.
+  // What the worker retains until it is acknowledged; absent where the gateway does not report it.
   const figures = [["open", worker.open_requests], ["lag", worker.lag], ["retained", worker.retained], ["gaps", worker.gaps], ["replays", worker.replays], ["tokens", worker.tokens]];
   return element(
     "li",

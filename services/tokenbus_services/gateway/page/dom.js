@@ -1,4 +1,4 @@
-// Elements in a line: texts are always set as text, never parsed.
+// Creates elements; texts are always set as text, never parsed.
 
 const SVG = "http://www.w3.org/2000/svg";
 

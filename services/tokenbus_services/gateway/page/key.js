@@ -1,4 +1,4 @@
-// The API key, for this tab alone: it is sent in a header, and never stands in an address.
+// The API key, for this tab alone: it is sent in a header, never in a URL.
 
 const NAME = "tokenbus-api-key";
 

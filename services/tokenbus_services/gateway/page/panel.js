@@ -1,4 +1,4 @@
-// The panel: everything about the token that is looked at.
+// The panel: everything about the selected token.
 
 import { described, element } from "./dom.js";
 import { count, decimal, percent, plural, visible } from "./format.js";
@@ -23,7 +23,7 @@ export class Panel {
     const held = this.#panel.contains(document.activeElement) ? document.activeElement.dataset.do : null;
     this.#panel.replaceChildren(this.#head(token), figures(token), alternatives(token), history(token, proposals));
     this.#panel.dataset.open = "true";
-    // The buttons are new elements: whoever goes on pressing one must find it under the finger and the focus.
+    // The buttons are new elements: focus must stay on the one that is pressed repeatedly.
     if (held) this.#panel.querySelector(`[data-do="${held}"]`)?.focus();
   }
 
@@ -76,9 +76,9 @@ function alternatives(token) {
   const rest = 1 - listed.reduce((sum, { logprob }) => sum + Math.exp(logprob), 0);
   const isListed = listed.some(({ id }) => id === token.id);
   const chosen = isListed || token.logprob === null ? [] : [{ id: token.id, text: token.name ?? token.text, logprob: token.logprob }];
-  if (!listed.length && !chosen.length) return element("p", { class: "note" }, "No alternatives came with this token.");
+  if (!listed.length && !chosen.length) return element("p", { class: "note" }, "This token has no alternatives.");
   const rows = [...listed, ...chosen].map((each) => bar(each, each.id === token.id));
-  // Rounding may leave a speck; only what somebody could see is worth a bar.
+  // Rounding may leave a speck; only a visible probability gets a bar.
   const others = listed.length && rest > 0.0005 ? [remainder(rest, !isListed)] : [];
   return element("section", {}, element("h3", {}, "Alternatives"), element("ol", { class: "bars" }, ...rows, ...others));
 }
@@ -115,7 +115,7 @@ function gauge(probability) {
 function history(token, proposals) {
   const title = element("h3", {}, "Draft history");
   if (!proposals.length) {
-    return element("section", {}, title, element("p", { class: "note" }, "Nothing was drafted for this place: the token is the target model's own."));
+    return element("section", {}, title, element("p", { class: "note" }, "No draft for this position: the token is the target model's own."));
   }
   const items = proposals.map((each) =>
     element(

@@ -1,4 +1,4 @@
-// The text for those who hear the page: in phrases, because token by token nobody could follow.
+// The text for screen readers: in phrases, because single tokens are impossible to follow.
 
 const PHRASE = /[.!?;:\n]\s*$/;
 const LONGEST = 160;

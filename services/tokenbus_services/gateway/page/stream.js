@@ -27,7 +27,7 @@ export async function* events(address, body, signal) {
       }
     }
   } finally {
-    // However this ends, the connection goes: that is what aborts the request at its worker.
+    // Closing the connection aborts the request at its worker.
     reader.cancel().catch(() => {});
   }
 }

@@ -1,4 +1,4 @@
-// The text: one element for each token, added once a frame, and one of them chosen.
+// The text: one element for each token, added once a frame, and one of them selected.
 
 import { eachFrame, element } from "./dom.js";
 import { isTurning, isUnseen, percent, probabilityClass, visible } from "./format.js";
@@ -13,7 +13,7 @@ export class TokenText {
   #line = null;
   #draw = eachFrame(() => this.#flush());
 
-  /** `choose(token, how)` is told which token is looked at; how is "hover", "pin" or "leave". */
+  /** `choose(token, how)` is called with the selected token; how is "hover", "pin" or "leave". */
   constructor(box, choose) {
     this.#box = box;
     this.#choose = choose;

@@ -1,4 +1,4 @@
-// What is known of one request: its tokens, and what was drafted for each place.
+// One request's data: its tokens, and the draft proposals for each position.
 
 export class Transcript {
   tokens = [];

@@ -50,7 +50,7 @@ def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: list
 
 
 def test_a_beginning_of_a_stop_is_held_back() -> None:
-    """What may be a stop is not told until it is none: a client cannot take text back."""
+    """Text that may begin a stop is held back: a client cannot take text back."""
     text = RunningText(("\nUser:",))
     assert text.add(b"yes\nUs") == "yes"
     assert text.add(b"ed") == "\nUsed"

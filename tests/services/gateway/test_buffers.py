@@ -12,7 +12,7 @@ async def _next(outbox: Outbox) -> Sending:
 
 
 async def test_what_waits_is_sent_together_and_in_order() -> None:
-    """Chunks come out in their order, and the end is told with the last of them."""
+    """Chunks come out in order, and the last one says that it is the last."""
     outbox = Outbox(100, lambda: None, Buffers(2**30))
     outbox.put(b"a", 1)
     outbox.put(b"b", 2)
@@ -26,7 +26,7 @@ async def test_what_waits_is_sent_together_and_in_order() -> None:
 
 
 async def test_bound_is_told() -> None:
-    """Who fills it is told once, as soon as more waits than may, can put a last word, and its peak can be asked for."""
+    """Above the bound `on_full` is called once and may still put a last chunk; the peak can be read."""
     told = []
 
     def full() -> None:
