@@ -26,7 +26,7 @@ _MANY_BYTES = 1 << 29
 def relayed_settings(order: Order, folder: str, **more: object) -> Settings:
     """Return the settings of the three: a client that is slower than the worker makes it wait, and ends nothing."""
     send_queue = {"clients.send_queue_frames": _MANY_FRAMES, "clients.send_queue_bytes": _MANY_BYTES}
-    return settings_of(order, folder, **send_queue, **{"processor.hold_items": 512, **more})
+    return settings_of(order, folder, **send_queue, **{"processor.pending_ack_items": 512, **more})
 
 
 def prompt(most: int) -> Generate:

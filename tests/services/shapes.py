@@ -38,7 +38,7 @@ _FAULTY: dict[str, list[object]] = {
     "worker.policy": ["block", "shed", "fail"],
     "processor.slow_consumer": ["end", "wait"],
     "processor.request_timeout_ms": [3_600_000],
-    "processor.hold_items": [6, 64],
+    "processor.pending_ack_items": [6, 64],
     "processor.max_open_steps": [1, 2, 16],
     "processor.replay_attempts": [1, 3],
     "processor.ended_requests": [2, 64],

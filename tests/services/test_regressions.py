@@ -176,7 +176,7 @@ def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
 
 def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
     """What comes for a request that has ended, and that nobody asked for yet, is acknowledged."""
-    world = world_of(processor__hold_items=6, processor__slow_consumer="end")
+    world = world_of(processor__pending_ack_items=6, processor__slow_consumer="end")
     world.ask(Wish(client=0, max_tokens=40, top_logprobs=None, drafts=False))
     world.flush()
     world.turn(0)
@@ -281,7 +281,9 @@ def test_a_client_resumes_and_leaves_at_once() -> None:
 
 def test_a_step_that_waits_for_its_draft_is_given_up_in_time() -> None:
     """Steps that wait for what was dropped end by time, even where they are all that may be held."""
-    world = world_of(Shape(drafts=True), processor__hold_items=2, worker__policy="fail", worker__retention_items=3)
+    world = world_of(
+        Shape(drafts=True), processor__pending_ack_items=2, worker__policy="fail", worker__retention_items=3
+    )
     world.ask(Wish(client=0, max_tokens=9, top_logprobs=None, drafts=False))
     world.flush()
     world.workers[0].turn()  # the event, the target, and no room for the draft

@@ -279,7 +279,7 @@ class World:
             assert known.assembler.open_steps <= processor.max_open_steps + processor.credit_items
             assert all(sequence >= known.stream.expected for sequence in known.stream._ahead)
             # What was granted before too much was held may still come.
-            assert len(known.stream.acks) <= processor.hold_items + processor.credit_items + 1
+            assert len(known.stream.acks) <= processor.pending_ack_items + processor.credit_items + 1
         for session in core.clients.sessions.values():
             send_queue, clients = session.send_queue, self.settings.clients
             news = sum(not frame.parts for frame in send_queue.frames())

@@ -82,7 +82,7 @@ def _of_the_demo(settings: Settings, folder: Path) -> Settings:
         dead_letters=replace(settings.dead_letters, directory=str(folder / "dead-letters")),
         # The engines run as fast as they can, and on a busy machine ahead of who asked: that is no failure here.
         clients=replace(settings.clients, send_queue_frames=max(_AHEAD, settings.clients.send_queue_frames)),
-        processor=replace(settings.processor, hold_items=max(_AHEAD, settings.processor.hold_items)),
+        processor=replace(settings.processor, pending_ack_items=max(_AHEAD, settings.processor.pending_ack_items)),
     )
 
 

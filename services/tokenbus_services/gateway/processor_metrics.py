@@ -105,7 +105,7 @@ def _worker(samples: _Samples, labels: dict[str, str], requests: float) -> dict[
         "lag": _sum(_of(samples, "tokenbus_stream_lag_items", name)),
         "gaps": _sum(_of(samples, "tokenbus_stream_gaps_total", name)),
         "replays": _sum(_of(samples, "tokenbus_stream_replays_total", name)),
-        "retained": _sum(_of(samples, "tokenbus_stream_hold_items", name)),
+        "retained": _sum(_of(samples, "tokenbus_stream_pending_ack_items", name)),
         "tokens": _sum(_of(samples, "tokenbus_stream_tokens_total", name)),
         "steps": _sum(_of(samples, "tokenbus_stream_steps_total", name)),
         "acceptance_by_head": [

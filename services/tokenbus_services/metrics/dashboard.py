@@ -94,9 +94,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Held by consumers, items",
             "short",
-            {"{{worker}}": _stream("stream_hold_items"), "{{worker}} peak": _stream("stream_peak_hold_items")},
+            {
+                "{{worker}}": _stream("stream_pending_ack_items"),
+                "{{worker}} peak": _stream("stream_peak_pending_ack_items"),
+            },
         ),
-        _by_worker("Held by consumers, bytes", "bytes", "stream_hold_bytes"),
+        _by_worker("Held by consumers, bytes", "bytes", "stream_pending_ack_bytes"),
     ),
     "Workers": (
         Panel("Connected to a processor", "short", {"{{worker}}": _stream("worker_connected_processors")}),

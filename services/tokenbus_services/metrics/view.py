@@ -78,8 +78,8 @@ class ProcessorView:
         yield ("workers",), len(self.workers) / settings.max_workers
         yield ("clients",), len(self.sessions) / clients.max_clients
         yield ("open_steps",), _most(worker.assembler.open_steps for worker in self.workers) / settings.max_open_steps
-        yield ("hold_items",), _most(map(len, acks)) / settings.hold_items
-        yield ("hold_bytes",), _most(pending_ack.bytes for pending_ack in acks) / settings.hold_bytes
+        yield ("pending_ack_items",), _most(map(len, acks)) / settings.pending_ack_items
+        yield ("pending_ack_bytes",), _most(pending_ack.bytes for pending_ack in acks) / settings.pending_ack_bytes
         yield ("buffer_rows",), _most(self.buffered) / settings.request_buffer_rows
         yield ("send_queue_frames",), _most(map(len, send_queues)) / clients.send_queue_frames
         yield ("send_queue_bytes",), _most(send_queue.bytes for send_queue in send_queues) / clients.send_queue_bytes
@@ -90,7 +90,10 @@ class ProcessorView:
         settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
         send_queues = [session.send_queue for session in self.sessions]
         yield ("requests",), self.processor.registry.table.peak / settings.max_requests
-        yield ("hold_items",), _most(worker.stream.acks.peak for worker in self.workers) / settings.hold_items
+        yield (
+            ("pending_ack_items",),
+            _most(worker.stream.acks.peak for worker in self.workers) / settings.pending_ack_items,
+        )
         yield ("send_queue_frames",), _most(send_queue.peak for send_queue in send_queues) / clients.send_queue_frames
         yield (
             ("send_queue_bytes",),

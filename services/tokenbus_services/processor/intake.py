@@ -288,7 +288,7 @@ class Intake:
     def _share_pending(self, worker: Worker) -> float:
         """Return how much of what may wait for consumers does, from 0 to 1; above 1 it is too much."""
         settings, acks = self._settings.processor, worker.stream.acks
-        return max(len(acks) / settings.hold_items, acks.bytes / settings.hold_bytes)
+        return max(len(acks) / settings.pending_ack_items, acks.bytes / settings.pending_ack_bytes)
 
     def _evict_if_held_back(self, worker: Worker, now: float) -> None:
         worker.stream.acks.advance()

@@ -229,10 +229,12 @@ class ProcessorSettings:
     unclaimed_timeout_ms: int = setting(
         10_000, _time("how long what belongs to no known request is kept for its client to come back")
     )
-    hold_items: int = setting(
-        2048, _count("items", "the most of a stream that may wait for consumers; then who holds the oldest gives way")
+    pending_ack_items: int = setting(
+        2048, _count("items", "the most of a stream that consumers have not acknowledged; then the slowest is evicted")
     )
-    hold_bytes: int = setting(134_217_728, _size("the most of a stream that may wait for consumers, as above"))
+    pending_ack_bytes: int = setting(
+        134_217_728, _size("the most of a stream that consumers have not acknowledged, as above")
+    )
     handoff_timeout_ms: int = setting(
         10_000, _time("how long a request that was handed off waits for its decode worker's first row")
     )

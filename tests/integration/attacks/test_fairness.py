@@ -48,7 +48,7 @@ async def test_clients_that_acknowledge_nothing_stall_nobody_else(deployment: De
 
 async def test_ten_clients_that_acknowledge_nothing_lose_their_own_requests(deployment: Deployment) -> None:
     """Ten clients that ask on and on lose their own requests as slow clients, while another client gets every token."""
-    async with scene(deployment, steps_per_second=FAST, processor__hold_items=256) as at:
+    async with scene(deployment, steps_per_second=FAST, processor__pending_ack_items=256) as at:
 
         def attack() -> None:
             """Ask from ten sides at once, and look at what was said at the end."""

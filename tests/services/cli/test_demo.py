@@ -217,7 +217,7 @@ def test_busy_machine_makes_no_demo_wrong(tmp_path: Path) -> None:
     settings = demo_module._of_the_demo(Settings(), tmp_path)
     most = rates_module.REQUESTS * rates_module._TOKENS
     assert settings.clients.send_queue_frames >= most
-    assert settings.processor.hold_items >= most
+    assert settings.processor.pending_ack_items >= most
 
 
 def test_lines_fit_the_terminal(answers: list[Answer], truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,8 @@ async def test_what_waits_is_told(watched: Watched) -> None:
         await anext(tokens)
     assert told("buffered_rows") == told("fullest_buffer_rows") == 1
     assert told("fill_ratio", of="buffer_rows") == 1 / watched.bus.settings.processor.request_buffer_rows
-    assert told("stream_hold_items", worker=W) == told("stream_peak_hold_items", worker=W) == 1
-    assert told("fill_ratio", of="hold_items") == 1 / watched.bus.settings.processor.hold_items
+    assert told("stream_pending_ack_items", worker=W) == told("stream_peak_pending_ack_items", worker=W) == 1
+    assert told("fill_ratio", of="pending_ack_items") == 1 / watched.bus.settings.processor.pending_ack_items
     assert told("open_requests", state="running") == 1
 
 

@@ -17,7 +17,7 @@ OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
 
 def hoarding(items: int, **overrides: object) -> tuple[Bench, BenchWorker, BenchClient, BenchClient]:
     """Return a worker whose stream may be held so far, a client that acknowledges nothing, and one that keeps up."""
-    bench, worker, hoarder = serving(1, processor__hold_items=items, processor__credit_items=items, **overrides)
+    bench, worker, hoarder = serving(1, processor__pending_ack_items=items, processor__credit_items=items, **overrides)
     victim = bench.client(6, name="victim")
     victim.ask(generate_of(2))
     worker.heard()
@@ -64,7 +64,7 @@ def test_many_hoarders_end_together() -> None:
 
 def test_worker_waits_for_clients_that_are_all_behind() -> None:
     """Where every client is behind none makes another one wait: then the worker slows down, and no request ends."""
-    bench, worker, client = serving(1, processor__hold_items=200, processor__credit_items=200)
+    bench, worker, client = serving(1, processor__pending_ack_items=200, processor__credit_items=200)
     client.reconnect(window_frames=1)
     worker.heard()
     for position in range(120):
@@ -208,7 +208,7 @@ def test_hello_opens_no_requests() -> None:
 
 def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
     """After a restart, what waits for clients that do not come back is given up at its bound, all of it at once."""
-    bench = Bench({"processor.hold_items": 64, "processor.credit_items": 64})
+    bench = Bench({"processor.pending_ack_items": 64, "processor.credit_items": 64})
     worker, victim = bench.worker(request_keys=list(range(10, 40)), next_sequence=1), bench.client(6)
     bench.pass_time(2.0, worker, victim)
     victim.ask(generate_of(2))

@@ -282,11 +282,11 @@ def test_slow_iterator_ends_or_slows_its_worker(policy: str) -> None:
         assert "credit" in worker.heard_bodies()
 
 
-@pytest.mark.parametrize("bound", ["hold_items", "hold_bytes"])
+@pytest.mark.parametrize("bound", ["pending_ack_items", "pending_ack_bytes"])
 def test_who_holds_too_much_gives_way(bound: str) -> None:
     """A client that keeps more of a stream waiting than may wait is ended as slow, and the stream goes on (case 20)."""
     size = len(encoded(rows([1]), 1))
-    most = {"hold_items": 2, "hold_bytes": 2 * size + 10}[bound]
+    most = {"pending_ack_items": 2, "pending_ack_bytes": 2 * size + 10}[bound]
     bench, worker, client = asked(1, **{bound: most})
     for position in range(2):
         worker.publish(rows([1], position=position))
