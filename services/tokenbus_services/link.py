@@ -139,7 +139,7 @@ class ReconnectingSession(ABC):
 
 
 def check_times(welcome: Welcome | ClientWelcome) -> None:
-    """Refuse a welcome whose times contradict each other."""
+    """Refuse a welcome with contradicting times."""
     if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
         limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
         raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)

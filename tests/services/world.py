@@ -258,7 +258,7 @@ class World:
             left.append(f"the processor has {[each.id for each in self.processor.registry.table.open_requests()]}")
         send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]
         left += [
-            f"the processor keeps {len(send_queue)} letters for a client"
+            f"the processor keeps {len(send_queue)} frames for a client"
             for send_queue in send_queues
             if len(send_queue)
         ]

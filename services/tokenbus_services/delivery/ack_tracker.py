@@ -1,34 +1,34 @@
-"""Which items of a stream have reached those they concern, so that its worker may forget them."""
+"""Which items of a stream have reached all of their consumers, so that its worker may forget them."""
 
 from collections import deque
 
 
 class PendingAck:
-    """One step's claim on its items: they are acknowledged when its last holder lets go of them."""
+    """The pending acknowledgement of one step's items: they are acknowledged when its last consumer releases them."""
 
     __slots__ = ("bytes", "count", "holders", "last_sequence", "stream")
 
     def __init__(self) -> None:
-        """Begin with one holder: who makes the step."""
+        """Begin with one consumer: the code that makes the step."""
         self.count = 1
         self.holders: list[object] = []
-        """Those of its holders that can be asked to let go: the queues of remote clients."""
+        """Those of its consumers that can be evicted: the send queues of remote clients."""
         self.stream: AckTracker | None = None
-        """The items of its stream, once it holds one of them."""
+        """The tracker of its stream, once an item belongs to it."""
         self.last_sequence = 0
         self.bytes = 0
 
     def keep(self, holders: int = 1) -> None:
-        """Count more holders."""
+        """Count more consumers."""
         self.count += holders
 
     def release(self, holders: int = 1) -> None:
-        """Count holders that are done."""
+        """Count consumers that are done."""
         self.count -= holders
 
 
 class AckTracker:
-    """A stream's items in order, each with the hold that it belongs to."""
+    """A stream's items in order, each with the pending ack that it belongs to."""
 
     def __init__(self, acknowledged: int) -> None:
         """Begin after the last item that was acknowledged."""
@@ -40,11 +40,11 @@ class AckTracker:
         self.peak = 0
 
     def __len__(self) -> int:
-        """Return how many items are held."""
+        """Return how many items are pending."""
         return len(self._items)
 
     def add(self, sequence: int, pending_ack: PendingAck, size: int) -> None:
-        """Count an item, the next in order, to a hold."""
+        """Add an item, the next in order, to a pending ack."""
         pending_ack.stream = self
         pending_ack.last_sequence = max(pending_ack.last_sequence, sequence)
         pending_ack.bytes += size
@@ -54,18 +54,18 @@ class AckTracker:
 
     @property
     def oldest(self) -> PendingAck | None:
-        """The hold that keeps the stream back the longest."""
+        """The pending ack that holds the stream back the longest."""
         return self._items[0][1] if self._items else None
 
     @property
     def middle(self) -> int:
-        """The sequence of the item in the middle of those that are held."""
+        """The sequence of the item in the middle of those that are pending."""
         return self._items[len(self._items) // 2][0] if self._items else self.acknowledged
 
     def advance(self) -> bool:
-        """Acknowledge what nobody holds; tell whether that was anything.
+        """Acknowledge what no consumer needs; tell whether that was anything.
 
-        Never in the middle of a step: who starts anew must be able to assemble what is left.
+        Never in the middle of a step: a restarted processor must be able to assemble what is left.
         """
         items, before = self._items, self.acknowledged
         while items and items[0][1].count <= 0:

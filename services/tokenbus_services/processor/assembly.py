@@ -72,7 +72,7 @@ class Assembler:
         self.incomplete = 0
         self.drafts_missing = 0
         self.unpaired: tuple[LogprobBatch, ContractError] | None = None
-        """A draft part that is not about its target's rows, until somebody has looked at it."""
+        """A draft part that is not about its target's rows, until the intake has reported it."""
 
     @property
     def open_steps(self) -> int:
@@ -80,7 +80,7 @@ class Assembler:
         return len(self._open)
 
     def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
-        """Take a batch; return what became of it, and the hold that its item belongs to.
+        """Take a batch; return what became of it, and the pending ack that its item belongs to.
 
         A ContractError says what in it contradicts the step's other parts; then nothing of it was taken.
         """
@@ -88,12 +88,12 @@ class Assembler:
         step = self._open.get(header.step)
         if step is None:
             if header.step <= self.last_released:
-                return self._late(batch), _nobodys()
+                return self._late(batch), _released()
             step = _Open(header.step, now)
         kind = step.target if header.kind is BatchKind.TARGET else step.draft
         earlier = kind.parts.get(header.part_index)
         if earlier is not None:
-            return _same(earlier, batch), _nobodys()
+            return _same(earlier, batch), _released()
         _check_part(kind, batch)
         self._open[header.step] = step
         kind.parts[header.part_index] = batch
@@ -125,7 +125,7 @@ class Assembler:
             yield self._finished(step)
 
     def lose(self, rows: int) -> None:
-        """Know that so many rows are lost just here in the stream, whose requests have ended for it."""
+        """Count rows that are lost at this place of the stream; their requests have ended for that."""
         newest = max(self._open, default=self.last_released)
         if newest > self._lost_after + 1:  # what was lost before is of steps that have passed
             self._lost_rows, self._lost_after = 0, newest
@@ -149,7 +149,7 @@ class Assembler:
         )
 
     def keeps(self, pending_ack: PendingAck) -> bool:
-        """Tell whether a hold is that of an open step: then no consumer can let go of it, only the worker help."""
+        """Tell whether a pending ack is that of an open step: only the worker can complete it, no consumer."""
         return any(step.pending_ack is pending_ack for step in self._open.values())
 
     def renew(self, now: float) -> None:
@@ -193,14 +193,14 @@ class Assembler:
         )
 
 
-def _nobodys() -> PendingAck:
+def _released() -> PendingAck:
     pending_ack = PendingAck()
     pending_ack.release()
     return pending_ack
 
 
 def _same(earlier: LogprobBatch, batch: LogprobBatch) -> Fate:
-    """Compare two batches of one part, whoever sent them: what they hold must be the same."""
+    """Compare two batches of one part, of any sender: their contents must be the same."""
     theirs = batch.columns
     alike = all(column.tobytes() == theirs[name].tobytes() for name, column in earlier.columns.items())
     return Fate.DUPLICATE if alike else Fate.DIVERGENT

@@ -321,7 +321,7 @@ class ClientConnections(Connections[Session]):
 
 
 def owner_of(identity: Identity, name: str) -> int:
-    """Return whose a client's requests are: its key's, or where none is needed, those of all clients of its name."""
+    """Return the owner of a client's requests: its key, or where none is needed, all clients of its name."""
     said = f"key {identity.name}" if identity.name else f"name {name}"
     return int.from_bytes(blake2b(said.encode(), digest_size=8).digest()) or 1
 

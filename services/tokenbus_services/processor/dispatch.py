@@ -85,7 +85,7 @@ class Dispatch:
         return None
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
-        """Send a worker its request; one that hands it off is told the hand-off target."""
+        """Send a worker its request; one that hands it off learns the hand-off target."""
         target = self._least_busy(self._handoff_targets(worker))
         self._turns += 1
         worker.last_turn = self._turns

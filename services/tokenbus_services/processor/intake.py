@@ -76,7 +76,7 @@ class Downstream(Protocol):
         """Tell a request's client that a worker took it."""
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """End the requests whose consumers hold a stream back the longest."""
+        """End the requests of the consumers that hold a stream back the longest."""
 
     def all_clients_lag(self, worker: Worker) -> bool:
         """Tell whether every client with requests at a worker is behind."""

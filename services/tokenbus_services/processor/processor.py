@@ -23,7 +23,7 @@ from tokenbus_services.settings import Settings
 
 _log = logger("processor")
 _TICKS = 10
-"""How often in a heartbeat's interval time is looked at."""
+"""How many ticks there are in a heartbeat's interval."""
 
 
 class Processor:
@@ -126,7 +126,7 @@ class Processor:
 
     @property
     def failed_ticks(self) -> int:
-        """How often looking at a worker, a client or a request failed: a defect."""
+        """How many ticks of a worker, a client or a request failed: a defect."""
         return self._core.failed_ticks
 
     @property
@@ -196,8 +196,8 @@ class Processor:
 
         It has every step from this call on, whenever it is first awaited. A step is acknowledged when the next one is
         asked for, and workers wait when steps are not taken. So after a restart the steps that were not acknowledged
-        come again: who keeps what was taken skips those by stream and sequence. Until it is closed, rows of requests
-        that nobody else claimed are nobody else's.
+        come again: a consumer that keeps what it took skips those by stream and sequence. Until it is closed, rows of
+        requests that were not claimed come only here.
         """
         if self.intake.step_queue is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
@@ -215,7 +215,7 @@ class Processor:
             self.registry.default_route = BUFFERED
 
     def request(self, request_id: int, *, position: int = 0) -> RequestTokens:
-        """Return an iterator over a request's tokens, from a position on, whoever asked for the request.
+        """Return an iterator over a request's tokens, from a position on, whichever client asked for the request.
 
         It may be asked for before its worker is there, and waits some time for that.
         """

@@ -1,4 +1,4 @@
-"""RequestRegistry: when requests begin, change hands and end, and who learns of it."""
+"""RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -279,7 +279,7 @@ class RequestRegistry:
             self.table.end(request)
 
     def end_slow(self, request: Request) -> None:
-        """End a request whose rows wait here and are not taken; they are dropped, so that they hold no stream back."""
+        """End a request that is not read here, and drop its rows, so that they hold no stream back."""
         tokens = self.buffers.tokens_of(request)
         waiting = f"its consumer left {len(tokens)} steps' tokens waiting, from token {tokens.position} on"
         self.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, waiting)
@@ -296,7 +296,7 @@ class RequestRegistry:
                 self.end_slow(request)
 
     def evict_slowest(self, pending_ack: PendingAck, through: int) -> None:
-        """End the requests whose rows wait here and hold a stream back the longest.
+        """End the requests that are not read here and hold a stream back the longest.
 
         Of those that no client asked for, all go at once that hold it back up to a sequence.
         """

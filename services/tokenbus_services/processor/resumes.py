@@ -26,7 +26,7 @@ _MOST_RIVALS = 1024
 class Resumes:
     """Takes up again what clients resume, all that came in the same moment together: those requests share steps.
 
-    A request belongs to the client that asked for it. Another client that resumes it is told that there is none.
+    A request belongs to the client that asked for it. To another client that resumes it there is none.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Resumes:
         return self._claim(session, resume)
 
     def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
-        """Take up what this life of the processor has not met; a worker may have said whose it is."""
+        """Take up what this life of the processor has not met; a worker may have named its owner."""
         request_id, source = resume.request_key, self._registry.source_of(resume.request_key)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
             return self._not_theirs(session, request_id)
@@ -285,7 +285,7 @@ class Resumes:
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message, emitted_tokens=ended.tokens)
 
     def _add_rival(self, session: Session, resume: Resume) -> None:
-        """Let a resume wait until a worker says whose the request is; the first that came has no better right."""
+        """Let a resume wait until a worker names the owner of the request; the first that came has no better right."""
         if len(self._rivals) < _MOST_RIVALS or resume.request_key in self._rivals:
             rivals = self._rivals.setdefault(resume.request_key, [])
             rivals[:] = [entry for entry in rivals if entry[0] is not session][: _MOST_RIVALS - 1]

@@ -286,7 +286,7 @@ class WorkerConnections(Connections[Worker]):
             self._send(worker, ProcessorFrame(ack=Ack(through_sequence=acks.acknowledged)))
 
     def generate(self, worker: Worker, generate: Generate) -> bool:
-        """Hand a request to a worker; False if it cannot be told just now."""
+        """Hand a request to a worker; False if it cannot be sent just now."""
         return self._send(worker, ProcessorFrame(generate=generate)) is Outcome.SENT
 
     def abort(self, stream: int, request_id: int) -> None:
@@ -344,13 +344,13 @@ class WorkerConnections(Connections[Worker]):
     def _send(self, known: Worker, frame: Message) -> Outcome:
         outcome = super()._send(known, frame)
         if outcome is Outcome.FULL:
-            # A worker that reads nothing: what it is to know is told again at its next hello.
+            # A worker that reads nothing: all of it is sent again after its next hello.
             self._disconnect(known)
         return outcome
 
 
 def _check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:
-    """Refuse a worker that may not be here, or whose batches would be wider than what is taken."""
+    """Refuse a worker that is not authorized, or that may send wider batches than are taken."""
     if not identity.may(Role.WORKER, hello.worker_id):
         message = f"key {identity.name} may not be worker {hello.worker_id}"
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)

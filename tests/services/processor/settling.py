@@ -52,7 +52,7 @@ class Recorder:
 
 
 class Table:
-    """A book of requests whose rows go to recorders; each request was asked for, and has a stream."""
+    """A registry of requests whose rows go to recorders; each request was asked for, and has a stream."""
 
     def __init__(self, requests: dict[int, int], routes: int = 2, **processor: object) -> None:
         """Open requests, each at a stream, and spread them over the routes."""

@@ -187,7 +187,7 @@ def test_several_clients_get_their_own_rows() -> None:
     assert sorted(key for key, _, _ in places(other)) == [2, 4]
 
 
-def test_items_are_acknowledged_when_the_client_confirmed() -> None:
+def test_items_are_acknowledged_when_the_client_acknowledged() -> None:
     """What a client did not confirm is not acknowledged to its worker: it may be needed again (case 21)."""
     bench, worker, client = serving(1)
     worker.publish(rows([1]))

@@ -17,7 +17,7 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 
 
-def test_client_that_comes_back_gets_what_it_did_not_confirm() -> None:
+def test_client_that_comes_back_gets_what_it_did_not_acknowledge() -> None:
     """After a broken connection all unconfirmed frames come again, in order, and then what follows (case 17)."""
     _, worker, client = serving(1)
     for position in range(3):
@@ -31,7 +31,7 @@ def test_client_that_comes_back_gets_what_it_did_not_confirm() -> None:
 
 
 def test_client_of_a_restarted_processor_goes_on_where_it_was() -> None:
-    """Resumed requests get the rows that waited for them, one letter a step, and everything after them."""
+    """Resumed requests get the rows that waited for them, one frame a step, and everything after them."""
     bench = Bench()
     worker, client = bench.worker(request_keys=[1, 2], first_sequence=5, next_sequence=7), bench.client()
     worker.sequence = 4
@@ -75,7 +75,7 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
 
 
 def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
-    """A request whose tokens were confirmed is told as ended to who asks for them once more."""
+    """A request whose tokens were acknowledged is told as ended to who asks for them once more."""
     _, worker, client = serving(1)
     worker.publish([Wanted(1, 0, 3, FINISHED)])
     client.heard()
@@ -87,8 +87,8 @@ def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
 
 
 @pytest.mark.parametrize(("position", "expected"), [(1, [(1, 1, 1), (1, 2, 1)]), (2, [(1, 1, 1), (1, 2, 1)])])
-def test_other_client_takes_over_what_was_not_confirmed(position: int, expected: list[tuple[int, int, int]]) -> None:
-    """A later life of a client gets what the earlier one had not confirmed, and all that follows."""
+def test_other_client_takes_over_what_was_not_acknowledged(position: int, expected: list[tuple[int, int, int]]) -> None:
+    """A later life of a client gets what the earlier one had not acknowledged, and all that follows."""
     bench, worker, client = serving(1)
     for place in range(3):
         worker.publish(rows([1], position=place))
@@ -109,8 +109,8 @@ def test_other_client_takes_over_what_was_not_confirmed(position: int, expected:
     assert client.errors() == {1: ErrorCode.ERROR_CODE_TAKEN_UP}
 
 
-def test_other_client_that_lacks_what_was_confirmed_is_told() -> None:
-    """Tokens that an earlier life confirmed are gone: a later one that lacks them is told which (case 21)."""
+def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
+    """Tokens that an earlier life acknowledged are gone: a later one that lacks them is told which (case 21)."""
     bench, worker, client = serving(1)
     for place in range(2):
         worker.publish(rows([1], position=place))

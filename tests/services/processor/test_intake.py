@@ -233,15 +233,15 @@ def test_reconciling_waits_for_what_the_worker_retains() -> None:
     assert tokens(client) == {1: 2}
 
 
-def test_steps_are_handed_to_the_feed_and_held_for_it() -> None:
-    """With a feed every step goes there too, and is held until that is done with it."""
+def test_steps_are_handed_to_the_step_queue_and_kept_for_it() -> None:
+    """With a step queue every step goes there too, and is held until that is done with it."""
     bench, worker, _ = asked(1)
     feed = bench.core.intake.step_queue = StepQueue(2)
     seen: list[Step] = []
     bench.core.intake.step_observers.append(seen.append)
     worker.publish(rows([1]))
     assert (len(feed), len(seen)) == (1, 1)
-    assert seen[0].pending_ack.count == 2  # the feed's, and the letter's
+    assert seen[0].pending_ack.count == 2  # the step queue's, and the frame's
     assert not bench.core.intake.is_throttled(worker.known)
     worker.publish(rows([1], position=1))
     assert bench.core.intake.is_throttled(worker.known)
@@ -333,4 +333,4 @@ def test_defect_in_handing_out_ends_the_requests_it_touched(monkeypatch: pytest.
     worker.publish(rows([2], tokens=3))
     assert tokens(client) == {2: 3}
     assert bench.core.intake.defects == 1
-    assert worker.known.stream.acks.acknowledged == 1  # the second waits for its client to confirm
+    assert worker.known.stream.acks.acknowledged == 1  # the second waits for its client to acknowledge it

@@ -1,4 +1,4 @@
-"""SendQueue and the letters in it: sent as a client's window allows, and kept until it confirms."""
+"""SendQueue and the frames in it: sent as a client's window allows, and kept until it acknowledges."""
 
 from collections.abc import Sequence
 
@@ -22,12 +22,12 @@ LIMITS = settings().limits
 
 
 def frame(size: int = 10, pending_ack: PendingAck | None = None) -> Frame:
-    """Return a letter with tokens of some size."""
+    """Return a frame with tokens of some size."""
     return Frame(ServerFrame(outputs=Outputs()), [bytes(size)], pending_ack or PendingAck())
 
 
 def news(key: int = 1) -> Frame:
-    """Return a letter without tokens."""
+    """Return a frame without tokens."""
     return Frame(ServerFrame(error=RequestError(request_key=key, code=ErrorCode.ERROR_CODE_GAP, message="x")))
 
 
@@ -39,7 +39,7 @@ def send_queue(frames: int = 4, size: int = 100_000, *, window_frames: int = 64,
 
 
 def read(made: Frame) -> ServerFrame:
-    """Return what a letter says."""
+    """Return what a frame says."""
     return read_frame(ServerFrame, made.body)
 
 
@@ -58,7 +58,7 @@ def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
 
 
 def test_window_of_one_sends_one_at_a_time() -> None:
-    """With a window of one frame each letter waits for the confirmation of the one before it."""
+    """With a window of one frame each frame waits for the confirmation of the one before it."""
     box = send_queue(window_frames=1)
     for _ in range(3):
         box.put(frame())
@@ -71,7 +71,7 @@ def test_window_of_one_sends_one_at_a_time() -> None:
 
 
 def test_window_in_bytes_is_used_exactly() -> None:
-    """Letters go out as long as their bytes fit exactly, and the next one with the room that a confirmation makes."""
+    """Frames go out as long as their bytes fit exactly, and the next one with the room that a confirmation makes."""
     box = send_queue(window_bytes=20)
     for _ in range(3):
         box.put(frame(10))
@@ -84,8 +84,8 @@ def test_window_in_bytes_is_used_exactly() -> None:
     assert sent(box) == [1]
 
 
-def test_one_letter_may_be_of_any_size() -> None:
-    """A letter that is larger than the whole window goes out alone: otherwise it would never."""
+def test_one_frame_may_be_of_any_size() -> None:
+    """A frame that is larger than the whole window goes out alone: otherwise it would never."""
     box = send_queue(window_bytes=5)
     box.put(frame(10))
     box.put(frame(1))
@@ -94,15 +94,15 @@ def test_one_letter_may_be_of_any_size() -> None:
     assert sent(box) == [2]
 
 
-def test_letter_that_could_not_be_sent_is_the_next_again() -> None:
-    """A letter counts as sent only when it was; until then it is the same message, under the same number."""
+def test_frame_that_could_not_be_sent_is_the_next_again() -> None:
+    """A frame counts as sent only when it was; until then it is the same message, under the same number."""
     box = send_queue()
     box.put(frame())
     assert box.next_message() == box.next_message()
     assert sent(box) == [1]
 
 
-def test_letters_are_kept_until_they_are_confirmed() -> None:
+def test_frames_are_kept_until_they_are_acknowledged() -> None:
     """A confirmation lets go of all up to its number, with their holds and bytes, and of nothing else."""
     box = send_queue()
     acks = [PendingAck() for _ in range(3)]
@@ -119,8 +119,8 @@ def test_letters_are_kept_until_they_are_confirmed() -> None:
     assert len(box) == 1
 
 
-def test_confirming_what_was_not_sent_is_refused() -> None:
-    """The last number that was sent can be confirmed, and the one after it not: nothing is let go for it."""
+def test_acknowledging_what_was_not_sent_is_refused() -> None:
+    """The last number that was sent can be acknowledged, and the one after it not: nothing is let go for it."""
     box = send_queue()
     box.put(frame())
     assert not box.ack(1)
@@ -130,8 +130,8 @@ def test_confirming_what_was_not_sent_is_refused() -> None:
     assert box.ack(1)
 
 
-def test_new_connection_sends_again_what_was_not_confirmed() -> None:
-    """After a reconnect all that was not confirmed comes again first, in order, numbered from one (case 17)."""
+def test_new_connection_sends_again_what_was_not_acknowledged() -> None:
+    """After a reconnect all that was not acknowledged comes again first, in order, numbered from one (case 17)."""
     box = send_queue(window_frames=2)
     frames = [frame(size) for size in (1, 2, 3, 4)]
     for each in frames:
@@ -225,7 +225,7 @@ def test_discarding_lets_everything_go() -> None:
 
 
 def test_room_in_the_window() -> None:
-    """There is room as long as a letter that is put now would go out now."""
+    """There is room as long as a frame that is put now would go out now."""
     box = send_queue(window_frames=2)
     assert box.has_room_in_window
     box.put(frame())
@@ -237,7 +237,7 @@ def test_room_in_the_window() -> None:
     assert not box.has_room_in_window
 
 
-def test_letter_is_a_selection_of_the_step() -> None:
+def test_frame_is_a_selection_of_the_step() -> None:
     """A client's rows go out as they are in the step, marked as a selection, under their worker's name (case 16)."""
     target = batch(rows([3, 5], tokens=2), step=9).select([1, 0]).select([0, 1])
     (made,) = output_frames(target, None, PendingAck(), LIMITS)
@@ -249,7 +249,7 @@ def test_letter_is_a_selection_of_the_step() -> None:
 
 
 def test_draft_follows_its_target() -> None:
-    """What was drafted is the letter's second part, and the first one says that it is there (case 4)."""
+    """What was drafted is the frame's second part, and the first one says that it is there (case 4)."""
     target, draft = batch(rows([3, 5])), batch(rows([3, 5]), kind=BatchKind.DRAFT)
     (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     first, second = (decode(part) for part in made.parts)
@@ -260,8 +260,8 @@ def test_draft_follows_its_target() -> None:
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(4, [4]), (5, [4, 1]), (8, [4, 4]), (9, [4, 4, 1])])
-def test_more_rows_than_a_message_may_have_become_several_letters(count: int, sizes: list[int]) -> None:
-    """A step may have more rows than a message: each letter has as many as may be, and none is lost (case 26)."""
+def test_more_rows_than_a_message_may_have_become_several_frames(count: int, sizes: list[int]) -> None:
+    """A step may have more rows than a message: each frame has as many as may be, and none is lost (case 26)."""
     limits = settings({"limits.max_rows": 4}).limits
     wanted = rows(range(1, count + 1))
     target = batch(wanted)
@@ -274,7 +274,7 @@ def test_more_rows_than_a_message_may_have_become_several_letters(count: int, si
 
 
 def test_rows_of_one_request_are_found() -> None:
-    """A request's row in a letter is found with what was drafted for it; letters without are not looked at."""
+    """A request's row in a frame is found with what was drafted for it; frames without are not looked at."""
     target, draft = batch([Wanted(3), Wanted(5)]), batch([Wanted(3), Wanted(5)], kind=BatchKind.DRAFT)
     (made,) = output_frames(target, draft, PendingAck(), LIMITS)
     five = np.array([5], np.uint64)
@@ -304,8 +304,8 @@ def test_number_is_put_before_a_frame_as_protobuf_writes_it() -> None:
         box.sent()
 
 
-def test_schema_sized_steps_split_into_letters() -> None:
-    """A step of 1025 rows, in two parts, becomes two letters for a client that takes all of them (case 26)."""
+def test_schema_sized_steps_split_into_frames() -> None:
+    """A step of 1025 rows, in two parts, becomes two frames for a client that takes all of them (case 26)."""
     limits = Limits.schema()
     columns = batch([Wanted(key, top_k=0) for key in range(1, 1026)])
     made = output_frames(columns, None, PendingAck(), limits)
@@ -313,7 +313,7 @@ def test_schema_sized_steps_split_into_letters() -> None:
 
 
 def test_news_says_what_it_is() -> None:
-    """An admission and an error are letters without parts, holds and bytes."""
+    """An admission and an error are frames without parts, holds and bytes."""
     admitted = Admitted(request_key=4, worker_id="w", epoch=1, prompt_tokens=1)
     made = Frame(ServerFrame(admitted=admitted))
     assert (read(made).admitted, made.parts, made.pending_ack, made.size) == (admitted, (), None, 0)

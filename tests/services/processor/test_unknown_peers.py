@@ -1,10 +1,10 @@
-"""UnknownPeers: each is told once an interval, and only so many are remembered."""
+"""UnknownPeers: each is asked for its handshake once an interval, and only so many are remembered."""
 
 from tokenbus_services.processor.connections import UnknownPeers
 
 
-def test_stranger_is_told_once_an_interval() -> None:
-    """A peer is told at once, and again when an interval is over and not a moment before, whatever others do."""
+def test_unknown_peer_is_asked_once_an_interval() -> None:
+    """A peer is asked for its handshake at once, and again after an interval and not before, whatever others do."""
     unknown = UnknownPeers(1.0)
     assert [unknown.is_due(b"a", now) for now in (0.0, 0.5, 0.999, 1.0, 1.5)] == [
         True,
@@ -16,8 +16,8 @@ def test_stranger_is_told_once_an_interval() -> None:
     assert unknown.is_due(b"b", 1.5)
 
 
-def test_who_is_known_and_strange_again_is_told_at_once() -> None:
-    """A peer that said hello, and is not known any more, need not wait."""
+def test_peer_that_is_unknown_again_is_asked_at_once() -> None:
+    """A peer that said hello, and is not known any more, is asked again at once."""
     unknown = UnknownPeers(1.0)
     unknown.is_due(b"a", 0.0)
     unknown.forget(b"a")
@@ -25,7 +25,7 @@ def test_who_is_known_and_strange_again_is_told_at_once() -> None:
     assert unknown.is_due(b"a", 0.1)
 
 
-def test_strangers_are_bounded() -> None:
+def test_unknown_peers_are_bounded() -> None:
     """However many peers say nonsense, only so many are remembered, those that spoke last."""
     unknown = UnknownPeers(1.0)
     for number in range(1025):

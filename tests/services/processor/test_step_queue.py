@@ -20,62 +20,62 @@ def counts(made: list[Step]) -> list[int]:
 
 async def test_steps_come_in_order_and_are_held_until_the_next_is_asked_for() -> None:
     """A step that was taken is let go when its consumer asks for another one: then it is done with it."""
-    feed, made = StepQueue(4), steps(2)
+    queue, made = StepQueue(4), steps(2)
     for step in made:
-        feed.put(step)
+        queue.put(step)
     assert counts(made) == [1, 1]
-    assert await feed.get() is made[0]
+    assert await queue.get() is made[0]
     assert counts(made) == [1, 1]
-    assert await feed.get() is made[1]
+    assert await queue.get() is made[1]
     assert counts(made) == [0, 1]
-    feed.close()
-    assert await feed.get() is None
+    queue.close()
+    assert await queue.get() is None
     assert counts(made) == [0, 0]
 
 
-async def test_feed_is_full_with_exactly_as_many_as_it_may_have() -> None:
+async def test_queue_is_full_with_exactly_as_many_as_it_may_have() -> None:
     """One step less than the bound leaves room; at the bound there is none; taking one makes room again (case 20)."""
-    feed, made = StepQueue(2), steps(2)
-    feed.put(made[0])
-    assert not feed.is_full
-    feed.put(made[1])
-    assert feed.is_full
-    await feed.get()
-    assert not feed.is_full
-    assert (len(feed), feed.peak) == (1, 2)
+    queue, made = StepQueue(2), steps(2)
+    queue.put(made[0])
+    assert not queue.is_full
+    queue.put(made[1])
+    assert queue.is_full
+    await queue.get()
+    assert not queue.is_full
+    assert (len(queue), queue.peak) == (1, 2)
 
 
 async def test_consumer_waits_for_the_next_step_and_for_the_end() -> None:
     """Who waits gets the step that comes, or learns that none will."""
-    feed, made = StepQueue(2), steps(1)
-    waiting = asyncio.ensure_future(feed.get())
+    queue, made = StepQueue(2), steps(1)
+    waiting = asyncio.ensure_future(queue.get())
     await turns()
-    feed.put(made[0])
+    queue.put(made[0])
     assert await soon(waiting) is made[0]
-    waiting = asyncio.ensure_future(feed.get())
+    waiting = asyncio.ensure_future(queue.get())
     await turns()
     assert counts(made) == [0]
-    feed.close()
+    queue.close()
     assert await soon(waiting) is None
 
 
-async def test_what_waits_when_the_feed_closes_can_be_taken() -> None:
+async def test_what_waits_when_the_queue_closes_can_be_taken() -> None:
     """Closing loses nothing: steps that wait are taken first."""
-    feed, made = StepQueue(2), steps(1)
-    feed.put(made[0])
-    feed.close()
-    assert await feed.get() is made[0]
-    assert await feed.get() is None
+    queue, made = StepQueue(2), steps(1)
+    queue.put(made[0])
+    queue.close()
+    assert await queue.get() is made[0]
+    assert await queue.get() is None
 
 
 async def test_discarding_lets_everything_go() -> None:
     """A consumer that leaves holds nothing back: neither what it took last nor what it did not take."""
-    feed, made = StepQueue(4), steps(3)
+    queue, made = StepQueue(4), steps(3)
     for step in made:
-        feed.put(step)
-    await feed.get()
-    feed.discard()
+        queue.put(step)
+    await queue.get()
+    queue.discard()
     assert counts(made) == [0, 0, 0]
-    assert len(feed) == 0
-    feed.discard()
+    assert len(queue) == 0
+    queue.discard()
     assert counts(made) == [0, 0, 0]
