@@ -1,4 +1,4 @@
-"""Engines and tokenizers by entry points: another distribution's run by name, and broken ones harm nobody else."""
+"""Engines and tokenizers by entry points: another distribution's run by name; a broken one does no harm to others."""
 
 import subprocess
 import sys

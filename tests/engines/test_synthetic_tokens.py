@@ -61,6 +61,6 @@ def test_alternatives_are_in_order_and_hold_the_token(keys: list[int], data: st.
 
 
 def test_token_zero_occurs() -> None:
-    """Token id 0 is among the tokens that requests get, so that whoever takes it for none is found out (case 10)."""
+    """Token id 0 is among the tokens that requests get, so that code that takes it for none is found out (case 10)."""
     numbers = synthetic_tokens.draws(np.arange(1, 200_000, dtype=np.uint64), np.zeros(199_999, np.uint64))
     assert 0 in synthetic_tokens.sampled(numbers).ids

@@ -172,17 +172,17 @@ class Steps:
         self.counts.mended_values += scores.mended
         self.counts.unscored_rows += unscored
         if scores.mended:
-            self._repeated_log.begin("scores", _log.info, "scores mended for the bus", values=scores.mended)
+            self._repeated_log.begin("scores", _log.info, "scores corrected", values=scores.mended)
         if unscored:
-            self._repeated_log.begin("scores", _log.warning, "rows without scores on the bus", rows=unscored)
+            self._repeated_log.begin("scores", _log.warning, "rows published without scores", rows=unscored)
 
     def _unpaired(self) -> None:
         self.counts.unpaired_drafts += 1
-        self._repeated_log.begin("drafts", _log.info, "draft without a target on the bus")
+        self._repeated_log.begin("drafts", _log.info, "draft without a target")
 
     def _drop(self, why: str, **values: object) -> None:
         self.counts.dropped += 1
-        self._repeated_log.begin("dropped", _log.warning, "message not shown to the bus", reason=why, **values)
+        self._repeated_log.begin("dropped", _log.warning, "message not published", reason=why, **values)
 
     def lose(self, why: str) -> None:
         """Handle messages that were not published: the requests that they may have been about end with an error."""
@@ -253,7 +253,7 @@ class Published:
                 while (message := self._next()) is not None:
                     self._publish(publisher, assembler, message)
         except Exception:  # noqa: BLE001 - it must not end the queue
-            _log.exception("publishing for the bus ended")
+            _log.exception("publishing failed")
             self._most = 0
 
     def _next(self) -> Message | _Assigned | None:

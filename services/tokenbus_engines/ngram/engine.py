@@ -22,7 +22,7 @@ class NgramEngine:
     """Computes steps for all running requests at once, each with its own sampling parameters."""
 
     def __init__(self, options: NgramOptions | None = None) -> None:
-        """Learn the text that comes with the package, which takes less than a second; once in a process."""
+        """Learn the text that comes with the package, once in a process; that takes less than a second."""
         self._options = options or NgramOptions()
         self._model = default_model()
         self._tokenizer = default_tokenizer()

@@ -1,4 +1,4 @@
-"""RequestState: what a decode engine needs to go on with a request after its first token, as JSON."""
+"""RequestState: what a decode engine needs to continue a request after its first token, as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ class RequestState:
     """What the draft proposed to follow."""
 
     def written(self) -> bytes:
-        """Return it as it is sent."""
+        """Return it as JSON."""
         return json.dumps({"version": _VERSION, **asdict(self)}, separators=(",", ":")).encode()
 
     def check(self, model: Model, prompt_tokens: int) -> None:
@@ -42,7 +42,7 @@ class RequestState:
 
 
 def read(data: bytes) -> RequestState:
-    """Return what was written. It came over the network: a ValueError says what is wrong with it."""
+    """Return the state that `written` gave. It came over the network: a ValueError says what is wrong with it."""
     if len(data) > _MOST_BYTES:
         raise ValueError(f"state: at most {_MOST_BYTES} bytes, got {len(data)}")
     try:

@@ -14,7 +14,7 @@ _BYTES = 256
 
 
 class Tokenizer:
-    """Knows each token's bytes. Words of the taught text are tokens; others are put together, if need be from bytes."""
+    """Knows each token's bytes. Words of the training text are tokens; others are split into pieces, at last bytes."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """Take the bytes of each token in the order of the ids; every single byte must be among them."""

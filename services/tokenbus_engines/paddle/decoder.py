@@ -105,7 +105,7 @@ class Decoder:
         return _Rows(requests, drafts, _params_of(requests), positions, states, logits)
 
     def _draft(self, outcomes: Sequence[Outcome], rows: _Rows, found: Verified) -> None:
-        """Draft what may follow the last token of each row that goes on."""
+        """Draft what may follow the last token of each row that is not finished."""
         going_on = [place for place, outcome in enumerate(outcomes) if outcome.status is RowStatus.ACTIVE]
         if not going_on:
             return

@@ -130,7 +130,7 @@ class PaddleEngine:
     def _let_go(self, outcome: Outcome) -> None:
         request = outcome.request
         if outcome.status is RowStatus.UNRECOVERABLE and request.slot is not None:
-            _log.error("request ended: its logits are no numbers", request_key=f"{request.key:016x}")
+            _log.error("request ended: logits not finite", request_key=f"{request.key:016x}")
             self._runner.cache.clear(request.slot)
         self._scheduler.end(request)
 

@@ -1,4 +1,4 @@
-"""SlotRegistry: one life of a slot is told from the next, and none is left open."""
+"""SlotRegistry: one request of a slot is told from the next, and none is left open."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ class Told:
         )
 
     def _follow(self, rows: Rows, counts: list[int]) -> None:
-        """Assert that no token's place is missing or there twice, and that nobody is told of who has ended."""
+        """Assert that no token's place is missing or there twice, and that no row is about a request that has ended."""
         assert len(set(rows.keys.tolist())) == rows.keys.size
         for row, key in enumerate(rows.keys.tolist()):
             expected = self.open.setdefault(key, 0)

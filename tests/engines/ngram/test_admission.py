@@ -1,4 +1,4 @@
-"""Admission: a request that cannot be run is refused in one line, and harms nobody."""
+"""Admission: a request that cannot be run is refused in one line, and does not harm the others."""
 
 import math
 

@@ -284,7 +284,7 @@ def test_drafts_are_emitted_for_those_who_want_them() -> None:
     assert accepted > 5
 
 
-def test_nobody_who_wants_drafts_no_drafts() -> None:
+def test_no_request_that_wants_drafts_no_drafts() -> None:
     """Without drafts, asking for their logprobs changes nothing: there is no draft batch to wait for (case 31)."""
     generate = asked(1, seed=1, max_tokens=10, top_logprobs=2)
     generate.include_draft_logprobs = True

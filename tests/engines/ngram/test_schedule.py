@@ -1,4 +1,4 @@
-"""Schedule: who runs and who waits, and that nobody's tokens depend on it."""
+"""Schedule: which requests run and which wait, and that no tokens depend on it."""
 
 import pytest
 

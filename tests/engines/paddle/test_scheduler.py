@@ -95,8 +95,8 @@ def test_who_is_computed_anew_is_not_sent_away_before_it_got_a_token() -> None:
     assert all(request.position > 5 for request in requests)
 
 
-def test_nobody_makes_way_where_nobody_waits() -> None:
-    """A request keeps its slot as long as there is one for everybody."""
+def test_no_request_is_preempted_where_none_waits() -> None:
+    """A request keeps its slot as long as there is one for each."""
     scheduler = Scheduler(2, 100, 1)
     add(scheduler, 1, 2)
     for _ in range(5):
@@ -151,7 +151,7 @@ def test_places_are_those_of_admission() -> None:
 
 
 def test_plan_whose_step_failed_ends_its_aborted_requests_later() -> None:
-    """What a failed step would have ended or computed is in the plan of the next one, and nobody's slot is lost."""
+    """What a failed step would have ended or computed is in the plan of the next one, and no slot is lost."""
     scheduler = Scheduler(1, 100, 0)
     first, second = add(scheduler, 1, 2)
     scheduler.abort(1)
