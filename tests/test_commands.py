@@ -41,7 +41,8 @@ SERVICES = {
 }
 """What stays until it is stopped, and the line that says that it works; the port is a free one."""
 SCENARIOS = {
-    "README.md": ["tokenbus check", "tokenbus processor", "tokenbus worker"],
+    "README.md": ["tokenbus processor", "tokenbus worker"],
+    "docs/contract.md": ["tokenbus check"],
     "docs/first-hour.md": [
         *("tokenbus up --port", "curl", "export", "tokenbus tap", "tokenbus record", "tokenbus replay", "kill"),
         ".venv/bin/python -m benchmarks --list",
@@ -53,6 +54,8 @@ SCENARIOS = {
 """How the lines begin that the tests below run, by page."""
 EXAMPLES = {
     "README.md": "tests/test_readme.py",
+    "docs/api.md": "tests/tokenbus/test_api.py",
+    "docs/contract.md": "tests/test_readme.py",
     "docs/extending.md": "tests/test_extending.py",
     "docs/fastdeploy.md": "tests/test_commands.py",
     "docs/gateway.md": "tests/test_commands.py",
@@ -150,9 +153,9 @@ def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
     assert status == 0, printed
 
 
-def test_check_of_the_readme(folder: Path) -> None:
-    """`tokenbus check` says of a message with NaN exactly what the README shows, and its status is 1."""
-    shown = line("README.md", "tokenbus check")
+def test_check_of_the_contract(folder: Path) -> None:
+    """`tokenbus check` says of a message with NaN exactly what docs/contract.md shows, and its status is 1."""
+    shown = line("docs/contract.md", "tokenbus check")
     (folder / "step-41.binpb").write_bytes(nan_batch())
     with Shell(shown.command, folder, variables(folder)) as shell:
         assert shell.end() == (1, shown.printed)

@@ -1,8 +1,7 @@
-"""The README's examples run as they are written."""
+"""The first examples that a reader meets, in the README and on the pages it leads to, run as they are written."""
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -13,13 +12,16 @@ from typing import Any
 
 import pytest
 
+import tokenbus
+from tests.pages import ROOT, blocks
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_engines.synthetic_tokens import true_tokens
 from tokenbus_services.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[1]
-BATCH, REQUEST, EMBEDDED = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+REQUEST, ENGINE = [block.text for block in blocks("python", of="README.md")]
+(BATCH,) = [block.text for block in blocks("python", of="docs/contract.md")]
+(EMBEDDED,) = [block.text for block in blocks("python", of="docs/extending.md") if "def engine_loop" in block.text]
 
 
 @pytest.fixture
@@ -34,21 +36,27 @@ def environment() -> Iterator[dict[str, str]]:
         }
 
 
+def _started(commands: list[list[str]], environment: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    """Start a processor and a worker, and wait until the one listens and the other is connected."""
+    started = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
+    for process, ready in zip(started, (b"listening", b"connected"), strict=True):
+        assert process.stderr is not None
+        assert any(ready in line for line in process.stderr)
+    return started
+
+
 def test_batch_example() -> None:
-    """The first example prints both rows in batch order."""
+    """The contract's example prints both rows in batch order."""
     run = subprocess.run([sys.executable, "-c", BATCH], check=True, capture_output=True, text=True)
     assert run.stdout == "11 0 [0] [-0.01]\n10 7 [11 12] [-0.25 -1.5 ]\n"
 
 
 def test_request_example_with_the_commands_above_it(environment: dict[str, str]) -> None:
-    """Beside `tokenbus processor` and `tokenbus worker`, the second example prints a request's eight tokens."""
+    """Beside `tokenbus processor` and `tokenbus worker`, the README's client prints a request's eight tokens."""
     tokenbus = str(Path(sys.executable).with_name("tokenbus"))
     commands = [[tokenbus, "processor"], [tokenbus, "worker"]]
-    started = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for command in commands]
+    started = _started(commands, environment)
     try:
-        for process, ready in zip(started, (b"listening", b"connected"), strict=True):
-            assert process.stderr is not None
-            assert any(ready in line for line in process.stderr)
         example = [sys.executable, "-c", REQUEST]
         run = subprocess.run(example, env=environment, check=True, capture_output=True, text=True)
     finally:
@@ -61,10 +69,31 @@ def test_request_example_with_the_commands_above_it(environment: dict[str, str])
     assert all(alternatives.count("(") == 3 for *_, alternatives in lines)
 
 
+def test_readme_is_short() -> None:
+    """The README has at most a hundred lines: the rest is on the pages that it leads to."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+async def test_engine_example(environment: dict[str, str]) -> None:
+    """The README's engine, run as a program beside a processor, answers with the prompt's last token until SIGTERM."""
+    tokenbus_command = str(Path(sys.executable).with_name("tokenbus"))
+    commands = [[tokenbus_command, "processor"], [sys.executable, "-c", ENGINE]]
+    started = _started(commands, environment)
+    try:
+        async with tokenbus.connect(environment["TOKENBUS_BUS_CLIENTS_ADDRESS"]) as client:
+            assert [token.id async for token in client.generate([5, 6, 7])] == [7]
+        started[1].terminate()
+        assert await asyncio.to_thread(started[1].wait, 60) == 0
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
 async def test_embedded_example(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """The third example's engine loop publishes to its processor's steps, which print each of them."""
+    """The engine loop of docs/extending.md publishes to its processor's steps, which print each of them."""
     names: dict[str, Any] = {}
-    exec(EMBEDDED, names)  # noqa: S102 - it is our own README
+    exec(EMBEDDED, names)  # noqa: S102 - it is our own page
     settings = Settings.load(environment=environment)
     engine = SyntheticEngine()
     generate = Generate(request_key=7, tokens=TokenPrompt(token_ids=[1]), sampling=SamplingParameters(max_tokens=6))
