@@ -70,6 +70,7 @@ def run_engine(
     log_open_files = open_files_for(settings)
 
     async def serve() -> None:
+        """Serve until a signal, or until the event of the caller is set."""
         async with _stopping(stop) as stopping:
             await serve_engine(
                 engine, settings, stopping, name=name, steps_per_second=steps_per_second, started=log_open_files
@@ -113,6 +114,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     deadline = math.inf
 
     def run_loop() -> None:
+        """Run the engine until it is to stop, then let it finish; what it said last is published in any case."""
         # Once the publisher has stopped, there is no peer that an event could reach.
         with contextlib.suppress(NotRunningError):
             try:

@@ -56,6 +56,7 @@ async def good_peer(victim: Victim) -> AsyncIterator[Good]:
     ended = asyncio.Event()
 
     async def go_on() -> None:
+        """Send and receive until the end."""
         while not ended.is_set():
             await good.talk()
 
