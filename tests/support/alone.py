@@ -15,6 +15,7 @@ PROCESS = (
     "contracts/test_fuzz.py",
     "engines/fastdeploy/test_processes.py",
     "engines/paddle",
+    "engines/test_plugins.py",
     "gpu_ops/test_kernels.py",
     "integration",
     "schema_tools",
@@ -30,6 +31,7 @@ PROCESS = (
     "test_readme.py",
     "test_structure.py",
     "test_supply.py",
+    "tokenbus",
 )
 """Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""
 
