@@ -37,8 +37,13 @@ class Case:
 
     @property
     def field(self) -> str:
-        """The field as an error names it."""
-        return ".".join(self.path) + self.element
+        """The field as an error names it: of a list of messages, in its first element."""
+        message, names = cast("Descriptor", self.frame.DESCRIPTOR), list(self.path)
+        for place, name in enumerate(self.path[:-1]):
+            field = message.fields_by_name[name]
+            names[place] += "[0]" if field.is_repeated else ""
+            message = cast("Descriptor", field.message_type)
+        return ".".join(names) + self.element
 
     def __str__(self) -> str:
         return f"{self.frame.__name__}.{self.field}-{self.what}"
@@ -54,8 +59,9 @@ def with_field(message: Descriptor, path: tuple[str, ...], put: Callable[[Any], 
         if field.name == inner or field.name in chosen or bounds.required:
             nested = cast("Descriptor", field.message_type)
             rest, put_rest = (path[1:], put) if field.name == inner else (("",), put_nothing)
-            getattr(made, field.name).CopyFrom(with_field(nested, rest, put_rest))
-            getattr(made, field.name).SetInParent()
+            value = getattr(made, field.name).add() if field.is_repeated else getattr(made, field.name)
+            value.CopyFrom(with_field(nested, rest, put_rest))
+            value.SetInParent()
         elif not field.is_repeated and not field.has_presence and (bounds.min or bounds.min_bytes):
             setattr(made, field.name, _smallest(field, bounds))
     if not inner:
@@ -127,6 +133,8 @@ def _values(field: FieldDescriptor) -> Iterator[tuple[str, str, object, Rule | N
 
 def _distinct(field: FieldDescriptor, count: int) -> list[Any]:
     """Return so many elements; they differ where they are numbers."""
+    if field.message_type is not None:
+        return [with_field(field.message_type, ("",), put_nothing)] * count
     if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
         return [_text(field, 1)] * count
     return list(range(1, count + 1))

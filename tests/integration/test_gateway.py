@@ -273,7 +273,7 @@ async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served
 
         async def is_idle() -> bool:
             """Tell whether the worker has no request left."""
-            return 'tokenbus_open_requests{state="open"} 0.0' in (await processor.get("/metrics")).text
+            return 'tokenbus_open_requests{state="running"} 0.0' in (await processor.get("/metrics")).text
 
         await until(is_idle)
 

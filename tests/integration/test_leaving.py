@@ -18,7 +18,9 @@ LONG = 600_000  # tokens that nobody waits for
 async def test_worker_that_leaves_gets_nothing_new_and_goes_when_it_is_done(deployment: Deployment) -> None:
     """While a worker still has requests after SIGTERM, new ones go to the other; with its last one it is gone."""
     # A worker that drains computes as fast as it can, and this client checks every token.
-    patient = deployment.settings(processor__drain_timeout_ms=0, clients__send_queue_frames=1_048_576)
+    patient = deployment.settings(
+        processor__drain_timeout_ms=0, processor__abort_timeout_ms=60_000, clients__send_queue_frames=1_048_576
+    )
     async with Processor(patient) as processor:
         start = partial(deployment.start_worker, worker__drain_timeout_ms=60_000)
         leaving, _ = [await asyncio.to_thread(start, name) for name in ("one", "two")]

@@ -91,8 +91,8 @@ def test_added_field_breaks_nothing(copy: Copy) -> None:
     new = "// How busy the sender is, in requests. Zero: idle. Never invalid.\n  uint64 load = 5;"
     copy.replace(
         STREAM,
-        last + "\n}\n\n// Its sender leaves",
-        f"{last}\n  {new}\n}}\n\n// Its sender leaves",
+        last + "\n}\n\n// The sender leaves",
+        f"{last}\n  {new}\n}}\n\n// The sender leaves",
     )
     copy.run("generate")
     assert copy.faults() == []
