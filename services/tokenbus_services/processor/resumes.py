@@ -216,13 +216,15 @@ class Resumes:
         holder.requests.discard(request_id)
         holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up"))
         error = self._claim(session, resume, settle=False)
-        held = [int(rows[0].positions[0]) for rows in found]
-        first = min([int(self._registry.table.next_position[request.slot]), *held])
-        if resume.next_position < first:
-            lost = f"tokens {resume.next_position} to {first - 1} were acknowledged before and are not kept"
+        rest, reached = _continuing(found, resume.next_position)
+        next_position = int(self._registry.table.next_position[request.slot])
+        if reached < next_position:
+            kept = (int(rows[0].positions[0]) for rows in found)
+            begin = min((each for each in kept if each > reached), default=next_position)
+            lost = f"tokens {reached} to {begin - 1} were acknowledged before and are not kept"
             self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
             return error
-        for rows in found:
+        for rows in rest:
             session.put_outputs(*rows)
         self._settle(session, request)
         return error
@@ -269,18 +271,11 @@ class Resumes:
             return ended.error
         if has_last_row(session, ended):
             return None
-        rest: list[_Rows] = []
-        # Several clients that went away may each have some of it, or the same.
-        for target, draft, pending_ack in sorted(found, key=lambda entry: int(entry[0].positions[0])):
-            begin, status = int(target.positions[0]), RowStatus(target.statuses[0])
-            end = begin + int(target.token_counts[0])
-            if begin <= position and (end > position or (end == position and status in FINISHED)):
-                rest.append((target, draft, pending_ack))
-                position = end
-                if status in FINISHED:
-                    for entry in rest:
-                        session.put_outputs(*entry)
-                    return None
+        rest, _ = _continuing(found, position)
+        if rest and RowStatus(rest[-1][0].statuses[0]) in FINISHED:
+            for rows in rest:
+                session.put_outputs(*rows)
+            return None
         message = "it has ended, and what it had was taken before"
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message, emitted_tokens=ended.tokens)
 
@@ -301,6 +296,24 @@ class Resumes:
     def _refuse(self, session: Session, request_id: int) -> None:
         if session.id in self._sessions:
             session.put_error(self._not_theirs(session, request_id))
+
+
+def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:
+    """Return the rows of a request that continue from a position, and the position behind them.
+
+    Several earlier lives of a client may each have some of the rows in their queues, or the same: each is taken once.
+    """
+    rest: list[_Rows] = []
+    for rows in sorted(found, key=lambda entry: int(entry[0].positions[0])):
+        target = rows[0]
+        begin, status = int(target.positions[0]), RowStatus(target.statuses[0])
+        end = begin + int(target.token_counts[0])
+        if begin <= position and (end > position or (end == position and status in FINISHED)):
+            rest.append(rows)
+            position = end
+            if status in FINISHED:
+                break
+    return rest, position
 
 
 def has_last_row(session: Session, ended: Ended) -> bool:
