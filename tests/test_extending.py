@@ -25,7 +25,7 @@ from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.run import serve_engine
 
-(BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class WordEngine" in block]
+(BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class WordEngine" in block.text]
 EXAMPLE: Any = module_of(BLOCK, "words")
 ADDRESSES = {"bus.workers_address": "memory://workers", "bus.clients_address": "memory://clients"}
 

@@ -40,7 +40,7 @@ class StatusCache:
                     self._status = None
                 self._asked_at = time.monotonic()
         if self._status is None:
-            raise UnknownStatusError(f"no processor told its status within {self._timeout_ms} ms")
+            raise UnknownStatusError(f"no processor sent its status within {self._timeout_ms} ms")
         return self._status
 
 

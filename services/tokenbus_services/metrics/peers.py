@@ -176,7 +176,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     Family(
         Kind.GAUGE,
         "tokenbus_send_queue_frames",
-        "Frames that wait for all clients together, or that they have not confirmed.",
+        "Frames that wait for all clients together, or that they have not acknowledged.",
         "High: clients read slowly; at clients.send_queue_frames a client's requests end.",
         lambda view: one(sum(len(session.send_queue) for session in view.sessions)),
     ),

@@ -17,7 +17,7 @@ from tokenbus_services.settings import DeadLetterSettings
 
 _log = logger("processor")
 _MESSAGE, _NOTE, _PART = ".binpb", ".json", ".part"
-# Whoever looks for messages must find the note of each, so the message comes last and goes first.
+# Each message that is found must have its note, so the message comes last and goes first.
 _SUFFIXES = (_MESSAGE, _NOTE, _MESSAGE + _PART, _NOTE + _PART)
 _NAME = re.compile(r"([0-9]{8}T[0-9]{6}\.[0-9]{6}Z-([0-9]{8,18})-[a-z]+)\.(?:binpb|json)(?:\.part)?")
 
@@ -116,7 +116,7 @@ class _Folder:
             for entry in entries:
                 match = _NAME.fullmatch(entry.name)
                 if match and entry.is_file(follow_symlinks=False):
-                    with suppress(FileNotFoundError):  # somebody tidies up
+                    with suppress(FileNotFoundError):  # an operator may have removed it
                         found.append((int(match[2]), match[1], entry.stat(follow_symlinks=False).st_size))
         for number, name, size in sorted(found):
             self._count(name, size)
@@ -126,7 +126,7 @@ class _Folder:
     def _write(self, name: str, suffix: str, data: bytes) -> None:
         # Nothing is synced: a power cut may cost a letter, where a sync would cost every request milliseconds.
         part = self._path / f"{name}{suffix}{_PART}"
-        # For its owner alone: a message holds what people were told, and a refused hello a proof.
+        # For its owner alone: a message holds prompts or answers, and a refused hello a proof.
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._count(name, len(data))
         with os.fdopen(descriptor, "wb") as file:

@@ -18,7 +18,7 @@ from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.connections import ListenerPeers
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.dispatch import closing_error
-from tokenbus_services.processor.router import BUFFERED, NOBODY
+from tokenbus_services.processor.router import BUFFERED, UNROUTED
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -202,7 +202,7 @@ class Processor:
         if self.intake.step_queue is not None:
             raise RuntimeError("steps() is being iterated over already: one consumer takes all steps")
         self.intake.step_queue = StepQueue(self.settings.processor.step_queue)
-        self.registry.default_route = NOBODY
+        self.registry.default_route = UNROUTED
         return self._steps(self.intake.step_queue)
 
     async def _steps(self, queue: StepQueue) -> AsyncGenerator[Step, None]:

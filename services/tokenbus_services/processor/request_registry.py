@@ -19,7 +19,7 @@ from tokenbus_services.processor.requests import (
     Source,
     State,
 )
-from tokenbus_services.processor.router import BUFFERED, NOBODY, Consumer, Router
+from tokenbus_services.processor.router import BUFFERED, UNROUTED, Consumer, Router
 from tokenbus_services.settings import ProcessorSettings
 
 _log = logger("processor")
@@ -116,7 +116,7 @@ class RequestRegistry:
 
     def meet(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
         """Open a request that a stream brought, or return None and end it at its worker: it cannot be one."""
-        shown_only = self.default_route == NOBODY
+        shown_only = self.default_route == UNROUTED
         begins_here = position == 0 or shown_only
         may_be = begins_here or source.is_resumed or source.takes_over or request_id in source.owners
         if not may_be or not self.table.has_room_for(source.payer):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BUFFERED = 0
 """The route of requests whose rows wait in a buffer of their own."""
-NOBODY = -1
+UNROUTED = -1
 """The route of requests that only `steps()` shows."""
 
 Rows = npt.NDArray[np.intp]
@@ -196,7 +196,7 @@ class Router:
             self._give(route, step, slots[rows], rows)
 
     def _give(self, route: int, step: Step, slots: Slots, rows: Rows | None) -> None:
-        if route != NOBODY:
+        if route != UNROUTED:
             self.consumers[route].give(step, slots, rows)
 
     def _leave(self, request: Request, status: RowStatus, now: float) -> None:

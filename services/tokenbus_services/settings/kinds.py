@@ -1,6 +1,6 @@
 """The kinds of settings: what each may hold, how it is read from text, and what it means.
 
-A kind is a few lines of our own rather than a type of msgspec or pydantic: a refused value is told in one line with
+A kind is a few lines of our own rather than a type of msgspec or pydantic: a refused value is reported in one line with
 key, limit and value, lengths are in bytes, addresses have forms of their own, and the page of all settings needs each
 range in words.
 """

@@ -292,9 +292,7 @@ class ClientSettings(Section):
     section = "client"
 
     name: str = setting("client", text(1, 64, "what the client is called in logs; several may have one name"))
-    window_frames: int = setting(
-        64, count("frames", "the most that are on their way to it, not confirmed yet", high=65536)
-    )
+    window_frames: int = setting(64, count("frames", "the most that are sent and not acknowledged yet", high=65536))
     window_bytes: int = setting(16_777_216, size("the most that is on its way; one frame may be of any size"))
     request_buffer_rows: int = setting(4096, count("rows", "the most that wait for the iterator over one request"))
     max_requests: int = setting(65_536, count("requests", "the most that are open at once; others are refused"))

@@ -16,7 +16,7 @@ from tests.support.waiting import soon, until
 from tokenbus_services.bus import Transport, ZeroMQTransport
 from tokenbus_services.settings import BusSettings
 
-(BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class DeflatedTransport" in block]
+(BLOCK,) = [block for block in blocks("python", of="docs/extending.md") if "class DeflatedTransport" in block.text]
 EXAMPLE: Any = module_of(BLOCK, "deflated")
 
 globals().update({name: test for name, test in vars(suite).items() if name.startswith("test_")})

@@ -63,7 +63,7 @@ async def test_processor_that_does_not_answer_is_an_error() -> None:
     """While the processor is away the status is unknown, in one line with the time that was waited."""
     chosen = settings(QUICK)
     async with Client(chosen, transport=MemoryTransport(chosen.bus)) as client:
-        with pytest.raises(UnknownStatusError, match="no processor told its status within 10 ms"):
+        with pytest.raises(UnknownStatusError, match="no processor sent its status within 10 ms"):
             await StatusCache(client, 10).get()
 
 

@@ -8,7 +8,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery import RequestTokens, Step
 from tokenbus_services.processor.requests import NO_STREAM, Request, State
-from tokenbus_services.processor.router import BUFFERED, NOBODY
+from tokenbus_services.processor.router import BUFFERED, UNROUTED
 
 FINISHED, HANDED_OFF = RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
 ROUTE = 1
@@ -374,11 +374,11 @@ def test_slow_iterator_ends_where_that_is_wanted() -> None:
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
     """While all steps are iterated over, requests that nobody else asked for are the iteration's, wherever they are."""
     table = Table({})
-    table.registry.default_route = NOBODY
+    table.registry.default_route = UNROUTED
     step = table.route(batch([Wanted(9, 6, 1)]), 0)
     assert step.rows.request_keys.tolist() == [9]
     request = known(table, 9)
-    assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, NOBODY)
+    assert (request.is_claimed, table.registry.table.route[request.slot]) == (True, UNROUTED)
     table.registry.answer(8, source(0))
     assert table.registry.table.get(8) is None
     table.registry.default_route = BUFFERED

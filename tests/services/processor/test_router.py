@@ -9,7 +9,7 @@ from tests.services.processor.settling import Arrival, Model, Recorder, Table, d
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.processor.requests import NO_STREAM, State
-from tokenbus_services.processor.router import NOBODY
+from tokenbus_services.processor.router import UNROUTED
 
 REQUESTS = {11: 0, 12: 0, 13: 1, 14: 0, 15: 1}
 ACTIVE, FINISHED, HANDED_OFF = RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
@@ -82,7 +82,7 @@ def test_step_goes_to_each_consumer_in_its_own_rows() -> None:
 def test_rows_of_nobody_go_nowhere() -> None:
     """Rows whose requests only `steps()` shows stay in the step and are given to no consumer."""
     table = Table({1: 0, 2: 0}, routes=1)
-    table.registry.table.route[table.registry.table.slots_of(batch(rows([1])).request_keys)] = NOBODY
+    table.registry.table.route[table.registry.table.slots_of(batch(rows([1])).request_keys)] = UNROUTED
     step = table.route(batch(rows([1, 2])), 0)
     assert [row[0] for row in table.rows()] == [2]
     assert step.rows.request_keys.tolist() == [1, 2]

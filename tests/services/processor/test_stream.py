@@ -16,7 +16,7 @@ from tokenbus_contracts.generated.stream_pb2 import GapReason
 from tokenbus_services.processor.stream import Arrived, Fate, Lost
 
 GONE, REFUSED = GapReason.GAP_REASON_RETENTION, GapReason.GAP_REASON_REFUSED
-NOBODY: frozenset[int] = frozenset()
+NO_REQUESTS: frozenset[int] = frozenset()
 
 
 def test_items_come_out_in_order_whatever_order_they_came_in() -> None:
@@ -201,7 +201,7 @@ def test_asking_has_an_end() -> None:
     assert made.wants_handshake
     gap, rest = order(made)
     assert isinstance(gap, Lost)
-    assert (gap.sequence, gap.last_sequence, gap.reason, gap.request_ids) == (2, 3, GONE, NOBODY)
+    assert (gap.sequence, gap.last_sequence, gap.reason, gap.request_ids) == (2, 3, GONE, NO_REQUESTS)
     assert rest.sequence == 4
     assert (made.counts.gaps, made.counts.lost) == (1, 2)
 
@@ -244,11 +244,11 @@ def test_gap_of_what_came_is_none() -> None:
     made = stream()
     take(made, 1, 2)
     come(made)
-    made.declare_lost(1, 2, GONE, NOBODY)
+    made.declare_lost(1, 2, GONE, NO_REQUESTS)
     assert come(made) == []
     take(made, 4, 5)
-    made.declare_lost(4, 5, GONE, NOBODY)
-    made.declare_lost(2, 3, GONE, NOBODY)
+    made.declare_lost(4, 5, GONE, NO_REQUESTS)
+    made.declare_lost(2, 3, GONE, NO_REQUESTS)
     assert come(made) == [(3, 3), 4, 5]
 
 
@@ -256,7 +256,7 @@ def test_gap_over_waiting_items_swallows_them() -> None:
     """A run that the worker says it has not is lost as one, whatever of it had come in the middle."""
     made = stream()
     take(made, 3)
-    made.declare_lost(1, 4, GONE, NOBODY)
+    made.declare_lost(1, 4, GONE, NO_REQUESTS)
     take(made, 5)
     left = made.credit_left[1]
     assert come(made) == [(1, 4), 5]
@@ -276,7 +276,7 @@ def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> No
     made = stream()
     made.take(item_of(b"\xff", 1, checksum=crc32(b"\xff")), b"\xff")
     made.take(item_of(b"\xff", 2, EVENT, checksum=crc32(b"\xff")), b"\xff")
-    assert [entry.request_ids for entry in order(made) if isinstance(entry, Lost)] == [NOBODY] * 2
+    assert [entry.request_ids for entry in order(made) if isinstance(entry, Lost)] == [NO_REQUESTS] * 2
 
 
 def test_kind_that_is_not_known_is_none() -> None:

@@ -18,7 +18,7 @@ export class Bus {
     this.#pulse = pulse;
   }
 
-  /** Ask until the page goes; a page that nobody sees asks for nothing. */
+  /** Ask until the page goes; a hidden page asks for nothing. */
   async watch() {
     for (;;) {
       if (!document.hidden) await this.#look();
@@ -89,7 +89,7 @@ const MEANINGS = {
   refused: "requests that were not taken",
   lost: "messages that no replay could bring back",
   lag: "messages that the worker has sent and the processor has not taken yet",
-  retained: "messages that the worker must keep until whoever asked has them",
+  retained: "messages that the worker must keep until their clients have them",
   gaps: "places where messages were lost for good",
   replays: "times that the worker was asked to send again",
 };
