@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -29,14 +30,21 @@ class AcceptedConnection:
     finished a message, while more of it keeps coming.
     """
 
-    def __init__(self, descriptor: int, handshakes: int, now: float) -> None:
-        """Duplicate a descriptor; `handshakes` is the number of those that were answered before it was accepted."""
+    def __init__(self, descriptor: int, listens_at: object, handshakes: int, now: float) -> None:
+        """Duplicate a descriptor; `handshakes` is the number of those that were answered before it was accepted.
+
+        Raises OSError if the connection has ended: its descriptor may by now be of something else in this process,
+        which is not at the place where its listener `listens_at` (see `place`).
+        """
         duplicate = os.dup(descriptor)
         try:
             self.connection = socket.socket(fileno=duplicate)
         except OSError:
             os.close(duplicate)
             raise
+        if place(self.connection) != listens_at:
+            self.connection.close()
+            raise OSError(errno.EBADF, "another connection's descriptor")
         self.handshakes = handshakes
         self.accepted = self.moved = now
         self.peer = b""
@@ -110,6 +118,12 @@ class AcceptedConnection:
             if isinstance(where, tuple):
                 return f"{where[0]}:{where[1]}"
         return "a peer"
+
+
+def place(connection: socket.socket) -> object:
+    """Return where a socket is: a port, or a path; a listening socket and what it accepts are at the same."""
+    name = connection.getsockname()
+    return name[1] if isinstance(name, tuple) else name
 
 
 def bytes_on_the_wire(parts: list[bytes], *, with_curve: bool) -> int:

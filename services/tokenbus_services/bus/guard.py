@@ -119,17 +119,17 @@ class Guard:
 
     # New connections.
 
-    def accept(self, descriptor: int, handshakes: int) -> AcceptedConnection | None:
+    def accept(self, descriptor: int, listens_at: object, handshakes: int) -> AcceptedConnection | None:
         """Return a new connection, or None if it has ended already."""
         with contextlib.suppress(OSError):
-            return AcceptedConnection(descriptor, handshakes, self._now())
+            return AcceptedConnection(descriptor, listens_at, handshakes, self._now())
         if self._spare is None:
             return None
         # The spare descriptor is for this: without one a connection could not even be cut off.
         os.close(self._spare)
         self._spare = None
         try:
-            return AcceptedConnection(descriptor, handshakes, self._now())
+            return AcceptedConnection(descriptor, listens_at, handshakes, self._now())
         except OSError:  # it has just ended
             return None
         finally:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from tokenbus_services.bus.accepted import AcceptedConnection, bytes_on_the_wire
+from tokenbus_services.bus.accepted import AcceptedConnection, bytes_on_the_wire, place
 from tokenbus_services.bus.allowed import AllowList
 from tokenbus_services.bus.context import HANDSHAKE, USER, Authenticator
 from tokenbus_services.bus.guard import Guard
@@ -61,6 +61,7 @@ class Monitor:
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
+        self._listens_at = place(self._listening)
         self._with_curve = socket.getsockopt(zmq.MECHANISM) == zmq.CURVE
         self._settings = settings
         self._refused = refused
@@ -201,7 +202,7 @@ class Monitor:
             self._stop()
 
     def _accept(self, descriptor: int) -> None:
-        connection = self.guard.accept(descriptor, self._authenticator.handshakes)
+        connection = self.guard.accept(descriptor, self._listens_at, self._authenticator.handshakes)
         if connection is not None:
             self.connections[descriptor] = connection
             self.guard.make_room()

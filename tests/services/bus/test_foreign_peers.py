@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.services.bus.foreign import call, sending
 from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Listener, Outcome
+from tokenbus_services.bus.accepted import AcceptedConnection, place
 from tokenbus_services.bus.context import Authenticator
 from tokenbus_services.bus.sockets import LoopSocket
 
@@ -163,10 +165,25 @@ async def test_many_foreign_peers(tcp: Bus) -> None:
     """Each of many peers that speak something else at once is told."""
     reasons: list[str] = []
     listener = await tcp.listen(refused=reasons.append)
-    strangers = [sending(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")(listener) for _ in range(40)]
-    await until(lambda: len(reasons) == len(strangers))
-    for stranger in strangers:
-        stranger.close()
+    with contextlib.ExitStack() as strangers:
+        for _ in range(40):
+            strangers.enter_context(sending(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")(listener))
+        await until(lambda: len(reasons) == 40)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_descriptor_that_is_another_sockets_by_now(family: int, tmp_path: Path) -> None:
+    """A connection that ended before it was looked at is not mistaken for the socket that has its descriptor now."""
+    with socket.socket(family) as listening, socket.socket(family) as peer:
+        listening.bind(("127.0.0.1", 0) if family == socket.AF_INET else str(tmp_path / "listener"))
+        listening.listen()
+        peer.connect(listening.getsockname())
+        with listening.accept()[0] as accepted:
+            connection = AcceptedConnection(accepted.fileno(), place(listening), 0, 0.0)
+            assert not connection.was_closed_by_peer()
+            connection.close()
+        with pytest.raises(OSError, match="another connection"):
+            AcceptedConnection(peer.fileno(), place(listening), 0, 0.0)
 
 
 async def test_gate() -> None:
