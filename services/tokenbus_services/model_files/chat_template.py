@@ -1,0 +1,120 @@
+"""ChatTemplate: turns a chat's messages into the text that a model was trained on."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tokenbus_services.model_files.errors import ModelFilesError
+
+_DEFAULT, _WITH_TOOLS = "default", "tool_use"
+
+
+class ChatTemplateError(ValueError):
+    """A template refuses a chat, as one whose roles do not alternate; one line says why."""
+
+
+class ChatTemplate:
+    """A model's own template, in Jinja. It runs in a sandbox: it can change nothing and reach no file.
+
+    Some models have two: one is for chats with tools.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile templates by name, `default` and perhaps `tool_use`; raises ModelFilesError.
+
+        `special_tokens` are variables of the template, as `bos_token`; `now` is the time that it may show.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in templates.items()}
+        except TemplateError as error:
+            raise ModelFilesError(f"its chat template cannot be compiled: {_line(error)}") from None
+        if _DEFAULT not in self._templates:
+            raise ModelFilesError(f"its chat templates: one must be {_DEFAULT!r}, got {', '.join(templates)}")
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), **variables: object) -> str:
+        """Return the text of a chat, up to where the assistant's next message begins.
+
+        Args:
+            messages: Each with `role` and `content`, as OpenAI's API has them.
+            tools: The functions that the model may call, as OpenAI's API has them.
+            variables: What else the template may read, as `enable_thinking`; these win over its usual variables.
+
+        Raises:
+            ChatTemplateError: The template refuses the chat, or cannot be run for it.
+        """
+        template = self._templates.get(_WITH_TOOLS if tools else _DEFAULT) or self._templates[_DEFAULT]
+        usual = {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
+        try:
+            return template.render({**self._special_tokens, **usual, **variables})
+        except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
+            raise ChatTemplateError(_line(error)) from None
+
+
+def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a model's templates by name, from its folder and tokenizer_config.json; empty if it has none."""
+    found = config.get("chat_template")
+    try:
+        if (path := folder / "chat_template.jinja").exists():
+            return {_DEFAULT: path.read_text(encoding="utf-8")}
+        if (path := folder / "chat_template.json").exists():
+            found = json.loads(path.read_bytes())["chat_template"]
+        if isinstance(found, list):
+            found = {each["name"]: each["template"] for each in found}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFilesError(f"{folder}: its chat template cannot be read: {_line(error)}") from None
+    if not found:
+        return {}
+    templates = {_DEFAULT: found} if isinstance(found, str) else found
+    if not isinstance(templates, dict) or not all(isinstance(each, str) for each in templates.values()):
+        raise ModelFilesError(f"{folder}: chat_template: a text, or texts by name, got {type(found).__name__}")
+    return templates
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant says, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what is inside the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - as templates call it
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """Return JSON; jinja2's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, TemplateError) and text else f"{type(error).__name__}: {text}"

@@ -1,0 +1,1 @@
+"""Model folders: tokenizers and chat templates."""

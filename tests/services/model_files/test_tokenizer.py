@@ -1,0 +1,137 @@
+"""ModelTokenizer: the tokenizers of real models, token by token."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
+
+from tests.support.model_folder import END, TOOL, byte_level, metaspace, with_byte_fallback, word_piece, write_model
+from tokenbus_services.model_files import ModelFilesError, ModelTokenizer
+
+Make = Callable[[], Tokenizer]
+EVERY_TEXT = [byte_level, with_byte_fallback]
+"""Those that can encode every text."""
+
+
+@pytest.fixture(params=EVERY_TEXT, ids=lambda make: make.__name__)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a model's folder."""
+    make: Make = request.param
+    return write_model(tmp_path / "model", make())
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(min_size=1, max_size=40))
+def test_bytes_of_the_tokens_are_the_text(folder: Path, text: str) -> None:
+    """The bytes of a text's tokens, joined, are the text, and there are at least as many tokens as predicted."""
+    tokenizer = loaded(folder)
+    ids = tokenizer.encode(f"a{text}")
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" ") == f"a{text}"
+    assert len(ids) >= tokenizer.least_tokens(len(f"a{text}".encode()))
+
+
+_LOADED: dict[Path, ModelTokenizer] = {}
+
+
+def loaded(folder: Path) -> ModelTokenizer:
+    """Return a folder's tokenizer, which is loaded once for all examples."""
+    if folder not in _LOADED:
+        _LOADED.clear()
+        _LOADED[folder] = ModelTokenizer(folder)
+    return _LOADED[folder]
+
+
+@pytest.mark.parametrize("make", [*EVERY_TEXT, metaspace])
+def test_tokens_are_decoded_as_by_the_library(make: Make, tmp_path: Path) -> None:
+    """A text's tokens give the text that the library gives, but for the space before a SentencePiece text."""
+    library = make()
+    tokenizer = ModelTokenizer(write_model(tmp_path / "model", library))
+    text = "hello the fox, hello"
+    ids = tokenizer.encode(text)
+    assert ids == library.encode(text).ids
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().lstrip() == library.decode(ids).lstrip()
+    assert tokenizer.vocabulary_size == max(library.get_vocab().values()) + 1
+
+
+def test_character_that_is_split_over_tokens(folder: Path) -> None:
+    """An emoji of several tokens is whole once its last byte is there."""
+    tokenizer = ModelTokenizer(folder)
+    pieces = [tokenizer.token_bytes(each) for each in tokenizer.encode("🦊")]
+    assert len([piece for piece in pieces if piece.strip()]) > 1
+    assert b"".join(pieces).strip().decode() == "🦊"
+
+
+def test_special_tokens_have_no_text(folder: Path) -> None:
+    """A special token is recognized in a prompt and has no text; one that is added, but not special, has its own."""
+    tokenizer = ModelTokenizer(folder)
+    ids = tokenizer.encode(f"a{END}{TOOL}")
+    pieces = [tokenizer.token_bytes(each) for each in ids]
+    assert pieces[-2:] == [b"", TOOL.encode()]
+
+
+def test_chat_is_encoded_without_what_texts_begin_with(tmp_path: Path) -> None:
+    """A chat template writes the tokens that a text begins with itself; a plain text gets them from the tokenizer."""
+    tokenizer = ModelTokenizer(write_model(tmp_path / "model", with_byte_fallback()))
+    plain, chat = tokenizer.encode("hello"), tokenizer.encode_chat("hello")
+    assert plain == [1, *chat]
+
+
+def test_normalizer_that_removes_text_leaves_no_bound(tmp_path: Path) -> None:
+    """Where text may vanish before it is tokenized, any text may have a single token."""
+    library = byte_level()
+    tokenizer = ModelTokenizer(write_model(tmp_path / "bounded", library))
+    assert tokenizer.least_tokens(1000) > 1
+    library.normalizer = normalizers.Strip()
+    assert ModelTokenizer(write_model(tmp_path / "free", library)).least_tokens(1000) == 1
+
+
+def test_folder_without_a_template(tmp_path: Path) -> None:
+    """A model that has no chat template, or no tokenizer_config.json, has none here."""
+    assert ModelTokenizer(write_model(tmp_path / "model", byte_level(), None)).chat_template is None
+    (tmp_path / "model" / "tokenizer_config.json").unlink()
+    assert ModelTokenizer(tmp_path / "model").chat_template is None
+
+
+def test_tokenizer_whose_tokens_have_no_bytes_of_their_own(tmp_path: Path) -> None:
+    """A tokenizer of which a token's text depends on its neighbours is refused, with its decoder's name."""
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json: decoder: .*, got WordPiece$"):
+        ModelTokenizer(write_model(tmp_path / "model", word_piece()))
+
+
+def test_decoder_that_gives_other_texts_than_expected(tmp_path: Path) -> None:
+    """A decoder that changes a token's text in another way is noticed, and the token named."""
+    folder = write_model(tmp_path / "model", with_byte_fallback())
+    described = json.loads((folder / "tokenizer.json").read_text())
+    described["decoder"]["decoders"][0]["content"] = "_"
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(ModelFilesError, match=r"token \d+: its text is '.*', but it is decoded to '.*_.*'$"):
+        ModelTokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (None, "no such file"),
+        ("{", "Expecting property name"),
+        ("[]", "a JSON object, got list"),
+        ("{}", "Model missing"),
+    ],
+)
+def test_tokenizer_that_cannot_be_read(content: str | None, line: str, tmp_path: Path) -> None:
+    """A tokenizer.json that is missing or damaged is refused in one line with its path."""
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelFilesError, match=line) as raised:
+        ModelTokenizer(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}/tokenizer.json: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_folder_that_is_none(tmp_path: Path) -> None:
+    """A path without a folder is refused."""
+    with pytest.raises(ModelFilesError, match=r"nowhere: no such folder$"):
+        ModelTokenizer(tmp_path / "nowhere")
