@@ -12,7 +12,7 @@ from schemathesis.checks import positive_data_acceptance
 from tests.integration.serving import Served, served
 
 pytestmark = pytest.mark.xdist_group("gateway")
-POSTS = ("/v1/completions", "/v1/chat/completions", "/inspect")
+POSTS = ("/v1/completions", "/v1/chat/completions", "/inspect", "/tokenize", "/detokenize")
 GETS = ("/v1/models", "/healthz", "/readyz", "/bus")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.prompts import PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes, invalid
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
@@ -13,9 +14,6 @@ from tokenbus_services.settings import Settings
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
-_MAX_PROMPTS_SHARE = 4
-"""The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
-_ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +74,7 @@ class Reader:
         """Take the bounds, and the vocabulary that encodes texts."""
         self._settings = settings.gateway
         self._vocabulary = vocabulary
+        self.encoder = PromptEncoder(settings.gateway, vocabulary)
         self.types = RequestTypes(settings)
         self.models = tuple(filter(None, map(str.strip, self._settings.models.split(",")))) or (DEFAULT_MODEL,)
         """The models that requests may name."""
@@ -88,7 +87,7 @@ class Reader:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
         return self._bounded(
             CompletionRequest(
-                prompts=self._encode(body.prompt, body.n, "prompt"),
+                prompts=self.encoder.prompts(body.prompt, body.n, "prompt"),
                 top_logprobs=body.logprobs,
                 max_tokens=body.max_tokens,
                 **common,
@@ -108,7 +107,7 @@ class Reader:
             raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
         return self._bounded(
             CompletionRequest(
-                prompts=self._encode([_prompt(body.messages, self._settings.chat_template)], body.n, "messages"),
+                prompts=self.encoder.prompts([self.encoder.chat(body.messages)], body.n, "messages"),
                 top_logprobs=(top or 0) if body.logprobs else None,
                 max_tokens=older if newer is None else newer,
                 is_chat=True,
@@ -121,7 +120,7 @@ class Reader:
         body = self.types.read(self.types.inspection, value)
         return CompletionRequest(
             model=self.models[0],
-            prompts=[self._encode_one(body.prompt, "prompt")],
+            prompts=[self.encoder.prompt(body.prompt, "prompt")],
             max_tokens=body.max_tokens,
             top_logprobs=body.top_logprobs,
             wants_drafts=body.drafts,
@@ -129,10 +128,37 @@ class Reader:
             **_sampling(body),
         )
 
-    def _common(self, body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
-        if body.model not in self.models:
-            message = f"model: one of {', '.join(self.models)}, got {body.model!r}"
+    def tokenization(self, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        """Answer a body of /tokenize: the tokens of a text or a chat."""
+        body = self.types.read(self.types.tokenization, value)
+        if body.model is not None:
+            self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid("prompt", f"either this or messages, got {'neither' if body.prompt is None else 'both'}")
+        if body.messages is not None:
+            if body.add_special_tokens:
+                raise invalid("add_special_tokens", "only with prompt: a chat has those that its template writes")
+            ids = self.encoder.chat(body.messages, begins_answer=body.add_generation_prompt)
+        else:
+            ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
+        texts = [self._vocabulary.decode([token_id]) for token_id in ids] if body.return_token_strs else None
+        return {"count": len(ids), "tokens": ids, "token_strs": texts}
+
+    def detokenization(self, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        """Answer a body of /detokenize: the text of token ids."""
+        body = self.types.read(self.types.detokenization, value)
+        if body.model is not None:
+            self.check_model(body.model)
+        return {"prompt": self._vocabulary.decode(body.tokens)}
+
+    def check_model(self, name: str) -> None:
+        """Refuse a model that requests may not name."""
+        if name not in self.models:
+            message = f"model: one of {', '.join(self.models)}, got {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _common(self, body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
+        self.check_model(body.model)
         options = body.stream_options
         if options is not None and not body.stream:
             raise invalid("stream_options", "only where stream is true, got it without")
@@ -154,27 +180,6 @@ class Reader:
             raise invalid("n", f"at most {most} choices, got {count}: {len(request.prompts)} prompts times n")
         return request
 
-    def _encode(self, prompts: Sequence[str | list[int]], n: int, name: str) -> list[list[int]]:
-        most, tokens, encoded = _MAX_PROMPTS_SHARE * self._settings.max_prompt_tokens, 0, []
-        for prompt in prompts:
-            encoded.append(self._encode_one(prompt, name))
-            tokens += n * len(encoded[-1])
-            if tokens > most:
-                raise invalid(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
-        return encoded
-
-    def _encode_one(self, prompt: str | list[int], name: str) -> list[int]:
-        most = self._settings.max_prompt_tokens
-        if not isinstance(prompt, str):
-            return prompt
-        least = self._vocabulary.least_tokens(len(prompt))
-        if least > most:  # no need to encode it
-            raise invalid(name, f"at most {most} tokens, got at least {least}")
-        ids = self._vocabulary.encode(prompt)
-        if not 1 <= len(ids) <= most:
-            raise invalid(name, f"1 to {most} tokens, got {len(ids)}")
-        return ids
-
 
 def _sampling(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
     stop = body.stop or ()
@@ -184,17 +189,3 @@ def _sampling(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
         "seed": body.seed,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
     }
-
-
-def _prompt(messages: Sequence[Any], template: str) -> str:
-    """Return the prompt of a chat.
-
-    `text`: the messages' texts, one a line, for models that continue any text and know no roles.
-    `roles`: a line for each message, `User: ...`, and `Assistant:` at the end.
-    """
-    contents = [message.content for message in messages]
-    texts = [each if isinstance(each, str) else "".join(part.text for part in each) for each in contents]
-    if template == "text":
-        return "\n".join(texts)
-    lines = [f"{_ROLES[message.role]}: {text}" for message, text in zip(messages, texts, strict=True)]
-    return "\n".join([*lines, "Assistant:"])

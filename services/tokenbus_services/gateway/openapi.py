@@ -117,11 +117,26 @@ class ChatAnswer(Answer, kw_only=True):
     choices: Annotated[list[MessageChoice], Meta(min_length=1)]
 
 
+class TokenizationAnswer(Struct):
+    """An answer of /tokenize."""
+
+    count: _Count
+    tokens: list[_Count]
+    token_strs: list[str] | None
+
+
+class DetokenizationAnswer(Struct):
+    """An answer of /detokenize."""
+
+    prompt: str
+
+
 def document(types: RequestTypes) -> dict[str, Any]:
     """Return the document, for OpenAPI 3.1."""
-    answers = (Error, Models, CompletionAnswer, ChatAnswer)
+    answers = (Error, Models, CompletionAnswer, ChatAnswer, TokenizationAnswer, DetokenizationAnswer)
     _, schemas = msgspec.json.schema_components(
-        (types.completion, types.chat, types.inspection, *answers), ref_template=_SCHEMAS + "{name}"
+        (types.completion, types.chat, types.inspection, types.tokenization, types.detokenization, *answers),
+        ref_template=_SCHEMAS + "{name}",
     )
     return {
         "openapi": "3.1.0",
@@ -134,6 +149,8 @@ def document(types: RequestTypes) -> dict[str, Any]:
             "/v1/completions": _post("Continue a text.", "Completion", "CompletionAnswer"),
             "/v1/chat/completions": _post("Continue a chat.", "Chat", "ChatAnswer"),
             "/inspect": _post("Stream tokens with everything known of each.", "Inspection", None),
+            "/tokenize": _post("Encode a text or a chat.", "Tokenization", "TokenizationAnswer", is_streamed=False),
+            "/detokenize": _post("Decode token ids.", "Detokenization", "DetokenizationAnswer", is_streamed=False),
             "/v1/models": _get("List the models.", {"$ref": f"{_SCHEMAS}Models"}),
             "/healthz": _get("Report whether the gateway is healthy.", {"type": "object"}, 503),
             "/readyz": _get("Report whether a worker would take requests.", {"type": "object"}, 503),
@@ -143,8 +160,8 @@ def document(types: RequestTypes) -> dict[str, Any]:
     }
 
 
-def _post(summary: str, body: str, answer: str | None) -> dict[str, Any]:
-    content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}}
+def _post(summary: str, body: str, answer: str | None, *, is_streamed: bool = True) -> dict[str, Any]:
+    content: dict[str, Any] = {"text/event-stream": {"schema": _EVENT}} if is_streamed else {}
     if answer is not None:
         content["application/json"] = {"schema": {"$ref": _SCHEMAS + answer}}
     responses = {"200": {"description": "The answer.", "content": content}}

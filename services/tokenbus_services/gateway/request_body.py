@@ -176,6 +176,21 @@ class RequestTypes:
             _optional("drafts", bool, "Whether rows have what the draft model proposed.", default=True),
         )
 
+        self.tokenization = _define(
+            "Tokenization",
+            _optional("model", name, "One of those that /v1/models lists."),
+            _optional("prompt", text, "The text; either this or messages."),
+            _optional("messages", _list(message, 1, _MAX_MESSAGES), "The chat; either this or prompt."),
+            _optional("add_special_tokens", bool, "Whether a text gets the tokens that the model wants around it."),
+            _optional("add_generation_prompt", bool, "Whether a chat ends where the assistant begins.", default=True),
+            _optional("return_token_strs", bool, "Adds token_strs: the text of each token.", default=False),
+        )
+        self.detokenization = _define(
+            "Detokenization",
+            _optional("model", name, "One of those that /v1/models lists."),
+            _required("tokens", self._ids, "The token ids."),
+        )
+
     def read(self, kind: type[Struct], value: Any) -> Any:  # noqa: ANN401 - JSON, and one of the types above
         """Return a body as one of the types; raises an ApiError that names the field, the limit and the value.
 

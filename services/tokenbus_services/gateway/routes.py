@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -31,6 +31,7 @@ from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_r
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.logs import DeduplicatedLog, logger
 
+T = TypeVar("T")
 _log = logger("gateway")
 _NO_STORE = {"cache-control": "no-store"}
 _PAGE_HEADERS = {
@@ -66,6 +67,8 @@ class Routes:
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/inspect", self._inspect, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._model),
             Route("/bus", self._bus),
@@ -99,7 +102,7 @@ class Routes:
             request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
         )
 
-    async def _read(self, request: Request, read: Callable[[Any], CompletionRequest]) -> CompletionRequest:
+    async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
         data = await read_body(request, self._gateway.settings.gateway)
         await self._limiter.next()
         if len(data) <= _READ_INLINE_BYTES:
@@ -135,6 +138,12 @@ class Routes:
 
         answer.begin(close)
         return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
+
+    async def _tokenize(self, request: Request) -> Response:
+        return _json(await self._read(request, self._gateway.reader.tokenization))
+
+    async def _detokenize(self, request: Request) -> Response:
+        return _json(await self._read(request, self._gateway.reader.detokenization))
 
     # Facts.
 

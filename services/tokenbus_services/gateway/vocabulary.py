@@ -1,10 +1,12 @@
 """Vocabulary: the text of each token id, and the JSON that is written for it."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import orjson
 
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
 from tokenbus_services.settings import SettingsError
 
@@ -32,12 +34,33 @@ class Numbers:
         return size
 
 
+class Template(Protocol):
+    """Writes chats as a model knows them."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), **variables: object) -> str:
+        """Return the text of a chat; raises ValueError."""
+
+
+@runtime_checkable
+class OfModel(Protocol):
+    """What the tokenizer of a model's folder has beyond others; `model_files.ModelTokenizer` is one."""
+
+    chat_template: Template | None
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the token ids of a text to which nothing is added."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones too."""
+
+
 class Vocabulary:
     """Tables by token id, made once, from which answers are written. Unknown ids are shown as numbers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Make the tables of a tokenizer's whole vocabulary."""
         self._tokenizer = tokenizer
+        self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
         self.least_tokens = tokenizer.least_tokens
         self.pieces = _Table(_number)
         """Bytes."""
@@ -64,6 +87,33 @@ class Vocabulary:
         """Return a text's tokens."""
         return self._tokenizer.encode(text)
 
+    @property
+    def is_of_model(self) -> bool:
+        """Whether it is the tokenizer of a model's folder."""
+        return self._of_model is not None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str:
+        """Return a chat as the model's template writes it; raises an ApiError if that cannot be."""
+        template = None if self._of_model is None else self._of_model.chat_template
+        if template is None:
+            message = "the model has no chat template: use /v1/completions, or set gateway.chat_template"
+            raise ApiError(400, f"messages: {message}", param="messages", code="no_chat_template")
+        try:
+            return template.render(messages, add_generation_prompt=begins_answer)
+        except ValueError as error:  # a ChatTemplateError
+            message = f"messages: the model's chat template refuses them: {error}"
+            raise ApiError(400, message, param="messages", code="invalid_value") from None
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Return the tokens of a text to which nothing is added, as of one that the template has written."""
+        return self.encode(text) if self._of_model is None else self._of_model.encode_chat(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, with the names of special ones where the tokenizer has some."""
+        if self._of_model is not None:
+            return self._of_model.decode(token_ids)
+        return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
+
 
 class _Table(dict[int, T]):
     """Values by token id; a missing one is made each time and not kept, so that the table does not grow."""
@@ -80,13 +130,30 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
     """Return the vocabulary of a tokenizer by its name in the settings; a SettingsError says why there is none."""
     if tokenizer == "numbers":
         return Vocabulary(Numbers())
+    if "/" in tokenizer:
+        return Vocabulary(_tokenizer_in(tokenizer))
     installed = names(TOKENIZERS)
     if tokenizer not in installed:
-        raise SettingsError("gateway.tokenizer", f"one of {', '.join((*installed, 'numbers'))}", tokenizer)
+        expected = f"one of {', '.join((*installed, 'numbers'))}, or the path of a model's folder, with a slash"
+        raise SettingsError("gateway.tokenizer", expected, tokenizer)
     try:
         return Vocabulary(load_tokenizer(tokenizer))
     except PluginError as error:
         raise SettingsError("gateway.tokenizer", f"a tokenizer that can be loaded ({error})", tokenizer) from None
+
+
+def _tokenizer_in(folder: str) -> Tokenizer:
+    try:
+        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - the extra models may be missing
+    except ImportError as error:
+        expected = f"a tokenizer that can be loaded (a model's own needs the extra models: {error})"
+        raise SettingsError("gateway.tokenizer", expected, folder) from None
+    try:
+        return ModelTokenizer(Path(folder))
+    except ValueError as error:  # a ModelFilesError
+        raise SettingsError(
+            "gateway.tokenizer", f"a model's folder with its tokenizer ({error})", str(folder)
+        ) from None
 
 
 def _name(token_id: int, piece: bytes) -> bytes:

@@ -62,6 +62,10 @@ class ModelTokenizer:
         """Return the token ids of a text that the chat template has made, and that begins as the model wants."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, with the names of special ones; an id without a token has none."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character; none for special tokens."""
         return self._pieces[token_id]

@@ -91,16 +91,17 @@ class GatewaySettings(Section):
         "ngram",
         text(
             1,
-            64,
-            "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, or "
-            "`numbers`: each token's text is its id",
+            4096,
+            "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, the "
+            "path of a model's folder (one with a slash), or `numbers`: each token's text is its id",
         ),
     )
-    chat_template: Literal["text", "roles"] = setting(
-        "text",
+    chat_template: Literal["auto", "text", "roles"] = setting(
+        "auto",
         choice(
-            ("text", "roles"),
-            "what becomes of a chat's messages: their texts alone, or each with its role's name before it",
+            ("auto", "text", "roles"),
+            "what becomes of a chat's messages: what the model's own template writes, or, for a tokenizer that is no "
+            "model's, their texts alone; always their texts alone; or each with its role's name before it",
         ),
     )
     max_requests: int = setting(

@@ -21,6 +21,8 @@ VALID: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "completion": (TYPES.completion, COMPLETION),
     "chat": (TYPES.chat, CHAT),
     "inspection": (TYPES.inspection, {"prompt": "a"}),
+    "tokenization": (TYPES.tokenization, {"prompt": "a"}),
+    "detokenization": (TYPES.detokenization, {"tokens": [1]}),
 }
 JSON = st.recursive(
     st.none()

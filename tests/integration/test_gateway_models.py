@@ -1,0 +1,135 @@
+"""A gateway with the tokenizer and the chat template of a model's folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from tests.integration.serving import Served, asking, error_of, plainly, served
+from tests.support.model_folder import END, TEMPLATE, byte_level, write_model
+from tokenbus_services.model_files import ModelTokenizer
+
+pytestmark = pytest.mark.xdist_group("gateway")
+CHAT: list[Any] = [{"role": "user", "content": "hello 🦊"}]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Return a model's folder."""
+    with TemporaryDirectory() as name:
+        yield write_model(Path(name) / "model", byte_level())
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Served]:
+    """Run a system whose gateway has the folder's tokenizer, with a worker that knows no texts."""
+    with served(gateway__tokenizer=str(folder)) as system:
+        system.start_worker()
+        yield system
+
+
+async def test_texts_are_the_tokens_texts(model: Served, folder: Path) -> None:
+    """A prompt is encoded as the library does, and a completion's text is that of its tokens, streamed or whole."""
+    tokenizer = ModelTokenizer(folder)
+    async with asking(model.url) as client:
+        given: dict[str, Any] = {"model": "tokenbus", "prompt": f"hello 🦊{END}", "max_tokens": 400, "seed": 1}
+        extra = {"return_token_ids": True}
+        whole = await client.completions.create(**given, extra_body=extra)
+        choice: Any = whole.choices[0]
+        assert choice.prompt_token_ids == byte_level().encode(given["prompt"]).ids
+        pieces = [_piece(tokenizer, token) for token in choice.token_ids]
+        assert any(token < tokenizer.vocabulary_size for token in choice.token_ids)
+        assert choice.text == b"".join(pieces).decode(errors="replace")
+        stream = await client.completions.create(**given, stream=True, extra_body=extra)
+        streamed: list[Any] = [chunk.choices[0] async for chunk in stream]
+        ids = [token for each in streamed for token in getattr(each, "token_ids", ())]
+        text = b"".join(_piece(tokenizer, token) for token in ids).decode(errors="replace")
+        assert "".join(each.text for each in streamed) == text
+
+
+def _piece(tokenizer: ModelTokenizer, token_id: int) -> bytes:
+    """Return a token's bytes; ids beyond the tokenizer's are shown as numbers."""
+    return tokenizer.token_bytes(token_id) if token_id < tokenizer.vocabulary_size else b" %d" % token_id
+
+
+async def test_chat_is_what_the_models_template_writes(model: Served) -> None:
+    """A chat's prompt is the template's text, with its special tokens as such."""
+    async with asking(model.url) as client:
+        answer = await _chat(client)
+    choice: Any = answer.choices[0]
+    expected = byte_level().encode(f"<user>hello 🦊{END}<assistant>", add_special_tokens=False).ids
+    assert choice.prompt_token_ids == expected
+
+
+async def _chat(client: AsyncOpenAI, **given: Any) -> Any:  # noqa: ANN401 - OpenAI's model, and anything that it takes
+    return await client.chat.completions.create(
+        model="tokenbus", messages=CHAT, max_tokens=1, extra_body={"return_token_ids": True}, **given
+    )
+
+
+async def test_tokenize_and_detokenize(model: Served) -> None:
+    """Texts and chats are encoded, and ids decoded, without a request on the bus."""
+    library = byte_level()
+    async with plainly(model.url) as client:
+        ids = library.encode(f"a 🦊{END}").ids
+        answer = await _post(client, "/tokenize", prompt=f"a 🦊{END}", return_token_strs=True)
+        assert (answer["count"], answer["tokens"]) == (len(ids), ids)
+        assert answer["token_strs"] == [library.decode([each], skip_special_tokens=False) for each in ids]
+        chat = f"<user>hello 🦊{END}"
+        for begins, text in ((True, f"{chat}<assistant>"), (False, chat)):
+            expected = library.encode(text).ids
+            answer = await _post(client, "/tokenize", messages=CHAT, add_generation_prompt=begins)
+            assert answer == {"count": len(expected), "tokens": expected, "token_strs": None}
+        assert await _post(client, "/detokenize", tokens=ids) == {"prompt": f"a 🦊{END}"}
+
+
+async def _post(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "status"),
+    [
+        ({"prompt": "a", "messages": CHAT}, "prompt", 400),
+        ({}, "prompt", 400),
+        ({"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", 400),
+        ({"prompt": "a", "model": "another"}, "model", 404),
+    ],
+)
+async def test_tokenize_refuses(model: Served, body: dict[str, Any], param: str, status: int) -> None:
+    """What cannot be encoded is refused, with the field."""
+    async with plainly(model.url) as client:
+        answer = await client.post("/tokenize", json=body)
+    assert (answer.status_code, error_of(answer.text)["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(
+    ("template", "chosen", "line"),
+    [
+        (None, "auto", "messages: the model has no chat template: use /v1/completions, or set gateway.chat_template"),
+        ("{{ raise_exception('no users') }}", "auto", "messages: the model's chat template refuses them: no users"),
+        (None, "roles", None),
+        (TEMPLATE, "text", None),
+    ],
+)
+async def test_chat_of_a_model_whose_template_does_not_fit(
+    model: Served, tmp_path: Path, template: str | None, chosen: str, line: str | None
+) -> None:
+    """A chat without a template, or that the template refuses, is 400 in one line; another template may be chosen."""
+    folder = write_model(tmp_path / "model", byte_level(), template)
+    _, url = model.start_gateway(gateway__tokenizer=str(folder), gateway__chat_template=chosen)
+    async with plainly(url) as client:
+        answer = await client.post(
+            "/v1/chat/completions", json={"model": "tokenbus", "messages": CHAT, "max_tokens": 1}
+        )
+    if line is None:
+        assert answer.status_code == 200
+    else:
+        assert (answer.status_code, error_of(answer.text)["message"]) == (400, line)

@@ -1,0 +1,47 @@
+"""Vocabularies: which tokenizer a setting names, and why there is none."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.model_folder import END, byte_level, word_piece, write_model
+from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus_services.settings import SettingsError
+
+
+def test_folder_of_a_model(tmp_path: Path) -> None:
+    """The path of a model's folder is its tokenizer: special tokens have no text in answers, but one when decoded."""
+    vocabulary = vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
+    ids = vocabulary.encode(f"hello{END}")
+    assert b"".join(map(vocabulary.pieces.__getitem__, ids)) == b"hello"
+    assert vocabulary.decode(ids) == f"hello{END}"
+
+
+def test_numbers() -> None:
+    """Without texts, tokens are decoded as their ids."""
+    assert vocabulary_of("numbers").decode([7, 12]) == " 7 12"
+
+
+@pytest.mark.parametrize("name", ["qwen", "./nowhere"])
+def test_name_of_no_tokenizer(name: str) -> None:
+    """A name that is no tokenizer's and a path without a folder are refused with the setting and the value."""
+    with pytest.raises(SettingsError, match=r"gateway\.tokenizer") as raised:
+        vocabulary_of(name)
+    assert name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_folder_whose_tokenizer_cannot_be_used(tmp_path: Path) -> None:
+    """A folder whose tokenizer cannot show token by token is refused with the reason."""
+    with pytest.raises(SettingsError, match="got WordPiece"):
+        vocabulary_of(str(write_model(tmp_path / "model", word_piece())))
+
+
+def test_extra_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the packages that read a model's folder, the extra that has them is named."""
+    for name in [name for name in sys.modules if name.startswith("tokenbus_services.model_files")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(SettingsError, match="needs the extra models"):
+        vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
