@@ -6,11 +6,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.serving import Served, asking, error_of, plainly, served
+from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
 from tests.support.model_folder import END, TEMPLATE, byte_level, write_model
+from tests.support.waiting import until
 from tokenbus_services.model_files import ModelTokenizer
 
 pytestmark = pytest.mark.xdist_group("gateway")
@@ -133,3 +135,46 @@ async def test_chat_of_a_model_whose_template_does_not_fit(
         assert answer.status_code == 200
     else:
         assert (answer.status_code, error_of(answer.text)["message"]) == (400, line)
+
+
+async def test_models_are_those_of_the_workers() -> None:
+    """Models are listed and may be named once a worker serves them; `tokenbus` stands for any, others are 404."""
+    with served(gateway__tokenizer="numbers") as system:
+        async with asking(system.url) as client:
+            assert await _models(client) == ["tokenbus"]
+            with pytest.raises(openai.NotFoundError, match="model: one of tokenbus, got 'qwen'"):
+                await client.completions.create(model="qwen", prompt="a", max_tokens=1)
+            system.start_worker("worker-0", "--model", "qwen")
+            system.start_worker("worker-1", "--model", "org/llama")
+
+            async def are_known() -> bool:
+                """Ask."""
+                return await _models(client) == ["org/llama", "qwen"]
+
+            await until(are_known)
+            for name in ("qwen", "org/llama", "tokenbus"):
+                answer = await client.completions.create(model=name, prompt="a", max_tokens=1, logprobs=0)
+                assert answer.model == name
+                assert is_true(answer)
+            assert (await client.models.retrieve("org/llama")).id == "org/llama"
+            with pytest.raises(openai.NotFoundError, match="model: one of org/llama, qwen, got 'mistral'"):
+                await client.completions.create(model="mistral", prompt="a", max_tokens=1)
+
+
+async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None:
+    """A request for a model that was not known yet looks for it before it is refused."""
+    with served(gateway__tokenizer="numbers") as system:
+        async with asking(system.url) as client, plainly(system.url) as plain:
+            system.start_worker("worker-0", "--model", "qwen")
+
+            async def is_ready() -> bool:
+                """Ask."""
+                return (await plain.get("/readyz")).status_code == 200
+
+            await until(is_ready)
+            assert is_true(await client.completions.create(model="qwen", prompt="a", max_tokens=1, logprobs=0))
+
+
+async def _models(client: AsyncOpenAI) -> list[str]:
+    """Return what /v1/models lists."""
+    return [each.id async for each in await client.models.list()]

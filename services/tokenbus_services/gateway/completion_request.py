@@ -1,11 +1,11 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.prompts import PromptEncoder
 from tokenbus_services.gateway.request_body import RequestTypes, invalid
 from tokenbus_services.gateway.vocabulary import Vocabulary
@@ -76,8 +76,15 @@ class Reader:
         self._vocabulary = vocabulary
         self.encoder = PromptEncoder(settings.gateway, vocabulary)
         self.types = RequestTypes(settings)
-        self.models = tuple(filter(None, map(str.strip, self._settings.models.split(",")))) or (DEFAULT_MODEL,)
+        self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
+        """The models that the settings name; empty: those of the workers."""
+        self.models = self.fixed_models or (DEFAULT_MODEL,)
         """The models that requests may name."""
+
+    def learn_models(self, names: Iterable[str]) -> None:
+        """Take the models that workers serve, where the settings name none; DEFAULT_MODEL stands for any of them."""
+        if not self.fixed_models:
+            self.models = tuple(sorted({name or DEFAULT_MODEL for name in names})) or (DEFAULT_MODEL,)
 
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/completions."""
@@ -119,7 +126,7 @@ class Reader:
         """Read a body of /inspect."""
         body = self.types.read(self.types.inspection, value)
         return CompletionRequest(
-            model=self.models[0],
+            model=self.fixed_models[0] if self.fixed_models else DEFAULT_MODEL,
             prompts=[self.encoder.prompt(body.prompt, "prompt")],
             max_tokens=body.max_tokens,
             top_logprobs=body.top_logprobs,
@@ -153,9 +160,9 @@ class Reader:
 
     def check_model(self, name: str) -> None:
         """Refuse a model that requests may not name."""
-        if name not in self.models:
+        if name not in self.models and (self.fixed_models or name != DEFAULT_MODEL):
             message = f"model: one of {', '.join(self.models)}, got {name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 
     def _common(self, body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
         self.check_model(body.model)

@@ -6,6 +6,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.delivery.errors import code_name
 
+MODEL_NOT_FOUND = "model_not_found"
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _OVERLOADED = "overloaded_error"

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
-from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
@@ -105,6 +105,15 @@ class Routes:
     async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
         data = await read_body(request, self._gateway.settings.gateway)
         await self._limiter.next()
+        try:
+            return await self._read_from(data, read)
+        except ApiError as error:
+            if error.code != MODEL_NOT_FOUND:
+                raise
+        await self._gateway.learn_models()  # its worker may have come since
+        return await self._read_from(data, read)
+
+    async def _read_from(self, data: bytes, read: Callable[[Any], T]) -> T:
         if len(data) <= _READ_INLINE_BYTES:
             return read(parse_json(data))
         async with self._reading:  # one at a time: several would take the interpreter from the streams
@@ -148,12 +157,14 @@ class Routes:
     # Facts.
 
     async def _models(self, _request: Request) -> Response:
+        await self._gateway.learn_models()
         return _json({"object": "list", "data": [self._model_of(model) for model in self._gateway.reader.models]})
 
     async def _model(self, request: Request) -> Response:
         model = request.path_params["model"]
+        await self._gateway.learn_models()
         if model not in self._gateway.reader.models:
-            raise ApiError(404, f"there is no model {model!r}", param="model", code="model_not_found")
+            raise ApiError(404, f"there is no model {model!r}", param="model", code=MODEL_NOT_FOUND)
         return _json(self._model_of(model))
 
     def _model_of(self, model: str) -> dict[str, object]:

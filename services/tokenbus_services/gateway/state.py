@@ -1,6 +1,7 @@
 """Gateway: the state of one gateway process, its periodic work, health and readiness."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from prometheus_client.registry import Collector
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
-from tokenbus_services.gateway.completion_request import Reader
+from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.metrics import GATEWAY, Counts
 from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
@@ -81,6 +82,14 @@ class Gateway:
         }
         return Health(tuple(problems), facts)
 
+    async def learn_models(self) -> None:
+        """Ask the processor which models its workers serve; without an answer those of before stay."""
+        if self.reader.fixed_models:
+            return
+        with contextlib.suppress(UnknownStatusError):
+            status = await self.status.get()
+            self.reader.learn_models(worker.model for worker in status.workers if worker.is_connected)
+
     async def why_not_ready(self) -> list[str]:
         """Return why a request would find no worker; empty if it would find one."""
         if self.feed.is_draining:
@@ -91,7 +100,7 @@ class Gateway:
             status = await self.status.get()
         except UnknownStatusError as error:
             return [str(error)]
-        is_ready = takes_requests(status.workers, self.reader.models)
+        is_ready = takes_requests(status.workers, self.reader.fixed_models or (DEFAULT_MODEL,))
         return [] if is_ready else ["no worker is connected that takes requests"]
 
 

@@ -83,8 +83,8 @@ class GatewaySettings(Section):
     models: str = setting(
         "",
         path(
-            "the models that may be asked for, as workers name them, with commas between; empty: whatever workers "
-            "there are, as the one model `tokenbus`",
+            "the models that may be asked for, as workers name them, with commas between; empty: those of the workers, "
+            "and `tokenbus` for any of them",
         ),
     )
     tokenizer: str = setting(
