@@ -24,7 +24,7 @@ the words mean. The examples run as they are written: `address` is where a proce
 possible, as in `python -m asyncio`.
 """
 _GROUPS = {
-    "Clients": "connect Client Generation Token RequestParameters Stream StepRows RequestEnd Generate",
+    "Clients": "connect Client Generation Token RequestParameters StructuredOutput Stream StepRows RequestEnd Generate",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
     "Messages": "LogprobBatch BatchHeader Row encode decode Limits BatchKind RowStatus Scoring SpeculativeMethod "

@@ -33,7 +33,8 @@ _SAME = [
         ["LogprobBatch.token_ids.max", f"{field}.max"]
         for field in (
             *("LogprobBatch.alternative_token_ids", "LogprobBatch.proposal_token_ids"),
-            *("TokenPrompt.token_ids", "SamplingParameters.stop_token_ids"),
+            *("TokenPrompt.token_ids", "SamplingParameters.stop_token_ids", "SamplingParameters.allowed_token_ids"),
+            "TokenBias.token_id",
         )
     ),
     *(["LogprobBatch.draft_token_counts." + m, "LogprobBatch.proposal_counts." + m] for m in ("max", "default_max")),
@@ -124,6 +125,8 @@ def _missing(name: str, message: DescriptorProto) -> Iterator[str]:
             yield f"{name}.{field.name}: text or bytes without max_bytes"
         if bounds.HasField("default_max") and bounds.default_max > bounds.max:
             yield f"{name}.{field.name}: default_max {bounds.default_max} above max {bounds.max}"
+        if bounds.HasField("least") and bounds.HasField("min"):
+            yield f"{name}.{field.name}: least {bounds.least} beside min {bounds.min}, and they say the same"
         if bounds.default_max_items > bounds.max_items:
             yield f"{name}.{field.name}: default_max_items above max_items {bounds.max_items}"
         counted = bounds.length and field.type == FieldDescriptorProto.TYPE_UINT32

@@ -152,10 +152,11 @@ def _bounds(bounds: FieldBounds) -> Iterator[str]:
 
 def _values(bounds: FieldBounds) -> Iterator[str]:
     default = f", {bounds.default_max} by default" if bounds.HasField("default_max") else ""
-    if bounds.HasField("min") and bounds.HasField("max"):
-        yield f"{bounds.min} to {bounds.max}{default}"
-    elif bounds.HasField("min"):
-        yield f"at least {bounds.min}"
+    least = bounds.least if bounds.HasField("least") else bounds.min if bounds.HasField("min") else None
+    if least is not None and bounds.HasField("max"):
+        yield f"{least} to {bounds.max}{default}"
+    elif least is not None:
+        yield f"at least {least}"
     elif bounds.HasField("max"):
         yield f"at most {bounds.max}{default}"
 

@@ -23,7 +23,7 @@ if api_implementation.Type() != "upb":
     )
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 
 # Both of protobuf's implementations have descriptors like this one; the stubs see a union of the two.
 BATCH = cast("Descriptor", logprob_batch_pb2.LogprobBatch.DESCRIPTOR)
@@ -220,7 +220,7 @@ def _field_rule(field: FieldDescriptor) -> FieldRule:
         is_text=field.type == FieldDescriptor.TYPE_STRING,
         is_bytes=field.type == FieldDescriptor.TYPE_BYTES,
         is_unsigned=field.cpp_type in (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64),
-        min=bounds.min if bounds.HasField("min") else 0 if bounds.named else None,
+        min=_least(bounds),
         max=bounds.max if bounds.HasField("max") else names_end if bounds.named else None,
         named=bounds.named,
         finite=bounds.finite,
@@ -230,6 +230,13 @@ def _field_rule(field: FieldDescriptor) -> FieldRule:
         min_bytes=bounds.min_bytes,
         max_bytes=bounds.max_bytes if bounds.HasField("max_bytes") else None,
     )
+
+
+def _least(bounds: bounds_pb2.FieldBounds) -> int | None:
+    """Return the smallest valid value that a field's bounds declare; None: its type's."""
+    if bounds.HasField("least"):
+        return bounds.least
+    return bounds.min if bounds.HasField("min") else 0 if bounds.named else None
 
 
 def oneofs_of(message: Descriptor) -> dict[str, list[str]]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         RequestParameters,
         StepRows,
         Stream,
+        StructuredOutput,
         Token,
         connect,
     )
@@ -94,6 +95,7 @@ __all__ = [
     "StepPhase",
     "StepRows",
     "Stream",
+    "StructuredOutput",
     "Token",
     "ValueKind",
     "WouldWaitError",
@@ -110,7 +112,8 @@ _HOMES = {
     "tokenbus_contracts.generated.request_pb2": "Generate",
     "tokenbus_gpu_ops": "token_logprobs",
     "tokenbus_services.bus": "AddressError",
-    "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream Token connect",
+    "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream StructuredOutput Token "
+    "connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
     "tokenbus_services.processor": "Processor",
     "tokenbus_services.settings": "Settings SettingsError",

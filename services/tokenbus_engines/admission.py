@@ -5,9 +5,11 @@ What is wrong is a ValueError of one line with the field, the limit and the valu
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_services.plugins import Tokenizer
@@ -15,12 +17,46 @@ from tokenbus_services.plugins import Tokenizer
 Role = Literal["mixed", "prefill", "decode"]
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 256, 64
 """The contract's own bounds."""
+OFFERED = frozenset({
+    *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
+    *("include_stop_string", "cache_salt"),
+})  # fmt: skip
+"""The sampling parameters that an engine which keeps no prompts' states has by choosing tokens, ending with stops.
+
+`include_stop_string` is for whoever makes a text of the tokens, and with no states kept none are shared.
+"""
+_NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
+"""What changes nothing where that is not zero, false or empty."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
     """Raise a ValueError for a number that is out of its range."""
     if not least <= value <= most:
         raise ValueError(f"{name}: {least} to {most}, got {value}")
+
+
+def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:
+    """Raise a ValueError for a sampling parameter that the engine does not offer, unless its value changes nothing."""
+    for field, value in sampling.ListFields():
+        if field.name in offered:
+            continue
+        is_plain = not field.is_repeated and field.message_type is None
+        if not is_plain or value != _NEUTRAL.get(field.name, field.default_value):
+            raise ValueError(f"sampling.{field.name}: {_shown(field, value)}")
+
+
+def _shown(field: FieldDescriptor, value: Any) -> str:  # noqa: ANN401 - of any field
+    """Return what the engine takes of a parameter that it does not offer, and what it got."""
+    if field.is_repeated:
+        return f"none with this engine, got {len(value)} elements"
+    if field.message_type is not None:
+        return f"none with this engine, got {value.WhichOneof('constraint')}"
+    if isinstance(value, str):
+        return f"none with this engine, got {value!r}"
+    neutral = _NEUTRAL.get(field.name, field.default_value)
+    if isinstance(value, float):
+        return f"only {neutral:g} with this engine, got {value:g}"
+    return f"only {neutral} with this engine, got {value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +152,7 @@ def parameters_of(generate: Generate, options: EngineOptions, tokenizer: Tokeniz
     if not generate.request_key:
         raise ValueError("request_key: at least 1, got 0")
     sampling, size = generate.sampling, tokenizer.vocabulary_size
+    check_offered(sampling)
     temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
     if not 0 <= temperature < math.inf:
         raise ValueError(f"sampling.temperature: a finite number of at least 0, got {temperature}")

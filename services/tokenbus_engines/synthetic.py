@@ -9,6 +9,7 @@ import numpy as np
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines import synthetic_tokens
+from tokenbus_engines.admission import check_offered
 from tokenbus_services.worker.engine import EngineStepError
 from tokenbus_services.worker.step import StepArrays
 
@@ -67,6 +68,7 @@ class SyntheticEngine:
     def admit(self, generate: Generate, state: bytes | None = None) -> int:
         """Take a request, and return how long its prompt is; its state, if it has one, is the place to go on from."""
         sampling = generate.sampling
+        check_offered(sampling)  # its tokens follow from the key alone, whatever is said of how they are chosen
         end = sampling.max_tokens if sampling.HasField("max_tokens") else _UNLIMITED
         scored = generate.HasField("top_logprobs")
         key = generate.request_key

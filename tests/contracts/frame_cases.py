@@ -110,6 +110,9 @@ def _values(field: FieldDescriptor) -> Iterator[tuple[str, str, object, Rule | N
         yield "min", "min", bounds.min, None
         if bounds.min or step < 1:
             yield "min", "below min", bounds.min - step, version or Rule.MIN
+    if bounds.HasField("least"):
+        yield "least", "least", bounds.least, None
+        yield "least", "below least", bounds.least - step, Rule.MIN
     if bounds.HasField("max"):
         yield "max", "max", bounds.max, None
         yield "max", "above max", bounds.max + step, version or Rule.MAX

@@ -35,7 +35,7 @@ from tokenbus_contracts.schema import bounds_in, message_bounds_in, oneofs_of
 
 ITEM = WorkerFrame(epoch=7, item=Item(sequence=1, payload_kind=PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload_bytes=9))
 PADDING_FIELD = 1000
-KINDS = {"min", "max", "max_items", "max_bytes", "min_bytes", "finite", "unique", "named", "required"}
+KINDS = {"min", "max", "least", "max_items", "max_bytes", "min_bytes", "finite", "unique", "named", "required"}
 
 
 CASES = [case for frame in FRAMES for case in cases_of(frame)]
@@ -192,6 +192,38 @@ def test_newer_fields_and_names_pass() -> None:
     frame.refusal.MergeFromString(_key(31, 2) + b"\x02hi")
     data = frame.SerializeToString(deterministic=True)
     assert write_frame(read_frame(ProcessorFrame, data)) == data
+
+
+def test_first_minor_reads_the_second() -> None:
+    """A reader of minor 0 keeps what it does not know of minor 1, and its own requests are the same there."""
+    old = _first_minor()
+    new = SamplingParameters(
+        temperature=0.5, stop=["a"], min_p=0.1, presence_penalty=-2, min_tokens=3, bad_words=["b"], priority=-1
+    )
+    new.logit_bias.add(token_id=7, bias=-100)
+    new.structured_output.choice.texts.extend(["yes", "no"])
+    read = old.FromString(new.SerializeToString())
+    assert {field.name for field, _ in read.ListFields()} == {"temperature", "stop"}
+    assert SamplingParameters.FromString(read.SerializeToString()) == new
+    plain = {"max_tokens": 9, "temperature": 0.5, "top_p": 0.5, "seed": 1, "stop": ["a"], "ignore_end_token": True}
+    assert old(**plain).SerializeToString() == SamplingParameters(**plain).SerializeToString()  # type: ignore[arg-type]
+
+
+def _first_minor() -> type[Message]:
+    """Return the class of SamplingParameters as minor 0 had it."""
+    file = FileDescriptorProto(name="tests/first_minor.proto", package="tests.first_minor", syntax="proto3")
+    message = file.message_type.add()
+    cast("Descriptor", SamplingParameters.DESCRIPTOR).CopyToProto(message)
+    kept = [field for field in message.field if field.number <= 8]  # those of minor 0
+    del message.field[:]
+    message.field.extend(kept)
+    for field in message.field:
+        field.ClearField("options")
+    used = 1 + max(field.oneof_index for field in kept if field.proto3_optional)
+    del message.oneof_decl[used:]
+    pool = cast("Any", descriptor_pool.Default())
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName("tests.first_minor.SamplingParameters"))
 
 
 def test_cut_frames() -> None:

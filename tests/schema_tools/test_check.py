@@ -14,6 +14,7 @@ from tokenbus_contracts.generated import bounds_pb2, client_pb2, handoff_pb2, lo
 
 CONTRACT = "proto/tokenbus/v1/logprob_batch.proto"
 STREAM = "proto/tokenbus/v1/stream.proto"
+REQUEST = "proto/tokenbus/v1/request.proto"
 BASELINE = "contracts/baseline/v1.binpb"
 GENERATED = "contracts/tokenbus_contracts/generated"
 REFERENCE = "docs/contract-reference.md"
@@ -269,6 +270,12 @@ def test_new_field_may_have_bounds(copy: Copy) -> None:
     )
     copy.run("generate")
     assert copy.faults() == []
+
+
+def test_field_with_two_smallest_values_is_found(copy: Copy) -> None:
+    """A field says its smallest value once, by min or, where it is negative, by least."""
+    copy.replace(REQUEST, "    least: -100\n", "    least: -100\n    min: 1\n")
+    assert "bounds: TokenBias.bias: least -100 beside min 1, and they say the same" in copy.faults()
 
 
 def test_nested_message_is_checked_as_any_other(copy: Copy) -> None:

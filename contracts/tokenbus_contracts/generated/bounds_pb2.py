@@ -26,21 +26,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tokenbus/v1/bounds.proto\x12\x0btokenbus.v1\x1a google/protobuf/descriptor.proto\"\xff\x02\n\x0b\x46ieldBounds\x12\x10\n\x03min\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x03max\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x18\n\x0b\x64\x65\x66\x61ult_max\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x16\n\tmax_items\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x1e\n\x11\x64\x65\x66\x61ult_max_items\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x16\n\tmin_bytes\x18\x07 \x01(\rH\x06\x88\x01\x01\x12)\n\x06length\x18\x08 \x01(\x0e\x32\x19.tokenbus.v1.ColumnLength\x12\x0e\n\x06\x66inite\x18\t \x01(\x08\x12\x0e\n\x06unique\x18\n \x01(\x08\x12\r\n\x05named\x18\x0b \x01(\x08\x12\x10\n\x08required\x18\x0c \x01(\x08\x42\x06\n\x04_minB\x06\n\x04_maxB\x0e\n\x0c_default_maxB\x0c\n\n_max_itemsB\x14\n\x12_default_max_itemsB\x0c\n\n_max_bytesB\x0c\n\n_min_bytes\"=\n\rMessageBounds\x12\x11\n\tmax_bytes\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65\x66\x61ult_max_bytes\x18\x02 \x01(\r\"G\n\nStatusRule\x12&\n\x06tokens\x18\x01 \x01(\x0e\x32\x16.tokenbus.v1.TokenRule\x12\x11\n\tproposals\x18\x02 \x01(\x08*\xbd\x01\n\x0c\x43olumnLength\x12\x1d\n\x19\x43OLUMN_LENGTH_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43OLUMN_LENGTH_ROWS\x10\x01\x12\x18\n\x14\x43OLUMN_LENGTH_TOKENS\x10\x02\x12\x1f\n\x1b\x43OLUMN_LENGTH_SCORED_TOKENS\x10\x03\x12\x1e\n\x1a\x43OLUMN_LENGTH_ALTERNATIVES\x10\x04\x12\x1b\n\x17\x43OLUMN_LENGTH_PROPOSALS\x10\x05*e\n\tTokenRule\x12\x1a\n\x16TOKEN_RULE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTOKEN_RULE_NONE\x10\x01\x12\x12\n\x0eTOKEN_RULE_ANY\x10\x02\x12\x13\n\x0fTOKEN_RULE_SOME\x10\x03:I\n\x06\x62ounds\x12\x1d.google.protobuf.FieldOptions\x18\x9d\x8c\x03 \x01(\x0b\x32\x18.tokenbus.v1.FieldBounds:U\n\x0emessage_bounds\x12\x1f.google.protobuf.MessageOptions\x18\x9d\x8c\x03 \x01(\x0b\x32\x1a.tokenbus.v1.MessageBounds:Q\n\x0bstatus_rule\x12!.google.protobuf.EnumValueOptions\x18\x9d\x8c\x03 \x01(\x0b\x32\x17.tokenbus.v1.StatusRuleb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tokenbus/v1/bounds.proto\x12\x0btokenbus.v1\x1a google/protobuf/descriptor.proto\"\x9d\x03\n\x0b\x46ieldBounds\x12\x10\n\x03min\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x10\n\x03max\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x18\n\x0b\x64\x65\x66\x61ult_max\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x16\n\tmax_items\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x1e\n\x11\x64\x65\x66\x61ult_max_items\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x16\n\tmax_bytes\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x16\n\tmin_bytes\x18\x07 \x01(\rH\x06\x88\x01\x01\x12)\n\x06length\x18\x08 \x01(\x0e\x32\x19.tokenbus.v1.ColumnLength\x12\x0e\n\x06\x66inite\x18\t \x01(\x08\x12\x0e\n\x06unique\x18\n \x01(\x08\x12\r\n\x05named\x18\x0b \x01(\x08\x12\x10\n\x08required\x18\x0c \x01(\x08\x12\x12\n\x05least\x18\r \x01(\x11H\x07\x88\x01\x01\x42\x06\n\x04_minB\x06\n\x04_maxB\x0e\n\x0c_default_maxB\x0c\n\n_max_itemsB\x14\n\x12_default_max_itemsB\x0c\n\n_max_bytesB\x0c\n\n_min_bytesB\x08\n\x06_least\"=\n\rMessageBounds\x12\x11\n\tmax_bytes\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65\x66\x61ult_max_bytes\x18\x02 \x01(\r\"G\n\nStatusRule\x12&\n\x06tokens\x18\x01 \x01(\x0e\x32\x16.tokenbus.v1.TokenRule\x12\x11\n\tproposals\x18\x02 \x01(\x08*\xbd\x01\n\x0c\x43olumnLength\x12\x1d\n\x19\x43OLUMN_LENGTH_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43OLUMN_LENGTH_ROWS\x10\x01\x12\x18\n\x14\x43OLUMN_LENGTH_TOKENS\x10\x02\x12\x1f\n\x1b\x43OLUMN_LENGTH_SCORED_TOKENS\x10\x03\x12\x1e\n\x1a\x43OLUMN_LENGTH_ALTERNATIVES\x10\x04\x12\x1b\n\x17\x43OLUMN_LENGTH_PROPOSALS\x10\x05*e\n\tTokenRule\x12\x1a\n\x16TOKEN_RULE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTOKEN_RULE_NONE\x10\x01\x12\x12\n\x0eTOKEN_RULE_ANY\x10\x02\x12\x13\n\x0fTOKEN_RULE_SOME\x10\x03:I\n\x06\x62ounds\x12\x1d.google.protobuf.FieldOptions\x18\x9d\x8c\x03 \x01(\x0b\x32\x18.tokenbus.v1.FieldBounds:U\n\x0emessage_bounds\x12\x1f.google.protobuf.MessageOptions\x18\x9d\x8c\x03 \x01(\x0b\x32\x1a.tokenbus.v1.MessageBounds:Q\n\x0bstatus_rule\x12!.google.protobuf.EnumValueOptions\x18\x9d\x8c\x03 \x01(\x0b\x32\x17.tokenbus.v1.StatusRuleb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tokenbus.v1.bounds_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COLUMNLENGTH']._serialized_start=598
-  _globals['_COLUMNLENGTH']._serialized_end=787
-  _globals['_TOKENRULE']._serialized_start=789
-  _globals['_TOKENRULE']._serialized_end=890
+  _globals['_COLUMNLENGTH']._serialized_start=628
+  _globals['_COLUMNLENGTH']._serialized_end=817
+  _globals['_TOKENRULE']._serialized_start=819
+  _globals['_TOKENRULE']._serialized_end=920
   _globals['_FIELDBOUNDS']._serialized_start=76
-  _globals['_FIELDBOUNDS']._serialized_end=459
-  _globals['_MESSAGEBOUNDS']._serialized_start=461
-  _globals['_MESSAGEBOUNDS']._serialized_end=522
-  _globals['_STATUSRULE']._serialized_start=524
-  _globals['_STATUSRULE']._serialized_end=595
+  _globals['_FIELDBOUNDS']._serialized_end=489
+  _globals['_MESSAGEBOUNDS']._serialized_start=491
+  _globals['_MESSAGEBOUNDS']._serialized_end=552
+  _globals['_STATUSRULE']._serialized_start=554
+  _globals['_STATUSRULE']._serialized_end=625
 # @@protoc_insertion_point(module_scope)

@@ -40,7 +40,7 @@ STATUS_RULE_FIELD_NUMBER: _ClassVar[int]
 status_rule: _descriptor.FieldDescriptor
 
 class FieldBounds(_message.Message):
-    __slots__ = ("min", "max", "default_max", "max_items", "default_max_items", "max_bytes", "min_bytes", "length", "finite", "unique", "named", "required")
+    __slots__ = ("min", "max", "default_max", "max_items", "default_max_items", "max_bytes", "min_bytes", "length", "finite", "unique", "named", "required", "least")
     MIN_FIELD_NUMBER: _ClassVar[int]
     MAX_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class FieldBounds(_message.Message):
     UNIQUE_FIELD_NUMBER: _ClassVar[int]
     NAMED_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
     min: int
     max: int
     default_max: int
@@ -65,7 +66,8 @@ class FieldBounds(_message.Message):
     unique: bool
     named: bool
     required: bool
-    def __init__(self, min: _Optional[int] = ..., max: _Optional[int] = ..., default_max: _Optional[int] = ..., max_items: _Optional[int] = ..., default_max_items: _Optional[int] = ..., max_bytes: _Optional[int] = ..., min_bytes: _Optional[int] = ..., length: _Optional[_Union[ColumnLength, str]] = ..., finite: bool = ..., unique: bool = ..., named: bool = ..., required: bool = ...) -> None: ...
+    least: int
+    def __init__(self, min: _Optional[int] = ..., max: _Optional[int] = ..., default_max: _Optional[int] = ..., max_items: _Optional[int] = ..., default_max_items: _Optional[int] = ..., max_bytes: _Optional[int] = ..., min_bytes: _Optional[int] = ..., length: _Optional[_Union[ColumnLength, str]] = ..., finite: bool = ..., unique: bool = ..., named: bool = ..., required: bool = ..., least: _Optional[int] = ...) -> None: ...
 
 class MessageBounds(_message.Message):
     __slots__ = ("max_bytes", "default_max_bytes")

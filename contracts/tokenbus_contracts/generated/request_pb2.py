@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from tokenbus_contracts.generated import bounds_pb2 as tokenbus_dot_v1_dot_bounds__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenbus/v1/request.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\"\xd3\x03\n\x08Generate\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x16\n\x05model\x18\x02 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12\'\n\x04text\x18\x03 \x01(\x0b\x32\x17.tokenbus.v1.TextPromptH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.tokenbus.v1.TokenPromptH\x00\x12\x39\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.tokenbus.v1.SamplingParametersB\x06\xea\xe1\x18\x02`\x01\x12#\n\x0ctop_logprobs\x18\x06 \x01(\rB\x08\xea\xe1\x18\x04\x10\x7f\x18\x14H\x01\x88\x01\x01\x12\x1e\n\x16include_draft_logprobs\x18\x07 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12 \n\x0fhandoff_address\x18\t \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x1e\n\x0ehandoff_ticket\x18\n \x01(\x0c\x42\x06\xea\xe1\x18\x02\x30@\x12\"\n\x12handoff_server_key\x18\x0b \x01(\x0c\x42\x06\xea\xe1\x18\x02\x30 \x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x0c \x01(\x06\x12\r\n\x05owner\x18\r \x01(\x06\x42\x08\n\x06promptB\x0f\n\r_top_logprobs\"\'\n\nTextPrompt\x12\x19\n\x04text\x18\x01 \x01(\tB\x0b\xea\xe1\x18\x07\x30\x80\x80\x80\x02\x38\x01\"0\n\x0bTokenPrompt\x12!\n\ttoken_ids\x18\x01 \x03(\x07\x42\x0e\xea\xe1\x18\n\x10\xfe\xff\xff\xff\x07 \x80\x80@\"\xc9\x02\n\x12SamplingParameters\x12%\n\nmax_tokens\x18\x01 \x01(\rB\x0c\xea\xe1\x18\x08\x08\x01\x10\xff\xff\xff\xff\x07H\x00\x88\x01\x01\x12\"\n\x0btemperature\x18\x02 \x01(\x02\x42\x08\xea\xe1\x18\x04\x08\x00H\x01H\x01\x88\x01\x01\x12\x1e\n\x05top_p\x18\x03 \x01(\x02\x42\n\xea\xe1\x18\x06\x08\x00\x10\x01H\x01H\x02\x88\x01\x01\x12\x1e\n\x05top_k\x18\x04 \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x06H\x04\x88\x01\x01\x12\x19\n\x04stop\x18\x06 \x03(\tB\x0b\xea\xe1\x18\x07 \x10\x30\x80\x02\x38\x01\x12$\n\x0estop_token_ids\x18\x07 \x03(\x07\x42\x0c\xea\xe1\x18\x08\x10\xfe\xff\xff\xff\x07 @\x12\x18\n\x10ignore_end_token\x18\x08 \x01(\x08\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seed\"$\n\x05\x41\x62ort\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\"\x94\x01\n\x08\x41\x64mitted\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x1b\n\tworker_id\x18\x02 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12\x15\n\x05\x65poch\x18\x03 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x1d\n\rprompt_tokens\x18\x04 \x01(\rB\x06\xea\xe1\x18\x02\x08\x01\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x05 \x01(\x06\"\xa9\x01\n\x0cRequestError\x12\x13\n\x0brequest_key\x18\x01 \x01(\x06\x12,\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x16.tokenbus.v1.ErrorCodeB\x06\xea\xe1\x18\x02\x08\x01\x12\x1a\n\x07message\x18\x03 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x08\x38\x01\x12\"\n\x0e\x65mitted_tokens\x18\x04 \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x9c\x01\n\x0cRequestEvent\x12\"\n\x08sequence\x18\x01 \x01(\x04\x42\x10\xea\xe1\x18\x0c\x08\x01\x10\x80\x80\x80\x80\x80\x80\x80\x80@\x12)\n\x08\x61\x64mitted\x18\x02 \x01(\x0b\x32\x15.tokenbus.v1.AdmittedH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.tokenbus.v1.RequestErrorH\x00:\x08\xea\xe1\x18\x04\x08\x80\x80\x04\x42\x07\n\x05\x65vent*\xba\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x01\x12 \n\x1c\x45RROR_CODE_DUPLICATE_REQUEST\x10\x02\x12\x1e\n\x1a\x45RROR_CODE_UNKNOWN_REQUEST\x10\x03\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x04\x12\x18\n\x14\x45RROR_CODE_NO_WORKER\x10\x05\x12\x1a\n\x16\x45RROR_CODE_WORKER_LOST\x10\x06\x12\x12\n\x0e\x45RROR_CODE_GAP\x10\x07\x12\x15\n\x11\x45RROR_CODE_ENGINE\x10\x08\x12\x1c\n\x18\x45RROR_CODE_UNRECOVERABLE\x10\t\x12\x16\n\x12\x45RROR_CODE_HANDOFF\x10\n\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x0b\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x0c\x12\x1a\n\x16\x45RROR_CODE_SLOW_CLIENT\x10\r\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0e\x12\x17\n\x13\x45RROR_CODE_TAKEN_UP\x10\x0f\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tokenbus/v1/request.proto\x12\x0btokenbus.v1\x1a\x18tokenbus/v1/bounds.proto\"\xd3\x03\n\x08Generate\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x16\n\x05model\x18\x02 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12\'\n\x04text\x18\x03 \x01(\x0b\x32\x17.tokenbus.v1.TextPromptH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.tokenbus.v1.TokenPromptH\x00\x12\x39\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.tokenbus.v1.SamplingParametersB\x06\xea\xe1\x18\x02`\x01\x12#\n\x0ctop_logprobs\x18\x06 \x01(\rB\x08\xea\xe1\x18\x04\x10\x7f\x18\x14H\x01\x88\x01\x01\x12\x1e\n\x16include_draft_logprobs\x18\x07 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\r\x12 \n\x0fhandoff_address\x18\t \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x1e\n\x0ehandoff_ticket\x18\n \x01(\x0c\x42\x06\xea\xe1\x18\x02\x30@\x12\"\n\x12handoff_server_key\x18\x0b \x01(\x0c\x42\x06\xea\xe1\x18\x02\x30 \x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x0c \x01(\x06\x12\r\n\x05owner\x18\r \x01(\x06\x42\x08\n\x06promptB\x0f\n\r_top_logprobs\"\'\n\nTextPrompt\x12\x19\n\x04text\x18\x01 \x01(\tB\x0b\xea\xe1\x18\x07\x30\x80\x80\x80\x02\x38\x01\"0\n\x0bTokenPrompt\x12!\n\ttoken_ids\x18\x01 \x03(\x07\x42\x0e\xea\xe1\x18\n\x10\xfe\xff\xff\xff\x07 \x80\x80@\"\x9d\x07\n\x12SamplingParameters\x12%\n\nmax_tokens\x18\x01 \x01(\rB\x0c\xea\xe1\x18\x08\x08\x01\x10\xff\xff\xff\xff\x07H\x00\x88\x01\x01\x12\"\n\x0btemperature\x18\x02 \x01(\x02\x42\x08\xea\xe1\x18\x04\x08\x00H\x01H\x01\x88\x01\x01\x12\x1e\n\x05top_p\x18\x03 \x01(\x02\x42\n\xea\xe1\x18\x06\x08\x00\x10\x01H\x01H\x02\x88\x01\x01\x12\x1e\n\x05top_k\x18\x04 \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x06H\x04\x88\x01\x01\x12\x19\n\x04stop\x18\x06 \x03(\tB\x0b\xea\xe1\x18\x07 \x10\x30\x80\x02\x38\x01\x12$\n\x0estop_token_ids\x18\x07 \x03(\x07\x42\x0c\xea\xe1\x18\x08\x10\xfe\xff\xff\xff\x07 @\x12\x18\n\x10ignore_end_token\x18\x08 \x01(\x08\x12\x1e\n\x05min_p\x18\t \x01(\x02\x42\n\xea\xe1\x18\x06\x08\x00\x10\x01H\x01H\x05\x88\x01\x01\x12)\n\x10presence_penalty\x18\n \x01(\x02\x42\n\xea\xe1\x18\x06\x10\x02H\x01h\x03H\x06\x88\x01\x01\x12*\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x42\n\xea\xe1\x18\x06\x10\x02H\x01h\x03H\x07\x88\x01\x01\x12)\n\x12repetition_penalty\x18\x0c \x01(\x02\x42\x08\xea\xe1\x18\x04\x08\x00H\x01H\x08\x88\x01\x01\x12\x33\n\nlogit_bias\x18\r \x03(\x0b\x32\x16.tokenbus.v1.TokenBiasB\x07\xea\xe1\x18\x03 \x80\x08\x12\x1e\n\nmin_tokens\x18\x0e \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07\x12\x1f\n\tbad_words\x18\x0f \x03(\tB\x0c\xea\xe1\x18\x08 \x80\x02\x30\x80\x02\x38\x01\x12)\n\x11\x61llowed_token_ids\x18\x10 \x03(\x07\x42\x0e\xea\xe1\x18\n\x10\xfe\xff\xff\xff\x07 \x80\x80\x04\x12\x1b\n\x13include_stop_string\x18\x11 \x01(\x08\x12\x1e\n\x16include_special_tokens\x18\x12 \x01(\x08\x12\x38\n\x11structured_output\x18\x13 \x01(\x0b\x32\x1d.tokenbus.v1.StructuredOutput\x12\x1d\n\x0clora_adapter\x18\x14 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x12\x10\n\x08priority\x18\x15 \x01(\x12\x12\x1b\n\ncache_salt\x18\x16 \x01(\tB\x07\xea\xe1\x18\x03\x30\x80\x02\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\"D\n\tTokenBias\x12\x1c\n\x08token_id\x18\x01 \x01(\x07\x42\n\xea\xe1\x18\x06\x10\xfe\xff\xff\xff\x07\x12\x19\n\x04\x62ias\x18\x02 \x01(\x02\x42\x0b\xea\xe1\x18\x07\x10\x64H\x01h\xc7\x01\"\xf5\x01\n\x10StructuredOutput\x12.\n\x0bjson_schema\x18\x01 \x01(\x0b\x32\x17.tokenbus.v1.JsonSchemaH\x00\x12.\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x17.tokenbus.v1.JsonObjectH\x00\x12#\n\x05regex\x18\x03 \x01(\x0b\x32\x12.tokenbus.v1.RegexH\x00\x12%\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x13.tokenbus.v1.ChoiceH\x00\x12\'\n\x07grammar\x18\x05 \x01(\x0b\x32\x14.tokenbus.v1.GrammarH\x00\x42\x0c\n\nconstraint\"(\n\nJsonSchema\x12\x1a\n\x06schema\x18\x01 \x01(\tB\n\xea\xe1\x18\x06\x30\x80\x80\x10\x38\x01\"\x0c\n\nJsonObject\"$\n\x05Regex\x12\x1b\n\x07pattern\x18\x01 \x01(\tB\n\xea\xe1\x18\x06\x30\x80\x80\x01\x38\x01\"%\n\x06\x43hoice\x12\x1b\n\x05texts\x18\x01 \x03(\tB\x0c\xea\xe1\x18\x08 \x80\x08\x30\x80\x08\x38\x01\"#\n\x07Grammar\x12\x18\n\x04text\x18\x01 \x01(\tB\n\xea\xe1\x18\x06\x30\x80\x80\x10\x38\x01\"$\n\x05\x41\x62ort\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\"\x94\x01\n\x08\x41\x64mitted\x12\x1b\n\x0brequest_key\x18\x01 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x1b\n\tworker_id\x18\x02 \x01(\tB\x08\xea\xe1\x18\x04\x30@8\x01\x12\x15\n\x05\x65poch\x18\x03 \x01(\x06\x42\x06\xea\xe1\x18\x02\x08\x01\x12\x1d\n\rprompt_tokens\x18\x04 \x01(\rB\x06\xea\xe1\x18\x02\x08\x01\x12\x18\n\x10\x64\x65\x61\x64line_unix_ms\x18\x05 \x01(\x06\"\xa9\x01\n\x0cRequestError\x12\x13\n\x0brequest_key\x18\x01 \x01(\x06\x12,\n\x04\x63ode\x18\x02 \x01(\x0e\x32\x16.tokenbus.v1.ErrorCodeB\x06\xea\xe1\x18\x02\x08\x01\x12\x1a\n\x07message\x18\x03 \x01(\tB\t\xea\xe1\x18\x05\x30\x80\x08\x38\x01\x12\"\n\x0e\x65mitted_tokens\x18\x04 \x01(\rB\n\xea\xe1\x18\x06\x10\xff\xff\xff\xff\x07\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\x9c\x01\n\x0cRequestEvent\x12\"\n\x08sequence\x18\x01 \x01(\x04\x42\x10\xea\xe1\x18\x0c\x08\x01\x10\x80\x80\x80\x80\x80\x80\x80\x80@\x12)\n\x08\x61\x64mitted\x18\x02 \x01(\x0b\x32\x15.tokenbus.v1.AdmittedH\x00\x12*\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x19.tokenbus.v1.RequestErrorH\x00:\x08\xea\xe1\x18\x04\x08\x80\x80\x04\x42\x07\n\x05\x65vent*\xba\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_CODE_INVALID_REQUEST\x10\x01\x12 \n\x1c\x45RROR_CODE_DUPLICATE_REQUEST\x10\x02\x12\x1e\n\x1a\x45RROR_CODE_UNKNOWN_REQUEST\x10\x03\x12\x19\n\x15\x45RROR_CODE_OVERLOADED\x10\x04\x12\x18\n\x14\x45RROR_CODE_NO_WORKER\x10\x05\x12\x1a\n\x16\x45RROR_CODE_WORKER_LOST\x10\x06\x12\x12\n\x0e\x45RROR_CODE_GAP\x10\x07\x12\x15\n\x11\x45RROR_CODE_ENGINE\x10\x08\x12\x1c\n\x18\x45RROR_CODE_UNRECOVERABLE\x10\t\x12\x16\n\x12\x45RROR_CODE_HANDOFF\x10\n\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x0b\x12\x17\n\x13\x45RROR_CODE_DEADLINE\x10\x0c\x12\x1a\n\x16\x45RROR_CODE_SLOW_CLIENT\x10\r\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0e\x12\x17\n\x13\x45RROR_CODE_TAKEN_UP\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -63,6 +63,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMETERS'].fields_by_name['stop']._serialized_options = b'\352\341\030\007 \0200\200\0028\001'
   _globals['_SAMPLINGPARAMETERS'].fields_by_name['stop_token_ids']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS'].fields_by_name['stop_token_ids']._serialized_options = b'\352\341\030\010\020\376\377\377\377\007 @'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_p']._serialized_options = b'\352\341\030\006\010\000\020\001H\001'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['presence_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['presence_penalty']._serialized_options = b'\352\341\030\006\020\002H\001h\003'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['frequency_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['frequency_penalty']._serialized_options = b'\352\341\030\006\020\002H\001h\003'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['repetition_penalty']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['repetition_penalty']._serialized_options = b'\352\341\030\004\010\000H\001'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['logit_bias']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['logit_bias']._serialized_options = b'\352\341\030\003 \200\010'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_tokens']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_tokens']._serialized_options = b'\352\341\030\006\020\377\377\377\377\007'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['bad_words']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['bad_words']._serialized_options = b'\352\341\030\010 \200\0020\200\0028\001'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['allowed_token_ids']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['allowed_token_ids']._serialized_options = b'\352\341\030\n\020\376\377\377\377\007 \200\200\004'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['lora_adapter']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['lora_adapter']._serialized_options = b'\352\341\030\0030\200\002'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['cache_salt']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['cache_salt']._serialized_options = b'\352\341\030\0030\200\002'
+  _globals['_TOKENBIAS'].fields_by_name['token_id']._loaded_options = None
+  _globals['_TOKENBIAS'].fields_by_name['token_id']._serialized_options = b'\352\341\030\006\020\376\377\377\377\007'
+  _globals['_TOKENBIAS'].fields_by_name['bias']._loaded_options = None
+  _globals['_TOKENBIAS'].fields_by_name['bias']._serialized_options = b'\352\341\030\007\020dH\001h\307\001'
+  _globals['_JSONSCHEMA'].fields_by_name['schema']._loaded_options = None
+  _globals['_JSONSCHEMA'].fields_by_name['schema']._serialized_options = b'\352\341\030\0060\200\200\0208\001'
+  _globals['_REGEX'].fields_by_name['pattern']._loaded_options = None
+  _globals['_REGEX'].fields_by_name['pattern']._serialized_options = b'\352\341\030\0060\200\200\0018\001'
+  _globals['_CHOICE'].fields_by_name['texts']._loaded_options = None
+  _globals['_CHOICE'].fields_by_name['texts']._serialized_options = b'\352\341\030\010 \200\0100\200\0108\001'
+  _globals['_GRAMMAR'].fields_by_name['text']._loaded_options = None
+  _globals['_GRAMMAR'].fields_by_name['text']._serialized_options = b'\352\341\030\0060\200\200\0208\001'
   _globals['_ABORT'].fields_by_name['request_key']._loaded_options = None
   _globals['_ABORT'].fields_by_name['request_key']._serialized_options = b'\352\341\030\002\010\001'
   _globals['_ADMITTED'].fields_by_name['request_key']._loaded_options = None
@@ -83,8 +115,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTEVENT'].fields_by_name['sequence']._serialized_options = b'\352\341\030\014\010\001\020\200\200\200\200\200\200\200\200@'
   _globals['_REQUESTEVENT']._loaded_options = None
   _globals['_REQUESTEVENT']._serialized_options = b'\352\341\030\004\010\200\200\004'
-  _globals['_ERRORCODE']._serialized_start=1482
-  _globals['_ERRORCODE']._serialized_end=1924
+  _globals['_ERRORCODE']._serialized_start=2566
+  _globals['_ERRORCODE']._serialized_end=3008
   _globals['_GENERATE']._serialized_start=69
   _globals['_GENERATE']._serialized_end=536
   _globals['_TEXTPROMPT']._serialized_start=538
@@ -92,13 +124,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENPROMPT']._serialized_start=579
   _globals['_TOKENPROMPT']._serialized_end=627
   _globals['_SAMPLINGPARAMETERS']._serialized_start=630
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=959
-  _globals['_ABORT']._serialized_start=961
-  _globals['_ABORT']._serialized_end=997
-  _globals['_ADMITTED']._serialized_start=1000
-  _globals['_ADMITTED']._serialized_end=1148
-  _globals['_REQUESTERROR']._serialized_start=1151
-  _globals['_REQUESTERROR']._serialized_end=1320
-  _globals['_REQUESTEVENT']._serialized_start=1323
-  _globals['_REQUESTEVENT']._serialized_end=1479
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1555
+  _globals['_TOKENBIAS']._serialized_start=1557
+  _globals['_TOKENBIAS']._serialized_end=1625
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1628
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1873
+  _globals['_JSONSCHEMA']._serialized_start=1875
+  _globals['_JSONSCHEMA']._serialized_end=1915
+  _globals['_JSONOBJECT']._serialized_start=1917
+  _globals['_JSONOBJECT']._serialized_end=1929
+  _globals['_REGEX']._serialized_start=1931
+  _globals['_REGEX']._serialized_end=1967
+  _globals['_CHOICE']._serialized_start=1969
+  _globals['_CHOICE']._serialized_end=2006
+  _globals['_GRAMMAR']._serialized_start=2008
+  _globals['_GRAMMAR']._serialized_end=2043
+  _globals['_ABORT']._serialized_start=2045
+  _globals['_ABORT']._serialized_end=2081
+  _globals['_ADMITTED']._serialized_start=2084
+  _globals['_ADMITTED']._serialized_end=2232
+  _globals['_REQUESTERROR']._serialized_start=2235
+  _globals['_REQUESTERROR']._serialized_end=2404
+  _globals['_REQUESTEVENT']._serialized_start=2407
+  _globals['_REQUESTEVENT']._serialized_end=2563
 # @@protoc_insertion_point(module_scope)

@@ -1,7 +1,7 @@
 """The client: sends requests to a processor and takes their tokens."""
 
 from tokenbus_services.client.client import Client, WatchedItem, connect
-from tokenbus_services.client.parameters import RequestParameters
+from tokenbus_services.client.parameters import RequestParameters, StructuredOutput
 from tokenbus_services.client.session import RequestEnd, StepRows
 from tokenbus_services.client.stream import Stream
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
@@ -16,6 +16,7 @@ __all__ = [
     "RequestTokens",
     "StepRows",
     "Stream",
+    "StructuredOutput",
     "Token",
     "WatchedItem",
     "connect",

@@ -1,7 +1,8 @@
 """Requests from keyword arguments, each checked before it is sent."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
@@ -16,6 +17,26 @@ Ids = npt.NDArray[np.integer[Any]]
 """Token ids as an array."""
 Prompt = str | Sequence[int] | Ids
 """What a request goes on from: a text, or token ids."""
+
+
+class StructuredOutput(TypedDict, total=False):
+    """The form that an output's text must have: exactly one of these.
+
+    Example:
+        form: tokenbus.StructuredOutput = {"choice": ["yes", "no"]}
+        wanted: tokenbus.RequestParameters = {"max_tokens": 8, "structured_output": form}
+    """
+
+    json_schema: str | Mapping[str, Any]
+    """JSON that a JSON Schema describes: the schema as JSON text, or as the object itself."""
+    json_object: bool
+    """Any JSON object; only True."""
+    regex: str
+    """A text that a regular expression matches as a whole."""
+    choice: Sequence[str]
+    """One of several texts."""
+    grammar: str
+    """A text that a context-free grammar generates, in the form that the engine reads, such as EBNF."""
 
 
 class RequestParameters(TypedDict, total=False):
@@ -44,6 +65,37 @@ class RequestParameters(TypedDict, total=False):
     """Tokens that end the request, at most 64; default: the model's own only."""
     ignore_end_token: bool | None
     """True: the model's own end token does not end the request; default: False."""
+    min_p: float | None
+    """How probable a token must be to be kept, as a share of the most probable one's, from 0 to 1; default: the
+    worker's."""
+    presence_penalty: float | None
+    """What is taken off the logits of tokens that the output has already, from -2 to 2; default: the worker's."""
+    frequency_penalty: float | None
+    """The same for each time that the output has the token, from -2 to 2; default: the worker's."""
+    repetition_penalty: float | None
+    """What divides the positive logits, and multiplies the negative ones, of tokens that the prompt or the output has
+    already, above 0; 1 changes nothing; default: the worker's."""
+    logit_bias: Mapping[int, float] | None
+    """What is added to single tokens' logits by token id, from -100 to 100, at most 1,024; default: nothing."""
+    min_tokens: int | None
+    """The least tokens before a stop token or the model's own end token ends the request; default: 0."""
+    bad_words: str | Sequence[str] | None
+    """Texts that are not generated, at most 256; default: none."""
+    allowed_token_ids: Sequence[int] | Ids | None
+    """The only tokens that may be chosen, at most 65,536; default: all may be."""
+    include_stop_string: bool | None
+    """True: a text that ends the request belongs to its output, for those who make a text of the tokens; default:
+    False."""
+    include_special_tokens: bool | None
+    """True: `stop` is looked for in a text with the special tokens' texts; default: False, in one without."""
+    structured_output: StructuredOutput | None
+    """The form that the output's text must have; default: any."""
+    lora_adapter: str | None
+    """The LoRA adapter that the model is used with, as its worker names it; default: none."""
+    priority: int | None
+    """Which requests an engine that schedules by priority takes first: the lowest; default: 0."""
+    cache_salt: str | None
+    """The engine shares what it keeps of prompts only among requests of one salt; default: among those without."""
     top_logprobs: int | None
     """How many alternatives each token has, at most 127; 0: its own logprob and rank only; default: token ids only."""
     include_draft_logprobs: bool | None
@@ -97,7 +149,6 @@ _FIELDS: dict[str, tuple[Any, bool]] = {
     for name in RequestParameters.__annotations__
 }
 """By argument its field, and whether that is one of the sampling parameters."""
-_LISTS = frozenset({"stop", "stop_token_ids"})
 
 
 def _prompt_ids(prompt: Prompt) -> list[int]:
@@ -112,22 +163,75 @@ def _prompt_ids(prompt: Prompt) -> list[int]:
 def _set(generate: Generate, name: str, value: object) -> None:
     field, is_sampling = _FIELDS[name]
     owner = generate.sampling if is_sampling else generate
+    if field.message_type is not None:
+        _MESSAGE_WRITERS[name](generate.sampling, value)
+        return
     read = _READERS[field.type]
-    if name not in _LISTS:
+    if not field.is_repeated:
         setattr(owner, field.name, read(name, value))
         return
+    getattr(owner, field.name).extend(_each(name, value, read))
+
+
+def _each(name: str, value: object, read: Callable[[str, Any], object]) -> Iterator[Any]:
+    """Yield the elements of a sequence, or a single text as the only one."""
     values = [value] if isinstance(value, str) else value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(values, Sequence) or isinstance(values, (bytes, bytearray)):
         raise ContractError(name, "a sequence", type(value).__name__, rule=Rule.TYPE)
-    getattr(owner, field.name).extend(read(f"{name}[{place}]", each) for place, each in enumerate(values))
+    yield from (read(f"{name}[{place}]", each) for place, each in enumerate(values))
 
 
-def _whole(name: str, value: object, bits: int) -> int:
+def _set_logit_bias(sampling: SamplingParameters, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise ContractError("logit_bias", "a mapping of token ids to numbers", type(value).__name__, rule=Rule.TYPE)
+    for place, (token_id, bias) in enumerate(value.items()):
+        here = f"logit_bias[{place}]"
+        sampling.logit_bias.add(token_id=_whole(f"{here}.token_id", token_id, 32), bias=_number(f"{here}.bias", bias))
+
+
+def _set_structured_output(sampling: SamplingParameters, value: object) -> None:
+    forms = StructuredOutput.__annotations__
+    if not isinstance(value, Mapping) or len(value) != 1 or not forms.keys() >= value.keys():
+        given = ", ".join(map(str, value)) or "none" if isinstance(value, Mapping) else type(value).__name__
+        raise ContractError("structured_output", f"one of {', '.join(forms)}", given, rule=Rule.NAMED)
+    ((form, given),) = value.items()
+    name, output = f"structured_output.{form}", sampling.structured_output
+    if form == "json_schema":
+        output.json_schema.schema = _json(name, given) if isinstance(given, Mapping) else _text(name, given)
+    elif form == "json_object":
+        if not _flag(name, given):
+            raise ContractError(name, "True", given, rule=Rule.NAMED)
+        output.json_object.SetInParent()
+    elif form == "regex":
+        output.regex.pattern = _text(name, given)
+    elif form == "grammar":
+        output.grammar.text = _text(name, given)
+    else:
+        output.choice.texts.extend(_each(name, given, _text))
+        if not output.choice.texts:
+            raise ContractError(name, "at least 1 text", "none", rule=Rule.LENGTH)
+
+
+_MESSAGE_WRITERS: dict[str, Callable[[SamplingParameters, object], None]] = {
+    "logit_bias": _set_logit_bias,
+    "structured_output": _set_structured_output,
+}
+"""By argument that is a message, or a list of them, what writes it."""
+
+
+def _json(name: str, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ContractError(name, "a value for JSON", str(error), rule=Rule.TYPE) from None
+
+
+def _whole(name: str, value: object, bits: int, low: int = 0) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
         raise ContractError(name, "a whole number", value, rule=Rule.TYPE)
     number = int(value)
-    if number < 0:
-        raise ContractError(name, 0, number, rule=Rule.MIN)
+    if number < low:
+        raise ContractError(name, low, number, rule=Rule.MIN)
     if number >= 1 << bits:
         raise ContractError(name, (1 << bits) - 1, number, rule=Rule.MAX)
     return number
@@ -155,6 +259,7 @@ _READERS: dict[int, Callable[[str, Any], object]] = {
     FieldDescriptor.TYPE_UINT32: lambda name, value: _whole(name, value, 32),
     FieldDescriptor.TYPE_FIXED32: lambda name, value: _whole(name, value, 32),
     FieldDescriptor.TYPE_FIXED64: lambda name, value: _whole(name, value, 64),
+    FieldDescriptor.TYPE_SINT64: lambda name, value: _whole(name, value, 63, low=-(2**63)),
     FieldDescriptor.TYPE_FLOAT: _number,
     FieldDescriptor.TYPE_BOOL: _flag,
     FieldDescriptor.TYPE_STRING: _text,

@@ -149,6 +149,10 @@ class Dispatch:
         sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
         if sampling.HasField("top_p") and not sampling.top_p > 0:
             wrong = f"sampling.top_p: above 0, got {sampling.top_p}"
+        elif sampling.HasField("repetition_penalty") and not sampling.repetition_penalty > 0:
+            wrong = f"sampling.repetition_penalty: above 0, got {sampling.repetition_penalty}"
+        elif sampling.HasField("max_tokens") and sampling.min_tokens > sampling.max_tokens:
+            wrong = f"sampling.min_tokens: at most {sampling.max_tokens}, max_tokens, got {sampling.min_tokens}"
         elif generate.top_logprobs > most:
             wrong = f"top_logprobs: at most {most}, got {generate.top_logprobs}"
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None

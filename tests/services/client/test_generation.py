@@ -18,11 +18,15 @@ from tokenbus_contracts.generated.request_pb2 import (
     Generate,
     RequestError,
     SamplingParameters,
+    StructuredOutput,
     TextPrompt,
+    TokenBias,
     TokenPrompt,
 )
 from tokenbus_contracts.generated.stream_pb2 import Refusal
-from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
+from tokenbus_services.client import Client, Generation, RequestEnd, RequestParameters, StepRows
+from tokenbus_services.client import StructuredOutput as FormArgument
+from tokenbus_services.client.parameters import request_of
 from tokenbus_services.delivery import RequestFailedError
 
 ABORTED = RowStatus.ABORTED
@@ -102,9 +106,131 @@ async def test_keyword_arguments_are_the_fields_of_a_request() -> None:
         assert not text.has_ended
 
 
+SAMPLING: RequestParameters = {
+    "max_tokens": 8,
+    "temperature": 0.5,
+    "top_p": 0.75,
+    "top_k": 40,
+    "seed": 0,
+    "stop": "a",
+    "stop_token_ids": [1],
+    "ignore_end_token": True,
+    "min_p": 0.25,
+    "presence_penalty": -2,
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "logit_bias": {5: -100, 0: 1.5},
+    "min_tokens": 2,
+    "bad_words": ["b", "c"],
+    "allowed_token_ids": np.array([3, 0]),
+    "include_stop_string": True,
+    "include_special_tokens": True,
+    "structured_output": {"choice": ["yes", "no"]},
+    "lora_adapter": "adapter",
+    "priority": -(2**40),
+    "cache_salt": "salt",
+}
+
+
+def test_every_sampling_parameter_is_an_argument() -> None:
+    """No sampling parameter of the schema lacks its keyword, and each sets the field of its name."""
+    names = [field.name for field in SamplingParameters.DESCRIPTOR.fields]
+    assert set(names) == SAMPLING.keys() <= RequestParameters.__annotations__.keys()
+    sampling = request_of([1], SAMPLING).sampling
+    assert sampling == SamplingParameters(
+        max_tokens=8,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=40,
+        seed=0,
+        stop=["a"],
+        stop_token_ids=[1],
+        ignore_end_token=True,
+        min_p=0.25,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        logit_bias=[TokenBias(token_id=5, bias=-100), TokenBias(token_id=0, bias=1.5)],
+        min_tokens=2,
+        bad_words=["b", "c"],
+        allowed_token_ids=[3, 0],
+        include_stop_string=True,
+        include_special_tokens=True,
+        structured_output={"choice": {"texts": ["yes", "no"]}},
+        lora_adapter="adapter",
+        priority=-(2**40),
+        cache_salt="salt",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"json_schema": '{"type": "array"}'}, StructuredOutput(json_schema={"schema": '{"type": "array"}'})),
+        ({"json_schema": {"const": "é"}}, StructuredOutput(json_schema={"schema": '{"const":"é"}'})),
+        ({"json_object": True}, StructuredOutput(json_object={})),
+        ({"regex": "[a-z]+"}, StructuredOutput(regex={"pattern": "[a-z]+"})),
+        ({"choice": ["yes", "no"]}, StructuredOutput(choice={"texts": ["yes", "no"]})),
+        ({"grammar": 'root ::= "a"'}, StructuredOutput(grammar={"text": 'root ::= "a"'})),
+    ],
+)
+def test_structured_output_is_one_of_its_forms(given: FormArgument, sent: StructuredOutput) -> None:
+    """Each form of an output is a keyword of its own, and a JSON Schema may be an object or its text."""
+    assert request_of([1], {"structured_output": given}).sampling.structured_output == sent
+
+
 @pytest.mark.parametrize(
     ("call", "line"),
     [
+        (lambda client: client.generate([1], min_p=1.5), "min_p: at most 1, got 1.5"),
+        (lambda client: client.generate([1], presence_penalty=-2.5), "presence_penalty: at least -2, got -2.5"),
+        (lambda client: client.generate([1], frequency_penalty=3), "frequency_penalty: at most 2, got 3.0"),
+        (lambda client: client.generate([1], repetition_penalty=-1), "repetition_penalty: at least 0, got -1.0"),
+        (lambda client: client.generate([1], logit_bias={3: 101}), "logit_bias[0].bias: at most 100, got 101.0"),
+        (lambda client: client.generate([1], logit_bias={3: "x"}), "logit_bias[0].bias: a number, got x"),
+        (lambda client: client.generate([1], logit_bias={"3": 1}), "logit_bias[0].token_id: a whole number, got 3"),
+        (
+            lambda client: client.generate([1], logit_bias=[3]),
+            "logit_bias: a mapping of token ids to numbers, got list",
+        ),
+        (lambda client: client.generate([1], min_tokens=-1), "min_tokens: at least 0, got -1"),
+        (lambda client: client.generate([1], bad_words=[""]), "bad_words[0]: text, got empty text"),
+        (lambda client: client.generate([1], bad_words=["x"] * 257), "bad_words: at most 256 elements, got 257"),
+        (
+            lambda client: client.generate([1], allowed_token_ids=[0, 2**31]),
+            "allowed_token_ids[1]: at most 2147483646, got 2147483648",
+        ),
+        (lambda client: client.generate([1], priority=2**63), f"priority: at most {2**63 - 1}, got {2**63}"),
+        (lambda client: client.generate([1], priority=-(2**64)), f"priority: at least {-(2**63)}, got {-(2**64)}"),
+        (lambda client: client.generate([1], cache_salt="s" * 257), "cache_salt: at most 256 bytes, got 257"),
+        (
+            lambda client: client.generate([1], structured_output={}),
+            "structured_output: one of json_schema, json_object, regex, choice, grammar, got none",
+        ),
+        (
+            lambda client: client.generate([1], structured_output={"regex": "a", "choice": ["b"]}),
+            "structured_output: one of json_schema, json_object, regex, choice, grammar, got regex, choice",
+        ),
+        (
+            lambda client: client.generate([1], structured_output="regex"),
+            "structured_output: one of json_schema, json_object, regex, choice, grammar, got str",
+        ),
+        (
+            lambda client: client.generate([1], structured_output={"json_object": False}),
+            "structured_output.json_object: True, got False",
+        ),
+        (
+            lambda client: client.generate([1], structured_output={"choice": []}),
+            "structured_output.choice: at least 1 text, got none",
+        ),
+        (
+            lambda client: client.generate([1], structured_output={"regex": ""}),
+            "structured_output.regex.pattern: text, got empty text",
+        ),
+        (
+            lambda client: client.generate([1], structured_output={"json_schema": {"const": {1}}}),
+            "structured_output.json_schema: a value for JSON, got Object of type set is not JSON serializable",
+        ),
         (lambda client: client.generate([1], max_token=3), "max_token: a parameter of a request, as max_tokens, got 3"),
         (lambda client: client.generate([1], max_tokens=0), "max_tokens: at least 1, got 0"),
         (lambda client: client.generate([1], max_tokens=-1), "max_tokens: at least 0, got -1"),

@@ -142,6 +142,11 @@ def test_full_table_refuses() -> None:
         ({"top_logprobs": 21}, False),
         ({"sampling": SamplingParameters(top_p=0.0)}, False),
         ({"sampling": SamplingParameters(top_p=0.001)}, True),
+        ({"sampling": SamplingParameters(repetition_penalty=0.0)}, False),
+        ({"sampling": SamplingParameters(repetition_penalty=0.5)}, True),
+        ({"sampling": SamplingParameters(max_tokens=4, min_tokens=5)}, False),
+        ({"sampling": SamplingParameters(max_tokens=4, min_tokens=4)}, True),
+        ({"sampling": SamplingParameters(min_tokens=4)}, True),
     ],
 )
 def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, Any], *, is_taken: bool) -> None:

@@ -1,0 +1,98 @@
+"""Sampling parameters: each one that an engine does not offer is refused by its name, unless it changes nothing."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from tests.services.builders import generate_of
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_engines.admission import OFFERED
+from tokenbus_engines.ngram import NgramEngine
+from tokenbus_engines.paddle import PaddleOptions
+from tokenbus_engines.paddle.requests import request_of
+from tokenbus_engines.synthetic import SyntheticEngine
+
+FIELDS = cast("Descriptor", SamplingParameters.DESCRIPTOR).fields_by_name
+ENGINES: dict[str, Callable[[Generate], object]] = {
+    "ngram": NgramEngine().admit,
+    "paddle": lambda generate: request_of(generate, PaddleOptions()),
+    "synthetic": SyntheticEngine().admit,
+}
+_KEYS = iter(range(1, 10_000))
+
+
+def asked(sampling: SamplingParameters) -> Generate:
+    """Return a request of its own with these parameters."""
+    return generate_of(next(_KEYS), sampling=sampling)
+
+
+def effective(name: str) -> SamplingParameters:
+    """Return parameters of which one is set to what changes something."""
+    sampling: Any = SamplingParameters()
+    field = FIELDS[name]
+    if field.message_type is not None and field.is_repeated:
+        getattr(sampling, name).add()
+    elif field.message_type is not None:
+        chosen = getattr(getattr(sampling, name), field.message_type.fields[0].name)
+        chosen.SetInParent()
+    elif field.is_repeated:
+        getattr(sampling, name).append("a" if field.type == FieldDescriptor.TYPE_STRING else 1)
+    else:
+        values = {FieldDescriptor.TYPE_STRING: "a", FieldDescriptor.TYPE_BOOL: True, FieldDescriptor.TYPE_FLOAT: 0.5}
+        setattr(sampling, name, values.get(field.type, 2))
+    return cast("SamplingParameters", sampling)
+
+
+@pytest.mark.parametrize("admit", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Generate], object]) -> None:
+    """Each parameter of the schema, also of a schema to come, is taken by an engine that has it, or refused by name."""
+    if name in OFFERED:
+        admit(asked(effective(name)))
+        return
+    with pytest.raises(ValueError, match=rf"^sampling\.{name}: (only|none) .*with this engine, got .+$"):
+        admit(asked(effective(name)))
+
+
+@pytest.mark.parametrize("admit", ENGINES.values(), ids=ENGINES)
+def test_value_that_changes_nothing_is_taken(admit: Callable[[Generate], object]) -> None:
+    """A client that writes every default out is not refused."""
+    neutral = SamplingParameters(
+        min_p=0,
+        presence_penalty=0,
+        frequency_penalty=0,
+        repetition_penalty=1,
+        min_tokens=0,
+        include_special_tokens=False,
+        lora_adapter="",
+        priority=0,
+    )
+    admit(asked(neutral))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "line"),
+    [
+        (SamplingParameters(min_p=0.25), "sampling.min_p: only 0 with this engine, got 0.25"),
+        (SamplingParameters(presence_penalty=-2), "sampling.presence_penalty: only 0 with this engine, got -2"),
+        (SamplingParameters(repetition_penalty=1.5), "sampling.repetition_penalty: only 1 with this engine, got 1.5"),
+        (SamplingParameters(priority=-1), "sampling.priority: only 0 with this engine, got -1"),
+        (
+            SamplingParameters(include_special_tokens=True),
+            "sampling.include_special_tokens: only False with this engine, got True",
+        ),
+        (SamplingParameters(bad_words=["a", "b"]), "sampling.bad_words: none with this engine, got 2 elements"),
+        (SamplingParameters(lora_adapter="a\nb"), r"sampling.lora_adapter: none with this engine, got 'a\nb'"),
+        (
+            SamplingParameters(structured_output={"regex": {"pattern": "a"}}),
+            "sampling.structured_output: none with this engine, got regex",
+        ),
+    ],
+)
+def test_refusal_is_one_line_with_what_is_taken(sampling: SamplingParameters, line: str) -> None:
+    """The line has the field, what the engine takes of it, and what it got."""
+    with pytest.raises(ValueError, match=r"^sampling\.") as refused:
+        SyntheticEngine().admit(asked(sampling))
+    assert str(refused.value) == line
