@@ -55,33 +55,28 @@ class OfModel(Protocol):
 
 
 class Vocabulary:
-    """Tables by token id, made once, from which answers are written. Unknown ids are shown as numbers."""
+    """Tables by token id, from which answers are written. Unknown ids are shown as numbers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Make the tables of a tokenizer's whole vocabulary."""
+        """Begin with empty tables of a tokenizer's vocabulary; a token's entries are made when it appears first."""
         self._tokenizer = tokenizer
         self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
         self.least_tokens = tokenizer.least_tokens
-        self.pieces = _Table(_number)
+        size = tokenizer.vocabulary_size
+        self.pieces = _Table(
+            lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else _number(token_id), size
+        )
         """Bytes."""
-        self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
+        self.names = _Table(lambda token_id: _name(token_id, self.pieces[token_id]), size)
         """The token's unique name, as a JSON string."""
-        self.texts = _Table(lambda token_id: orjson.dumps(_number(token_id).decode()))
+        self.texts = _Table(lambda token_id: self.names[token_id] if self.pieces[token_id] else b'""', size)
         """The token in an answer's list of tokens: its name, or the empty string for one without text."""
-        self.keys = _Table(lambda token_id: _key(_name(token_id, _number(token_id))))
+        self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
         """The name as the key of an object's next member, with the comma and the colon."""
-        self.entries = _Table(lambda token_id: _entry(token_id, _number(token_id)))
+        self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
         """The beginning of a token's object in chats, after the end of another, up to its logprob."""
-        self.characters = _Table(lambda token_id: len(_number(token_id)))
+        self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
         """How many characters begin in the token."""
-        for token_id in range(tokenizer.vocabulary_size):
-            piece = tokenizer.token_bytes(token_id)
-            self.pieces[token_id] = piece
-            self.names[token_id] = _name(token_id, piece)
-            self.texts[token_id] = self.names[token_id] if piece else b'""'
-            self.keys[token_id] = _key(self.names[token_id])
-            self.entries[token_id] = _entry(token_id, piece)
-            self.characters[token_id] = sum(byte & 0xC0 != _CONTINUATION for byte in piece)
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens."""
@@ -116,14 +111,18 @@ class Vocabulary:
 
 
 class _Table(dict[int, T]):
-    """Values by token id; a missing one is made each time and not kept, so that the table does not grow."""
+    """Values by token id, each kept once it was made, unless the id is none of the vocabulary's."""
 
-    def __init__(self, make: Callable[[int], T]) -> None:
+    def __init__(self, make: Callable[[int], T], size: int) -> None:
         super().__init__()
         self._make = make
+        self._size = size
 
     def __missing__(self, token_id: int) -> T:
-        return self._make(token_id)
+        value = self._make(token_id)
+        if token_id < self._size:
+            self[token_id] = value
+        return value
 
 
 def vocabulary_of(tokenizer: str) -> Vocabulary:
@@ -166,12 +165,12 @@ def _name(token_id: int, piece: bytes) -> bytes:
         return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
 
 
-def _key(name: bytes) -> bytes:
-    return b",%b:" % name
+def _entry(name: bytes, piece: bytes) -> bytes:
+    return b'},{"token":%b,"bytes":%b,"logprob":' % (name, orjson.dumps(list(piece)))
 
 
-def _entry(token_id: int, piece: bytes) -> bytes:
-    return b'},{"token":%b,"bytes":%b,"logprob":' % (_name(token_id, piece), orjson.dumps(list(piece)))
+def _characters(piece: bytes) -> int:
+    return sum(byte & 0xC0 != _CONTINUATION for byte in piece)
 
 
 def _number(token_id: int) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,10 @@ def _decoding(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
 
 
 def _byte_level(name: str) -> bytes:
-    values = [_BYTE_OF.get(character) for character in name]
-    return name.encode() if None in values else bytes(value for value in values if value is not None)
+    try:
+        return name.translate(_BYTES_OF_CHARACTERS).encode("latin-1")
+    except UnicodeEncodeError:  # not of that alphabet, as an added token
+        return name.encode()
 
 
 def _with_spaces(name: str) -> bytes:
@@ -142,14 +145,18 @@ def _with_byte_fallback(name: str) -> bytes:
     return bytes.fromhex(found[1]) if found else _with_spaces(name)
 
 
-def _byte_characters() -> dict[str, int]:
+def _byte_characters() -> dict[int, int]:
     """Return byte-level BPE's alphabet: printable bytes stand for themselves, the others for what follows U+00FF."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return (
+        {byte: byte for byte in printable}
+        | dict.fromkeys(others, sys.maxunicode)  # these characters are not in the alphabet
+        | {256 + place: byte for place, byte in enumerate(others)}
+    )
 
 
-_BYTE_OF = _byte_characters()
+_BYTES_OF_CHARACTERS = _byte_characters()
 
 
 def _longest(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> int:
