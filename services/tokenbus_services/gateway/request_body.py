@@ -47,6 +47,7 @@ _NOT_OFFERED: dict[str, Any] = {
     "echo": False,
     "best_of": 1,
     "suffix": "",
+    "skip_special_tokens": True,
     "tools": [],
     "store": False,
 }
@@ -141,6 +142,7 @@ class RequestTypes:
             _optional("user", name, "Accepted and ignored."),
             *self._choosing(gateway, limits),
             *_forms(name),
+            _not_offered("skip_special_tokens"),
         )
         part = _define(
             "ContentPart",
