@@ -48,7 +48,7 @@ def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFER
 def _shown(field: FieldDescriptor, value: Any) -> str:  # noqa: ANN401 - of any field
     """Return what the engine takes of a parameter that it does not offer, and what it got."""
     if field.is_repeated:
-        return f"none with this engine, got {len(value)} elements"
+        return f"no element with this engine, got {len(value)}"
     if field.message_type is not None:
         return f"none with this engine, got {value.WhichOneof('constraint')}"
     if isinstance(value, str):

@@ -1,12 +1,18 @@
 """Sampling parameters: each one that an engine does not offer is refused by its name, unless it changes nothing."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.services.builders import generate_of
+from tokenbus_contracts import ContractError
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_engines.admission import OFFERED
 from tokenbus_engines.ngram import NgramEngine
@@ -35,8 +41,8 @@ def effective(name: str) -> SamplingParameters:
     if field.message_type is not None and field.is_repeated:
         getattr(sampling, name).add()
     elif field.message_type is not None:
-        chosen = getattr(getattr(sampling, name), field.message_type.fields[0].name)
-        chosen.SetInParent()
+        getattr(sampling, name).SetInParent()
+        sampling.structured_output.regex.pattern = "a"
     elif field.is_repeated:
         getattr(sampling, name).append("a" if field.type == FieldDescriptor.TYPE_STRING else 1)
     else:
@@ -52,7 +58,7 @@ def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Gener
     if name in OFFERED:
         admit(asked(effective(name)))
         return
-    with pytest.raises(ValueError, match=rf"^sampling\.{name}: (only|none) .*with this engine, got .+$"):
+    with pytest.raises(ValueError, match=rf"^sampling\.{name}: (only|none|no element) .*with this engine, got .+$"):
         admit(asked(effective(name)))
 
 
@@ -72,6 +78,25 @@ def test_value_that_changes_nothing_is_taken(admit: Callable[[Generate], object]
     admit(asked(neutral))
 
 
+FULL = SamplingParameters()
+for _name in FIELDS:
+    FULL.MergeFrom(effective(_name))
+
+
+@given(st.integers(0, 2**16), st.integers(0, 255))
+def test_damaged_request_is_read_and_refused_or_taken(place: int, value: int) -> None:
+    """A request with every parameter and one wrong byte is a ContractError, refused in one line, or taken."""
+    data = bytearray(write_frame(ClientFrame(generate=asked(FULL))))
+    data[place % len(data)] = value
+    try:
+        frame = read_frame(ClientFrame, bytes(data))
+    except ContractError:
+        return
+    if frame.HasField("generate"):
+        with contextlib.suppress(ValueError):
+            request_of(frame.generate, PaddleOptions())
+
+
 @pytest.mark.parametrize(
     ("sampling", "line"),
     [
@@ -83,7 +108,7 @@ def test_value_that_changes_nothing_is_taken(admit: Callable[[Generate], object]
             SamplingParameters(include_special_tokens=True),
             "sampling.include_special_tokens: only False with this engine, got True",
         ),
-        (SamplingParameters(bad_words=["a", "b"]), "sampling.bad_words: none with this engine, got 2 elements"),
+        (SamplingParameters(bad_words=["a", "b"]), "sampling.bad_words: no element with this engine, got 2"),
         (SamplingParameters(lora_adapter="a\nb"), r"sampling.lora_adapter: none with this engine, got 'a\nb'"),
         (
             SamplingParameters(structured_output={"regex": {"pattern": "a"}}),

@@ -439,6 +439,52 @@ async def test_wrong_field_is_named(numbers: Served, path: str, body: Any, statu
     assert (error["param"] or "") in error["message"]
 
 
+async def test_engine_refuses_by_name_what_it_cannot_do(text: Served) -> None:
+    """OpenAI's and vLLM's parameters reach the engine, whose refusal names the field as the client wrote it."""
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"presence_penalty": 0.5}, "presence_penalty: only 0 with this engine, got 0.5"),
+        ({"logit_bias": {"7": -100}}, "logit_bias: no element with this engine, got 1"),
+        ({"extra_body": {"min_p": 0.25}}, "min_p: only 0 with this engine, got 0.25"),
+        ({"extra_body": {"min_tokens": 2}}, "min_tokens: only 0 with this engine, got 2"),
+        ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "response_format: none with this engine, got regex"),
+        ({"extra_body": {"repetition_penalty": 1e-60}}, "repetition_penalty: above 0, got 0.0"),
+        ({"extra_body": {"min_tokens": 9}}, "min_tokens: at most 3, max_tokens, got 9"),
+    ]
+    async with asking(text.url) as client:
+        for fields, line in refused:
+            with pytest.raises(openai.BadRequestError) as raised:
+                await client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=3, **fields)
+            assert isinstance(raised.value.body, dict)
+            assert (raised.value.body["message"], raised.value.param) == (line, line.partition(":")[0])
+
+
+async def test_parameters_that_change_nothing_and_stop_tokens_are_taken(text: Served) -> None:
+    """Neutral values change no answer; a stop token ends it before its text, and the answer names it."""
+    given: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 7}
+    ids = {"return_token_ids": True}
+    neutral = {"min_p": 0, "repetition_penalty": 1, "min_tokens": 0, "priority": 0, "cache_salt": "mine"}
+    async with asking(text.url) as client:
+        plain = (await client.completions.create(**given, extra_body=ids)).choices[0]
+        same = await client.completions.create(
+            **given, presence_penalty=0, frequency_penalty=0, logit_bias={}, extra_body=ids | neutral
+        )
+        tokens = plain.token_ids
+        last = next(place for place in range(3, 12) if tokens[place] not in tokens[:place])
+        stops = ids | {"stop_token_ids": [tokens[last]]}
+        ended = (await client.completions.create(**given, extra_body=stops)).choices[0]
+        chunks = [chunk async for chunk in await client.completions.create(**given, stream=True, extra_body=stops)]
+        including = stops | {"include_stop_str_in_output": True}
+        included = (await client.completions.create(**given, extra_body=including)).choices[0]
+    assert same.choices[0].text == plain.text
+    vocabulary = vocabulary_of("ngram")
+    for choice, shown in ((ended, tokens[:last]), (included, tokens[: last + 1])):
+        assert choice.token_ids == tokens[: last + 1]
+        assert choice.text == b"".join(vocabulary.pieces[token] for token in shown).decode()
+        assert (choice.finish_reason, choice.stop_reason) == ("stop", tokens[last])
+    assert "".join(chunk.choices[0].text for chunk in chunks) == ended.text
+    assert chunks[-1].choices[0].stop_reason == tokens[last]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -19,6 +19,7 @@ from tokenbus_contracts import (
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
+from tokenbus_contracts.schema import MINOR
 from tokenbus_engines import synthetic_tokens
 from tokenbus_engines.sampling import Words
 from tokenbus_services.delivery import PendingAck, Step
@@ -191,6 +192,7 @@ def hello_of(worker_id: str = WORKER, **fields: Any) -> Hello:  # noqa: ANN401 -
     )
     usual: dict[str, Any] = {
         "schema_major": 1,
+        "schema_minor": MINOR,
         "role": WorkerRole.WORKER_ROLE_MIXED,
         "limits": limits,
         "first_sequence": 1,

@@ -99,7 +99,8 @@ class _ChoicesAnswer(Answer, ABC):
         """Take the request, the form, the bounds, and the sum over all clients."""
         super().__init__(settings.stream_buffer_bytes, buffers)
         self._envelope = envelope
-        self._choices = [Choice(index, request.stop, envelope.parts(), self) for index in range(request.choices)]
+        stopping = request.stopping
+        self._choices = [Choice(index, stopping, envelope.parts(), self) for index in range(request.choices)]
         self._open = len(self._choices)
         self.listeners = self._choices
 
@@ -124,7 +125,7 @@ class StreamedAnswer(_ChoicesAnswer):
         if not self.has_begun:
             self.has_begun = True
             self.outbox.put(self._envelope.beginnings())
-        chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.reason)
+        chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.ending)
         if choice.reason is None:
             self.outbox.put(chunk, produced_at_ns)
             return
@@ -187,7 +188,7 @@ class WholeAnswer(_ChoicesAnswer):
                 choice.index, "".join(texts), [
                     part.name + part.joined(list(taken))
                     for part, taken in zip(choice.parts, zip(*rows, strict=True), strict=True)
-                ], choice.reason,
+                ], choice.ending,
             )
             for choice, texts, rows in zip(self._choices, self._texts, self._pieces, strict=True)
         ]  # fmt: skip
@@ -210,7 +211,7 @@ class InspectedAnswer(Answer):
         self._request = request
         self._key = key
         self._decoder = _UTF8("replace")
-        self._stopping = RunningText(request.stop)
+        self._stopping = RunningText(request.stopping)
 
     def begin(self, close: Callable[[], None]) -> None:
         """Begin: its request is open."""

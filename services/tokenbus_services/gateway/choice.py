@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tokenbus_contracts import RowStatus
+from tokenbus_services.gateway.completion_request import Ending, Stopping
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
 
 _REASONS = {int(RowStatus.FINISHED_STOP): "stop", int(RowStatus.FINISHED_LENGTH): "length"}
+_STOPPED = int(RowStatus.FINISHED_STOP)
 _BROKEN = {
     int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
@@ -46,17 +48,25 @@ class Sink(Protocol):
 class Choice:
     """One choice of an answer."""
 
-    __slots__ = ("_is_silent", "_sink", "_stops", "_text", "index", "parts", "reason", "tokens")
+    __slots__ = (
+        *("_is_silent", "_sink", "_stop_id", "_stop_ids", "_stops", "_text"),
+        *("ending", "index", "parts", "reason", "tokens"),
+    )
 
-    def __init__(self, index: int, stops: Sequence[str], parts: Sequence[Part], sink: Sink) -> None:
-        """Take its number, the stops, the parts beside the text, and the answer that it belongs to."""
+    def __init__(self, index: int, stopping: Stopping, parts: Sequence[Part], sink: Sink) -> None:
+        """Take its number, what stops it, the parts beside the text, and the answer that it belongs to."""
         self.index = index
         self.parts = parts
         self.tokens = 0
         self.reason: str | None = None
         """The finish reason, once it has ended."""
-        self._stops = bool(stops)
-        self._text = RunningText(stops)
+        self.ending: Ending | None = None
+        """The same, and by which stop."""
+        self._stops = bool(stopping.texts)
+        self._stop_ids = stopping.token_ids
+        self._stop_id: int | None = None
+        """The one of them that ended it."""
+        self._text = RunningText(stopping)
         self._sink = sink
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
         self._is_silent = all(part.is_empty for part in parts)
@@ -65,10 +75,8 @@ class Choice:
         """Add a row; return whether more are wanted."""
         count = view.counts[place]
         text = ""
-        if count and self._stops:
-            begin = view.begins[place]
-            pieces = view.vocabulary.pieces
-            text, count = self._text.add_until_stop(pieces[token] for token in view.ids[begin : begin + count])
+        if count and (self._stops or self._stop_ids):
+            text, count = self._add_until_stop(view, place)
         elif count:
             text = self._text.add(view.data(place))
         self.tokens += count
@@ -79,6 +87,7 @@ class Choice:
         self.reason = "stop" if self._text.is_stopped else reason_of(view, place)
         if self.reason is not None:
             text += self._text.end()
+            self.ending = self.reason, self._stop_id if self._text.stop is None else self._text.stop
         if self.reason is not None or text or (count and not self._is_silent):
             taken = [part.take(view, place, count) for part in self.parts]
             self._sink.emit(self, text, taken, view.produced_at_ns)
@@ -89,20 +98,39 @@ class Choice:
         error.tokens = self.tokens
         self._sink.fail(self, error)
 
+    def _add_until_stop(self, view: RenderedStep, place: int) -> tuple[str, int]:
+        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are."""
+        begin, pieces = view.begins[place], view.vocabulary.pieces
+        ids = view.ids[begin : begin + view.counts[place]]
+        is_stopped = view.statuses[place] == _STOPPED and ids[-1] in self._stop_ids
+        shown = ids[:-1] if is_stopped and not self._text.includes_stop else ids
+        text, count = self._text.add_until_stop(pieces[token] for token in shown)
+        if is_stopped and not self._text.is_stopped:
+            self._stop_id, count = ids[-1], len(ids)
+        return text, count
+
 
 class RunningText:
     """Turns tokens' bytes into text, and holds back split characters and what may be the beginning of a stop."""
 
-    __slots__ = ("_decoder", "_held", "_is_split", "_stops", "is_stopped")
+    __slots__ = ("_decoder", "_held", "_is_split", "_least", "_stops", "_tokens", "includes_stop", "stop")
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Take the stops: texts that end it where they appear."""
+    def __init__(self, stopping: Stopping | None = None) -> None:
+        """Take the stops, if there are any: texts that end it where they appear."""
         self._decoder = _UTF8("replace")
         self._is_split = False
-        self._stops = stops
+        self._stops = () if stopping is None else stopping.texts
+        self._least = 0 if stopping is None else stopping.min_tokens
+        self._tokens = 0
         self._held = ""
-        self.is_stopped = False
-        """Whether a stop has appeared; later text is ignored."""
+        self.includes_stop = stopping is not None and stopping.is_included
+        self.stop: str | None = None
+        """The stop that has appeared; later text is ignored."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop has appeared."""
+        return self.stop is not None
 
     def add(self, data: bytes) -> str:
         """Add bytes, and return the text that is complete."""
@@ -122,6 +150,7 @@ class RunningText:
         """
         texts, taken = [], 0
         for piece in pieces:
+            self._tokens += 1
             texts.append(self.add(piece))
             taken += 1
             if self.is_stopped:
@@ -144,15 +173,20 @@ class RunningText:
     def _certain(self, text: str) -> str:
         if self.is_stopped:
             return ""
-        text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        before, text = len(self._held), self._held + text
+        places = [] if self._least and self._tokens <= self._least else self._places(text, before)
         if places:
-            self.is_stopped = True
+            place, self.stop = min(places)
             self._held = ""
-            return text[: min(places)]
+            return text[: place + len(self.stop)] if self.includes_stop else text[:place]
         kept = max((_beginning(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
+
+    def _places(self, text: str, before: int) -> list[tuple[int, str]]:
+        """Return where stops begin that end behind the first `before` characters: others came too early to count."""
+        found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
+        return [(place, stop) for place, stop in found if place >= 0]
 
 
 def _beginning(text: str, stop: str) -> int:

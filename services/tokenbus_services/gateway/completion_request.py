@@ -1,19 +1,49 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.prompts import PromptEncoder
-from tokenbus_services.gateway.request_body import RequestTypes, invalid
+from tokenbus_services.gateway.request_body import RequestTypes, invalid, structured_output
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
 
 DEFAULT_MODEL = "tokenbus"
 """The name of the one model where the settings name none."""
 _SEEDS = 2**64
+_PASSED_ON = {
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "min_tokens": "min_tokens",
+    "stop_token_ids": "stop_token_ids",
+    "include_stop_str_in_output": "include_stop_string",
+    "bad_words": "bad_words",
+    "allowed_token_ids": "allowed_token_ids",
+    "priority": "priority",
+    "cache_salt": "cache_salt",
+}
+"""By a body's field the sampling parameter that has the same values."""
+
+
+Ending = tuple[str, str | int | None]
+"""Why a choice ended, `stop` or `length`; and which of the request's own stop texts or stop tokens ended it."""
+
+
+class Stopping(NamedTuple):
+    """What ends an answer's text: the request's own stop texts and stop tokens."""
+
+    texts: Sequence[str] = ()
+    token_ids: Collection[int] = ()
+    min_tokens: int = 0
+    """A stop text counts where it ends behind so many tokens."""
+    is_included: bool = False
+    """Whether the stop belongs to the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +59,8 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     ignores_end: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Those sampling parameters that are set beside the ones above, by the contract's names."""
     top_logprobs: int | None = None
     """How many alternatives; None: no logprobs at all."""
     wants_drafts: bool = False
@@ -48,6 +80,15 @@ class CompletionRequest:
         """How many tokens the prompts have together."""
         return sum(map(len, self.prompts))
 
+    @property
+    def stopping(self) -> Stopping:
+        """What ends the text of each choice."""
+        others = self.others
+        if not others:
+            return Stopping(self.stop)
+        stop_ids = frozenset(others.get("stop_token_ids", ()))
+        return Stopping(self.stop, stop_ids, others.get("min_tokens", 0), "include_stop_string" in others)
+
     def generate(self, index: int) -> Generate:
         """Return the request on the bus for a choice."""
         sampling = SamplingParameters(
@@ -57,6 +98,7 @@ class CompletionRequest:
             seed=None if self.seed is None else (self.seed + index) % _SEEDS,
             stop=self.stop,
             ignore_end_token=self.ignores_end,
+            **self.others,
         )
         return Generate(
             model="" if self.model == DEFAULT_MODEL else self.model,
@@ -173,6 +215,7 @@ class Reader:
             "model": body.model,
             "n": body.n,
             "ignores_end": body.ignore_eos,
+            "others": _others(body),
             "wants_drafts": body.include_draft_logprobs,
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,
@@ -196,3 +239,18 @@ def _sampling(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
         "seed": body.seed,
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
     }
+
+
+def _others(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
+    """Return the sampling parameters that say something, beside those of every route."""
+    given = ((name, getattr(body, member)) for member, name in _PASSED_ON.items())
+    found = {name: value for name, value in given if value is not None and value is not False}
+    if body.top_k == -1:  # all, as 0 is
+        del found["top_k"]
+    if body.logit_bias:
+        found["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in body.logit_bias.items()]
+    if body.response_format is not None or body.structured_outputs is not None:
+        form = structured_output(body)
+        if form is not None:
+            found["structured_output"] = form
+    return found

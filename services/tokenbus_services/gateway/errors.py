@@ -29,6 +29,12 @@ _STATUSES: dict[int, int] = {
     ErrorCode.ERROR_CODE_INTERNAL: 500,
     ErrorCode.ERROR_CODE_TAKEN_UP: 409,
 }
+_FIELDS = {
+    "sampling.ignore_end_token": "ignore_eos",
+    "sampling.include_stop_string": "include_stop_str_in_output",
+    "sampling.structured_output": "response_format",
+}
+"""By the contract's name of a sampling parameter the API's, where they differ by more than `sampling.`."""
 _CLIENT_ERRORS = range(400, 500)
 _RETRYABLE = (429, 503)
 
@@ -72,10 +78,14 @@ def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
     """Return the ApiError of a request that failed on the bus."""
     status = _STATUSES.get(error.code, 500)
     after = f" (after {error.emitted_tokens} tokens)" if error.emitted_tokens else ""
-    field = error.reason.partition(":")[0] if status == 400 and ":" in error.reason else None  # noqa: PLR2004
+    reason, field = error.reason, None
+    if status == 400 and ":" in reason:  # noqa: PLR2004 - a status speaks for itself
+        named, _, what = reason.partition(":")
+        field = _FIELDS.get(named, named.removeprefix("sampling."))
+        reason = f"{field}:{what}"
     made = ApiError(
         status,
-        error.reason + after,
+        reason + after,
         param=field,
         code=code_name(error.code),
         retry_after_ms=error.retry_after_ms or retry_after_ms,

@@ -6,7 +6,7 @@ from functools import partial
 
 import orjson
 
-from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
 
 _DONE = b"data: [DONE]\n\n"
@@ -60,14 +60,14 @@ class Envelope:
                 chunks.append(opening + said + ids + ending)
         return b"".join(chunks)
 
-    def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], reason: str | None) -> bytes:
+    def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], end: Ending | None) -> bytes:
         """Return a row's chunk."""
         beside = self._always or b",".join([
             part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)
         ])  # fmt: skip
         ending = self._going_on
-        if reason is not None:
-            ending = b',"finish_reason":%b}]%b}\n\n' % (_reason(reason), self._usage_later)
+        if end is not None:
+            ending = b",%b}]%b}\n\n" % (_ending(end), self._usage_later)
         return b"".join((self._openings[index], self._said % orjson.dumps(text), beside, ending))
 
     def last(self, tokens: int) -> bytes:
@@ -82,11 +82,11 @@ class Envelope:
         """Return the whole answer; `choices` are from `choice`."""
         return self._head + b',"choices":[%b],"usage":%b}' % (b",".join(choices), self._usage(tokens))
 
-    def choice(self, index: int, text: str, beside: Sequence[bytes], reason: str | None) -> bytes:
+    def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return a whole choice."""
         words = orjson.dumps(text)
         said = b'"message":{"role":"assistant","content":%b,"refusal":null}' if self._request.is_chat else b'"text":%b'
-        members = b",".join([said % words, *beside, b'"finish_reason":' + _reason(reason)])
+        members = b",".join([said % words, *beside, _ending(end)])
         return b'{"index":%d,' % index + members + self._prompt_ids(index) + b"}"
 
     def _prompt_ids(self, index: int) -> bytes:
@@ -100,5 +100,6 @@ class Envelope:
         return orjson.dumps(usage)
 
 
-def _reason(reason: str | None) -> bytes:
-    return b"null" if reason is None else b'"%b"' % reason.encode()
+def _ending(end: Ending | None) -> bytes:
+    """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
+    return b'"finish_reason":%b,"stop_reason":%b' % tuple(map(orjson.dumps, end or (None, None)))

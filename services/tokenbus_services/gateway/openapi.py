@@ -75,6 +75,7 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
 
     index: _Count
     finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
     logprobs: _Object | None
     draft_logprobs: _Object | UnsetType | None = UNSET
     token_ids: list[_Count] | UnsetType = UNSET

@@ -9,6 +9,7 @@ import orjson
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
 
+from tokenbus_contracts import Limits
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.settings import GatewaySettings, Settings
 from tokenbus_services.settings.errors import shown
@@ -26,15 +27,27 @@ _MAX_NAME_CHARACTERS = 256
 _MAX_MESSAGES = 1024
 _MAX_PARTS = 64
 _MAX_TEMPERATURE = 100
-_ENUMS = {"role": ("system", "developer", "user", "assistant"), "type": ("text",)}
+_MAX_REPETITION_PENALTY = 100
+_MAX_BIASED = 1024
+_MAX_BIAS = 100
+_MAX_BAD_WORDS = 256
+_MAX_STOP_TOKENS = 64
+_MAX_ALLOWED_TOKENS = 65_536
+_MAX_PATTERN_CHARACTERS = 4096
+_MAX_FORM_CHARACTERS = 65_536
+_MAX_FORM_BYTES = 262_144
+_MAX_CHOICE_TEXTS = 1024
+_TOKEN_ID_DIGITS = re.compile(r"[0-9]{1,10}")
+_ENUMS = {
+    "role": ("system", "developer", "user", "assistant"),
+    "type": ("text",),
+    "response_format.type": ("text", "json_object", "json_schema"),
+}
 _NOT_OFFERED: dict[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
     "echo": False,
     "best_of": 1,
     "suffix": "",
-    "response_format": {"type": "text"},
+    "skip_special_tokens": True,
     "tools": [],
     "store": False,
 }
@@ -127,7 +140,9 @@ class RequestTypes:
             _optional("return_columns", bool, "Sends logprobs as base64 columns instead.", default=False),
             _optional("ignore_eos", bool, "Generates past the model's own end of text.", default=False),
             _optional("user", name, "Accepted and ignored."),
-            *map(_not_offered, ("frequency_penalty", "presence_penalty", "logit_bias")),
+            *self._choosing(gateway, limits),
+            *_forms(name),
+            _not_offered("skip_special_tokens"),
         )
         part = _define(
             "ContentPart",
@@ -165,7 +180,7 @@ class RequestTypes:
             _optional("max_tokens", tokens, "The older name of max_completion_tokens."),
             _optional("logprobs", bool, "Whether tokens have their logprobs.", default=False),
             _optional("top_logprobs", alternatives, "How many alternatives each token has; only with logprobs."),
-            *map(_not_offered, ("response_format", "tools", "store")),
+            *map(_not_offered, ("tools", "store")),
         )
         self.inspection = _define(
             "Inspection",
@@ -210,7 +225,59 @@ class RequestTypes:
         body: Any = _convert(value, kind, "")
         if kind is self.completion:
             body.prompt = self._prompts(body.prompt)
+        if kind is not self.inspection and body.logit_bias is not None:
+            body.logit_bias = self._biases(body.logit_bias)
         return body
+
+    def _choosing(self, gateway: GatewaySettings, limits: Limits) -> list[Any]:
+        """Return the fields of how tokens are chosen that OpenAI's API or vLLM's have, beside temperature and top_p."""
+        token_id, word = _integer(0, limits.max_token_id), _text(1, _MAX_STOP_CHARACTERS)
+        self._token_id = token_id
+        penalty = Annotated[float, Meta(ge=-2, le=2)]
+        repetition = Annotated[float, Meta(gt=0, le=_MAX_REPETITION_PENALTY)]
+        biases = _described(
+            "What is added to single tokens' logits, by token id.",
+            anyOf=[
+                {
+                    "type": "object",
+                    "maxProperties": _MAX_BIASED,
+                    "propertyNames": {"pattern": f"^{_TOKEN_ID_DIGITS.pattern}$"},
+                    "additionalProperties": {"type": "number", "minimum": -_MAX_BIAS, "maximum": _MAX_BIAS},
+                },
+                {"type": "null"},
+            ],
+        )
+        stop_ids = _list(token_id, 0, _MAX_STOP_TOKENS)
+        return [
+            _optional("top_k", _integer(-1, 2**31 - 1), "How many of the most probable tokens are kept; -1 or 0: all."),
+            _optional("min_p", Annotated[float, Meta(ge=0, le=1)], "The least share of the top probability kept."),
+            _optional("presence_penalty", penalty, "What tokens lose that the output has already."),
+            _optional("frequency_penalty", penalty, "What tokens lose each time that the output has them."),
+            _optional("repetition_penalty", repetition, "What divides the logits of tokens that were there already."),
+            ("logit_bias", Annotated[Any, biases], None),
+            _optional("min_tokens", _integer(0, gateway.max_tokens), "The least tokens before a stop ends a choice."),
+            _optional("stop_token_ids", stop_ids, "Tokens that end the answer, whose text is cut off."),
+            _optional(
+                "include_stop_str_in_output", bool, "Whether the stop that ends an answer is in it.", default=False
+            ),
+            _optional("bad_words", _list(word, 0, _MAX_BAD_WORDS), "Texts that are not generated."),
+            _optional("allowed_token_ids", _list(token_id, 1, _MAX_ALLOWED_TOKENS), "The only tokens to choose from."),
+        ]
+
+    def _biases(self, given: Any) -> dict[int, float]:  # noqa: ANN401 - JSON
+        # msgspec tells neither the key nor the place of an entry that is wrong.
+        if not isinstance(given, dict):
+            raise invalid("logit_bias", f"expected object | null, got {shown(given)}")
+        if len(given) > _MAX_BIASED:
+            raise invalid("logit_bias", f"expected object of length <= {_MAX_BIASED}, got a length of {len(given)}")
+        biases = {}
+        for key, bias in given.items():
+            if _TOKEN_ID_DIGITS.fullmatch(key) is None:
+                raise invalid("logit_bias", f"expected token ids in digits, got {shown(key)}")
+            token_id = _convert(int(key), self._token_id, "logit_bias")
+            where = f"logit_bias.{key}"
+            biases[token_id] = _convert(bias, Annotated[float, Meta(ge=-_MAX_BIAS, le=_MAX_BIAS)], where)
+        return biases
 
     def _prompts(self, given: Any) -> Any:  # noqa: ANN401 - JSON
         first = given[0] if isinstance(given, list) and given else None
@@ -219,6 +286,87 @@ class RequestTypes:
         if isinstance(first, list):
             return _convert(given, self._id_lists, "prompt")
         return [_convert(given, self._ids if isinstance(given, list) else self._text, "prompt")]
+
+
+def _forms(name: Any) -> list[Any]:  # noqa: ANN401 - a type
+    """Return the fields of an output's form, and of how the engine treats a request."""
+    form = _text(1, _MAX_FORM_CHARACTERS)
+    structured = _define(
+        "StructuredOutputs",
+        _optional("json", form | dict[str, Any], "A JSON Schema, as an object or its text."),
+        _optional("json_object", bool, "Whether the output is any JSON object."),
+        _optional("regex", _text(1, _MAX_PATTERN_CHARACTERS), "A regular expression that matches the output."),
+        _optional("choice", _list(_text(1, _MAX_NAME_CHARACTERS), 1, _MAX_CHOICE_TEXTS), "The texts to choose from."),
+        _optional("grammar", form, "A grammar, as the engine reads it."),
+    )
+    json_schema = _define(
+        "ResponseSchema",
+        _required("name", name, "Its name, which is ignored."),
+        _optional("description", form, "Accepted and ignored."),
+        _optional("schema", dict[str, Any], "The JSON Schema."),
+        _optional("strict", bool, "Accepted and ignored: the schema always holds."),
+    )
+    response = _define(
+        "ResponseFormat",
+        _required("type", Literal[_ENUMS["response_format.type"]], "The form of the answer."),
+        _optional("json_schema", json_schema, "The JSON Schema, where the type is json_schema."),
+    )
+    return [
+        _optional("response_format", response, "The form that the answer has."),
+        _optional("structured_outputs", structured, "The same, with more forms: one of them."),
+        _optional("priority", _integer(-(2**63), 2**63 - 1), "Which requests come first: the lowest; absent: 0."),
+        _optional("cache_salt", _text(1, _MAX_STOP_CHARACTERS), "Prompts' states are shared within one salt alone."),
+    ]
+
+
+def structured_output(body: Any) -> dict[str, Any] | None:  # noqa: ANN401 - a struct
+    """Return the contract's StructuredOutput that a body asks for; None: it asks for none. Raises an ApiError."""
+    wanted, response = body.structured_outputs, body.response_format
+    found = None
+    if wanted is not None:
+        given = {name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) is not None}
+        if len(given) != 1 or given.get("json_object") is False:
+            names = ", ".join(f"{name}: False" if value is False else name for name, value in given.items())
+            raise invalid("structured_outputs", f"one of {', '.join(wanted.__struct_fields__)}, got {names or 'none'}")
+        ((form, value),) = given.items()
+        found = _form(f"structured_outputs.{form}", form, value)
+    if response is None or response.type == "text":
+        if response is not None and response.json_schema is not None:
+            raise invalid("response_format.json_schema", "only where the type is json_schema, got it with text")
+        return found
+    if found is not None:
+        raise invalid("response_format", f"none beside structured_outputs, got {response.type}")
+    where = "response_format.json_schema"
+    if response.type == "json_object":
+        if response.json_schema is not None:
+            raise invalid(where, "only where the type is json_schema, got it with json_object")
+        return {"json_object": {}}
+    if response.json_schema is None or response.json_schema.schema is None:
+        missing = where if response.json_schema is None else f"{where}.schema"
+        raise invalid(missing, "required where the type is json_schema, got nothing")
+    return _form(f"{where}.schema", "json", response.json_schema.schema)
+
+
+def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    if form == "choice":
+        return {"choice": {"texts": value}}
+    if form == "json_object":
+        return {"json_object": {}}
+    try:
+        text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:  # it is nested too deeply
+        raise invalid(where, f"JSON, got an error: {error}") from None
+    size = len(text.encode())
+    if size > _MAX_FORM_BYTES:
+        raise invalid(where, f"at most {_MAX_FORM_BYTES} bytes, got {size}")
+    if form != "json":
+        return {form: {"pattern" if form == "regex" else "text": text}}
+    if value is text:
+        try:
+            orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise invalid(where, f"JSON, got an error: {error}") from None
+    return {"json_schema": {"schema": text}}
 
 
 def invalid(name: str, what: str) -> ApiError:
@@ -285,6 +433,6 @@ def _convert(value: Any, kind: Any, where: str) -> Any:  # noqa: ANN401
         where = f"{where}.{name}".removeprefix(".")
         raise invalid(where, "required, got nothing" if is_missing else f"no such field, got {shown(value[name])}")
     if limit.startswith("Invalid enum value"):
-        limit = "one of " + ", ".join(map(repr, _ENUMS[where.rpartition(".")[2]]))
+        limit = "one of " + ", ".join(map(repr, _ENUMS.get(where, _ENUMS.get(where.rpartition(".")[2], ()))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")

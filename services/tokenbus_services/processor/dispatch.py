@@ -5,6 +5,7 @@ from math import inf
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
+from tokenbus_contracts.schema import MINOR
 from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
@@ -14,6 +15,8 @@ from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
 _RETRY_MS = 1000
+_MINOR_1 = 9
+"""The first sampling parameter that minor 1 of the schema added."""
 
 
 class Dispatch:
@@ -161,7 +164,8 @@ class Dispatch:
         return self._least_busy(
             worker
             for worker in self._candidates(generate)
-            if not (targets := self._handoff_targets(worker)) or self._least_busy(targets) is not None
+            if not _unknown_to(worker, generate)
+            and (not (targets := self._handoff_targets(worker)) or self._least_busy(targets) is not None)
         )
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -202,12 +206,25 @@ class Dispatch:
         ]
 
     def _no_worker(self, generate: Generate) -> RequestError:
-        if self._candidates(generate):
+        candidates = self._candidates(generate)
+        unknown = [_unknown_to(worker, generate) for worker in candidates]
+        if candidates and all(unknown):
+            message = f"{unknown[0]}: a worker of schema minor {MINOR}, got older ones alone"
+            return request_error(generate.request_key, ErrorCode.ERROR_CODE_INVALID_REQUEST, message)
+        if candidates:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
         else:
             what = f"model {generate.model!r}" if generate.model else "requests"
             code, message = ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}"
         return request_error(generate.request_key, code, message, retry_after_ms=_RETRY_MS)
+
+
+def _unknown_to(worker: Worker, generate: Generate) -> str:
+    """Return a sampling parameter of a request that its worker's schema does not have yet, and would ignore."""
+    if worker.stream.hello.schema_minor >= MINOR:
+        return ""
+    given = generate.sampling.ListFields()
+    return next((f"sampling.{field.name}" for field, value in given if field.number >= _MINOR_1 and value), "")
 
 
 def closing_error(request_id: int) -> RequestError:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenbus_services.gateway.choice import RunningText
+from tokenbus_services.gateway.completion_request import Stopping
 
 
 def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -16,7 +17,7 @@ def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
 
 def _all(pieces: list[bytes], stops: tuple[str, ...] = ()) -> str:
     """Return the text of pieces that come one after the other."""
-    text = RunningText(stops)
+    text = RunningText(Stopping(stops))
     return "".join([*map(text.add, pieces), text.end()])
 
 
@@ -51,7 +52,7 @@ def test_text_ends_before_the_first_stop(text: str, stops: list[str], cuts: list
 
 def test_a_beginning_of_a_stop_is_held_back() -> None:
     """Text that may begin a stop is held back: a client cannot take text back."""
-    text = RunningText(("\nUser:",))
+    text = RunningText(Stopping(("\nUser:",)))
     assert text.add(b"yes\nUs") == "yes"
     assert text.add(b"ed") == "\nUsed"
     assert text.add(b"\nUser") == ""
@@ -63,14 +64,41 @@ def test_a_beginning_of_a_stop_is_held_back() -> None:
 
 def test_tokens_after_a_stop_are_not_taken() -> None:
     """Of a block of tokens those up to the one that completes the stop are taken, and none behind it (case 13)."""
-    text = RunningText(("stop",))
+    text = RunningText(Stopping(("stop",)))
     assert text.add_until_stop([b"go st", b"op now", b"never"]) == ("go ", 2)
-    assert RunningText(("stop",)).add_until_stop([b"go ", b"on"]) == ("go on", 2)
+    assert RunningText(Stopping(("stop",))).add_until_stop([b"go ", b"on"]) == ("go on", 2)
+
+
+def test_stop_may_belong_to_the_text() -> None:
+    """Where the stop is included, the text ends behind it, in whichever tokens it came."""
+    text = RunningText(Stopping(("stop", "to"), is_included=True))
+    assert text.add_until_stop([b"go s", b"t", b"op now", b"never"]) == ("go stop", 3)
+    assert text.stop == "stop"
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+def test_stop_counts_behind_the_least_tokens(pieces: list[str], stops: list[str], least: int) -> None:
+    """A stop ends the text with the first token behind `min_tokens` in which one is complete, and no sooner."""
+    text = RunningText(Stopping(tuple(stops), min_tokens=least))
+    found, taken = text.add_until_stop(piece.encode() for piece in pieces)
+    whole = ""
+    for number, piece in enumerate(pieces, 1):
+        before, whole = len(whole), whole + piece
+        ends = [stop for stop in stops if whole.find(stop, max(0, before + 1 - len(stop))) >= 0]
+        if number > least and ends:
+            assert (taken, text.stop in ends) == (number, True)
+            assert whole.startswith(found + str(text.stop))
+            return
+    assert (found + text.end(), taken, text.stop) == (whole, len(pieces), None)
 
 
 def test_held_text_comes_at_the_end() -> None:
     """What was held back for a stop or a character that never came is the text's end."""
-    text = RunningText(("ab",))
+    text = RunningText(Stopping(("ab",)))
     assert text.add(b"xa") == "x"
     assert text.end() == "a"
     split = RunningText()

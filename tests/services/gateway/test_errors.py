@@ -49,6 +49,22 @@ def test_error_is_told_in_openais_shape(name: str) -> None:
     assert error.headers == again
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("sampling.min_p: only 0 with this engine, got 0.5", "min_p: only 0 with this engine, got 0.5"),
+        ("sampling.include_stop_string: only False", "include_stop_str_in_output: only False"),
+        ("sampling.structured_output: none", "response_format: none"),
+        ("top_logprobs: at most 20, got 21", "top_logprobs: at most 20, got 21"),
+    ],
+)
+def test_field_is_named_as_the_client_wrote_it(reason: str, message: str) -> None:
+    """A sampling parameter that an engine refuses has the API's name in `param` and message, not the contract's."""
+    failed = RequestFailedError(RequestError(request_key=1, code="ERROR_CODE_INVALID_REQUEST", message=reason))
+    error = of_request(failed, 0)
+    assert (error.message, error.param) == (message, message.partition(":")[0])
+
+
 def test_code_of_a_newer_minor_is_a_server_error() -> None:
     """A code that is not known here is status 500, with its number."""
     failed = RequestFailedError(RequestError(request_key=1, code=99, message="new"))  # type: ignore[arg-type]

@@ -190,7 +190,48 @@ async def test_stop_cuts_everything_together() -> None:
     stop = str(ids[2])
     asked = CompletionRequest(model="tokenbus", prompts=[[1]], stop=(stop,), top_logprobs=2, wants_ids=True)
     choice = json.loads(await said(asked, steps, vocabulary))["choices"][0]
-    assert choice["finish_reason"] == "stop"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     assert choice["token_ids"] == ids[:3]
     assert choice["text"] == f" {ids[0]} {ids[1]} "
     assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["top_logprobs"]) == 3
+
+
+@pytest.mark.parametrize("stops", [(), ("never",)])
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_included", [False, True])
+async def test_stop_token_ends_the_text_before_it(
+    stops: tuple[str, ...], *, is_streamed: bool, is_included: bool
+) -> None:
+    """The text of a stop token is cut off unless it is wanted; its id and logprob come, and the answer names it."""
+    rows = [Wanted(3, 0, 2), Wanted(3, 2, 2, RowStatus.FINISHED_STOP)]
+    steps: list[tuple[LogprobBatch, LogprobBatch | None]] = [
+        (batch([row], step=step), None) for step, row in enumerate(rows, 1)
+    ]
+    ids = [token for row in _truth(steps, 0) for token in row.token_ids.tolist()]
+    others: dict[str, Any] = {"stop_token_ids": [ids[3], ids[0]]}
+    if is_included:
+        others["include_stop_string"] = True
+    asked = CompletionRequest(
+        model="tokenbus",
+        prompts=[[1]],
+        stop=stops,
+        others=others,
+        wants_ids=True,
+        top_logprobs=0,
+        is_streamed=is_streamed,
+    )
+    data = await said(asked, steps, VOCABULARIES["numbers"])
+    choices = _choices(data, 0) if is_streamed else json.loads(data)["choices"]
+    assert "".join(choice["text"] for choice in choices) == "".join(f" {each}" for each in ids[: 3 + is_included])
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == ids
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", ids[3])
+
+
+@pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])
+async def test_end_that_no_stop_of_the_request_made_has_no_stop_reason(status: RowStatus) -> None:
+    """The model's own end, or the length, is no stop of the request: `stop_reason` is null."""
+    steps = [(batch([Wanted(3, 0, 2, status)], step=1), None)]
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], others={"stop_token_ids": [2**31 - 2]})
+    (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
+    assert choice["stop_reason"] is None
+    assert len(choice["text"].split()) == 2

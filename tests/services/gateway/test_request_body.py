@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from tests.services.builders import settings
+from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TokenBias
+from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.openapi import document
-from tokenbus_services.gateway.request_body import RequestTypes
+from tokenbus_services.gateway.request_body import RequestTypes, structured_output
+from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 SMALL = {"max_tokens": 5, "max_prompt_tokens": 3, "max_choices": 2}
 TYPES = RequestTypes(settings({f"gateway.{name}": value for name, value in SMALL.items()}))
@@ -74,8 +77,37 @@ def test_schemas_of_the_document_are_schemas() -> None:
         ("completion", {"stop": ""}, "stop: expected str of length >= 1, got a length of 0"),
         ("completion", {"stop": ["a", ""]}, "stop[1]: expected str of length >= 1, got a length of 0"),
         ("completion", {"stop": 5}, "stop: expected str | array | null, got 5"),
-        ("completion", {"frequency_penalty": 0.5}, "frequency_penalty: only 0, got 0.5"),
-        ("completion", {"frequency_penalty": False}, "frequency_penalty: only 0, got False"),
+        ("completion", {"frequency_penalty": False}, "frequency_penalty: expected float | null, got False"),
+        ("completion", {"presence_penalty": -2.5}, "presence_penalty: expected float >= -2.0, got -2.5"),
+        ("completion", {"min_p": 1.5}, "min_p: expected float <= 1.0, got 1.5"),
+        ("completion", {"repetition_penalty": 0}, "repetition_penalty: expected float > 0.0, got 0"),
+        ("completion", {"top_k": -2}, "top_k: expected int >= -1, got -2"),
+        ("completion", {"min_tokens": 6}, "min_tokens: expected int <= 5, got 6"),
+        ("completion", {"bad_words": ["a", ""]}, "bad_words[1]: expected str of length >= 1, got a length of 0"),
+        (
+            "completion",
+            {"allowed_token_ids": []},
+            "allowed_token_ids: expected array of length >= 1, got a length of 0",
+        ),
+        ("completion", {"stop_token_ids": [-1]}, "stop_token_ids[0]: expected int >= 0, got -1"),
+        ("completion", {"logit_bias": [1]}, "logit_bias: expected object | null, got [1]"),
+        ("completion", {"logit_bias": {"a": 1}}, "logit_bias: expected token ids in digits, got 'a'"),
+        ("completion", {"logit_bias": {"9999999999": 1}}, "logit_bias: expected int <= 2147483646, got 9999999999"),
+        ("completion", {"logit_bias": {"7": 101}}, "logit_bias.7: expected float <= 100.0, got 101"),
+        ("completion", {"logit_bias": {"7": "a"}}, "logit_bias.7: expected float, got 'a'"),
+        (
+            "completion",
+            {"logit_bias": {str(each): 0 for each in range(1025)}},
+            "logit_bias: expected object of length <= 1024, got a length of 1025",
+        ),
+        ("completion", {"cache_salt": ""}, "cache_salt: expected str of length >= 1, got a length of 0"),
+        ("completion", {"guided_regex": "a"}, "guided_regex: no such field, got 'a'"),
+        ("completion", {"structured_outputs": {"xml": "a"}}, "structured_outputs.xml: no such field, got 'a'"),
+        (
+            "chat",
+            {"response_format": {"type": "xml"}},
+            "response_format.type: one of 'text', 'json_object', 'json_schema', got 'xml'",
+        ),
         ("completion", {"prompt": [1, -1]}, "prompt[1]: expected int >= 0, got -1"),
         ("completion", {"prompt": [4294967296]}, "prompt[0]: expected int <= 2147483646, got 4294967296"),
         ("completion", {"prompt": [1, 2, 3, 4]}, "prompt: expected array of length <= 3, got a length of 4"),
@@ -111,6 +143,162 @@ def test_refusals_name_the_field_the_limit_and_the_value(route: str, fields: dic
         TYPES.read(kind, valid | fields)
     assert raised.value.message == line
     assert raised.value.param == line.rpartition(": ")[0]
+
+
+FORMS = [
+    ({"structured_outputs": {"json": {"type": "array"}}}, {"json_schema": {"schema": '{"type":"array"}'}}),
+    ({"structured_outputs": {"json": '{"type": "array"}'}}, {"json_schema": {"schema": '{"type": "array"}'}}),
+    ({"structured_outputs": {"json_object": True}}, {"json_object": {}}),
+    ({"structured_outputs": {"regex": "[a-z]"}}, {"regex": {"pattern": "[a-z]"}}),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": {"texts": ["a", "b"]}}),
+    ({"structured_outputs": {"grammar": "root ::= a"}}, {"grammar": {"text": "root ::= a"}}),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, {"regex": {"pattern": "a"}}),
+    ({"response_format": {"type": "json_object"}}, {"json_object": {}}),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}, "strict": True}}},
+        {"json_schema": {"schema": '{"a":1}'}},
+    ),
+]
+
+
+@pytest.mark.parametrize("route", ["completion", "chat"])
+@pytest.mark.parametrize(("fields", "form"), FORMS)
+def test_form_of_an_answer_is_the_contracts(route: str, fields: dict[str, Any], form: dict[str, Any] | None) -> None:
+    """OpenAI's response_format and vLLM's structured_outputs become the one form that the contract has."""
+    kind, valid = VALID[route]
+    assert structured_output(TYPES.read(kind, valid | fields)) == form
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"items": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"structured_outputs": {}}, "structured_outputs: one of json, json_object, regex, choice, grammar, got none"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs: one of json, json_object, regex, choice, grammar, got regex, choice",
+        ),
+        (
+            {"structured_outputs": {"json_object": False}},
+            "structured_outputs: one of json, json_object, regex, choice, grammar, got json_object: False",
+        ),
+        (
+            {"structured_outputs": {"json": "{"}},
+            "structured_outputs.json: JSON, got an error: unexpected end of data: line 1 column 2 (char 1)",
+        ),
+        (
+            {"structured_outputs": {"json": {"const": "x" * 300_000}}},
+            "structured_outputs.json: at most 262144 bytes, got 300012",
+        ),
+        (
+            {"structured_outputs": {"json": DEEP}},
+            "structured_outputs.json: JSON, got an error: Recursion limit reached",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format: none beside structured_outputs, got json_object",
+        ),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema: required where the type is json_schema, got nothing",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema: required where the type is json_schema, got nothing",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"name": "n"}}},
+            "response_format.json_schema: only where the type is json_schema, got it with json_object",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "n"}}},
+            "response_format.json_schema: only where the type is json_schema, got it with text",
+        ),
+    ],
+)
+def test_wrong_form_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+    """A form that is none, or two, or that no engine could read is refused with its place before it is sent."""
+    with pytest.raises(ApiError) as raised:
+        structured_output(TYPES.read(TYPES.completion, COMPLETION | fields))
+    assert (raised.value.message, raised.value.param) == (line, line.partition(": ")[0])
+
+
+@pytest.mark.parametrize("route", ["completion", "chat"])
+def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
+    """Each sampling parameter of the contract has a field of the API, and its value comes unchanged."""
+    fields: dict[str, Any] = {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.75,
+        "top_k": 40,
+        "seed": 0,
+        "stop": "a",
+        "stop_token_ids": [1],
+        "ignore_eos": True,
+        "min_p": 0.25,
+        "presence_penalty": -2,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": -100, "0": 1.5},
+        "min_tokens": 2,
+        "bad_words": ["b"],
+        "allowed_token_ids": [3, 0],
+        "include_stop_str_in_output": True,
+        "structured_outputs": {"regex": "a"},
+        "priority": -7,
+        "cache_salt": "salt",
+    }
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    body = VALID[route][1] | {"model": reader.models[0]} | fields
+    sampling = getattr(reader, route)(body).generate(0).sampling
+    assert sampling == SamplingParameters(
+        max_tokens=5,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=40,
+        seed=0,
+        stop=["a"],
+        stop_token_ids=[1],
+        ignore_end_token=True,
+        min_p=0.25,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        logit_bias=[TokenBias(token_id=5, bias=-100), TokenBias(token_id=0, bias=1.5)],
+        min_tokens=2,
+        bad_words=["b"],
+        allowed_token_ids=[3, 0],
+        include_stop_string=True,
+        structured_output={"regex": {"pattern": "a"}},
+        priority=-7,
+        cache_salt="salt",
+    )
+    names = {field.name for field in SamplingParameters.DESCRIPTOR.fields}
+    assert names - {field.name for field, _ in sampling.ListFields()} == NOT_IN_THE_API
+    plain = getattr(reader, route)(VALID[route][1] | {"model": reader.models[0]}).generate(0).sampling
+    assert {field.name for field, _ in plain.ListFields()} <= {"max_tokens"}
+
+
+NOT_IN_THE_API = {
+    "include_special_tokens",  # the gateway writes no special tokens
+    "lora_adapter",  # in OpenAI's and vLLM's API the model's name says it
+}
+
+
+def test_zero_is_said_and_minus_one_is_all() -> None:
+    """A penalty of 0 is sent, as the worker may have another default; a top_k of -1 is vLLM's word for all."""
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    fields = {"model": reader.models[0], "prompt": "a", "presence_penalty": 0, "min_p": 0.0, "top_k": -1}
+    sampling = reader.completion(fields).generate(0).sampling
+    assert sampling.HasField("presence_penalty")
+    assert sampling.HasField("min_p")
+    assert not sampling.HasField("frequency_penalty")
+    assert sampling.top_k == 0
 
 
 def test_body_that_is_no_object_has_no_field_to_name() -> None:

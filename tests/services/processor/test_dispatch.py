@@ -159,6 +159,23 @@ def test_request_that_is_wrong_in_itself_is_refused(request_fields: dict[str, An
         assert error.code == ErrorCode.ERROR_CODE_INVALID_REQUEST
 
 
+def test_worker_of_an_older_minor_has_no_request_that_it_would_misread() -> None:
+    """A parameter that an older worker would ignore goes to a newer one, or is refused by its name."""
+    bench = Bench()
+    older = bench.worker("a", schema_minor=0)
+    limited = SamplingParameters(bad_words=["never"])
+    error = submit(bench, generate_of(1, sampling=limited))
+    assert error is not None
+    assert (error.code, error.message) == (
+        ErrorCode.ERROR_CODE_INVALID_REQUEST,
+        "sampling.bad_words: a worker of schema minor 1, got older ones alone",
+    )
+    assert submit(bench, generate_of(2, sampling=SamplingParameters(stop=["a"], presence_penalty=0))) is None
+    newer = bench.worker("b")
+    assert submit(bench, generate_of(3, sampling=limited)) is None
+    assert (keys(older), keys(newer)) == ([2], [3])
+
+
 def test_request_that_could_not_be_told_is_told_later() -> None:
     """A worker whose connection is full gets its request when it says hello again."""
     bench = Bench()
