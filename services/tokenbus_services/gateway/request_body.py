@@ -225,7 +225,7 @@ class RequestTypes:
         body: Any = _convert(value, kind, "")
         if kind is self.completion:
             body.prompt = self._prompts(body.prompt)
-        if kind is not self.inspection and body.logit_bias is not None:
+        if kind in (self.completion, self.chat) and body.logit_bias is not None:
             body.logit_bias = self._biases(body.logit_bias)
         return body
 
