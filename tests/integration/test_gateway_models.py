@@ -85,7 +85,7 @@ async def test_tokenize_and_detokenize(model: Served) -> None:
         for begins, text in ((True, f"{chat}<assistant>"), (False, chat)):
             expected = library.encode(text).ids
             answer = await _post(client, "/tokenize", messages=CHAT, add_generation_prompt=begins)
-            assert answer == {"count": len(expected), "tokens": expected, "token_strs": None}
+            assert answer == {"count": len(expected), "max_model_len": None, "tokens": expected, "token_strs": None}
         assert await _post(client, "/detokenize", tokens=ids) == {"prompt": f"a 🦊{END}"}
 
 

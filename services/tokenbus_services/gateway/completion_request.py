@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.prompts import PromptEncoder
@@ -120,13 +121,18 @@ class Reader:
         self.types = RequestTypes(settings)
         self.fixed_models = tuple(filter(None, map(str.strip, self._settings.models.split(","))))
         """The models that the settings name; empty: those of the workers."""
-        self.models = self.fixed_models or (DEFAULT_MODEL,)
-        """The models that requests may name."""
+        self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
+        """The models that requests may name, and how many tokens a request of each may have; 0: not known."""
 
-    def learn_models(self, names: Iterable[str]) -> None:
-        """Take the models that workers serve, where the settings name none; DEFAULT_MODEL stands for any of them."""
-        if not self.fixed_models:
-            self.models = tuple(sorted({name or DEFAULT_MODEL for name in names})) or (DEFAULT_MODEL,)
+    def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
+        """Take what workers serve: the models, where the settings name none, and what a request may have of each."""
+        found: dict[str, int] = {}
+        for worker in workers:
+            name = worker.model or DEFAULT_MODEL
+            known = [most for most in (found.get(name, 0), worker.max_model_tokens) if most]
+            found[name] = min(known, default=0)
+        names = self.fixed_models or tuple(sorted(found)) or (DEFAULT_MODEL,)
+        self.models = {name: found.get(name, 0) for name in names}
 
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/completions."""
@@ -191,7 +197,8 @@ class Reader:
         else:
             ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
         texts = [self._vocabulary.decode([token_id]) for token_id in ids] if body.return_token_strs else None
-        return {"count": len(ids), "tokens": ids, "token_strs": texts}
+        most = self.models.get(body.model or next(iter(self.models)), 0) or None
+        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts}
 
     def detokenization(self, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         """Answer a body of /detokenize: the text of token ids."""

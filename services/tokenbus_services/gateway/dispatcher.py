@@ -221,6 +221,7 @@ class Dispatcher:
         return ApiError(status, message, code=code, retry_after_ms=self._settings.retry_after_ms)
 
     def _open(self, generate: Generate, answer: Requests, listener: Listener, caller: Caller) -> int:
+        generate.tokenizer_digest = self._vocabulary.digest
         request_id = self._client.submit(generate)
         caller.opened(request_id)
         self._callers[request_id] = caller

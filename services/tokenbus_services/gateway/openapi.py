@@ -53,6 +53,7 @@ class Model(Struct):
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: _Count | UnsetType = UNSET
 
 
 class Models(Struct):
@@ -122,6 +123,7 @@ class TokenizationAnswer(Struct):
     """An answer of /tokenize."""
 
     count: _Count
+    max_model_len: _Count | None
     tokens: list[_Count]
     token_strs: list[str] | None
 

@@ -168,7 +168,9 @@ class Routes:
         return _json(self._model_of(model))
 
     def _model_of(self, model: str) -> dict[str, object]:
-        return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus"}
+        most = self._gateway.reader.models.get(model, 0)
+        facts: dict[str, object] = {"max_model_len": most} if most else {}  # as vLLM names it
+        return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _bus(self, _request: Request) -> Response:
         try:

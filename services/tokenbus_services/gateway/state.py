@@ -34,7 +34,7 @@ class Gateway:
         self.settings = settings
         self.client = client
         self.counts = Counts()
-        vocabulary = vocabulary_of(settings.gateway.tokenizer)
+        self.vocabulary = vocabulary = vocabulary_of(settings.gateway.tokenizer)
         self.reader = Reader(settings, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers)
@@ -84,11 +84,9 @@ class Gateway:
 
     async def learn_models(self) -> None:
         """Ask the processor which models its workers serve; without an answer those of before stay."""
-        if self.reader.fixed_models:
-            return
         with contextlib.suppress(UnknownStatusError):
             status = await self.status.get()
-            self.reader.learn_models(worker.model for worker in status.workers if worker.is_connected)
+            self.reader.learn_models(worker for worker in status.workers if worker.is_connected)
 
     async def why_not_ready(self) -> list[str]:
         """Return why a request would find no worker; empty if it would find one."""
@@ -100,8 +98,12 @@ class Gateway:
             status = await self.status.get()
         except UnknownStatusError as error:
             return [str(error)]
-        is_ready = takes_requests(status.workers, self.reader.fixed_models or (DEFAULT_MODEL,))
-        return [] if is_ready else ["no worker is connected that takes requests"]
+        models = self.reader.fixed_models or (DEFAULT_MODEL,)
+        if not takes_requests(status.workers, models):
+            return ["no worker is connected that takes requests"]
+        digests = (0, self.vocabulary.digest)
+        same = [each for each in status.workers if self.vocabulary.digest == 0 or each.tokenizer_digest in digests]
+        return [] if takes_requests(same, models) else ["no worker has the tokenizer that gateway.tokenizer names"]
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import orjson
 
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, load_tokenizer, names
+from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, digest_of, load_tokenizer, names
 from tokenbus_services.settings import SettingsError
 
 T = TypeVar("T")
@@ -62,6 +62,8 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
         self.least_tokens = tokenizer.least_tokens
+        self.digest = digest_of(tokenizer)
+        """What a worker's tokenizer has to have in common with this one; 0: nothing."""
         size = tokenizer.vocabulary_size
         self.pieces = _Table(
             lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else _number(token_id), size

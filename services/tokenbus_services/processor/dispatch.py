@@ -164,7 +164,7 @@ class Dispatch:
         return self._least_busy(
             worker
             for worker in self._candidates(generate)
-            if not _unknown_to(worker, generate)
+            if _obstacle(worker, generate) is None
             and (not (targets := self._handoff_targets(worker)) or self._least_busy(targets) is not None)
         )
 
@@ -207,10 +207,9 @@ class Dispatch:
 
     def _no_worker(self, generate: Generate) -> RequestError:
         candidates = self._candidates(generate)
-        unknown = [_unknown_to(worker, generate) for worker in candidates]
-        if candidates and all(unknown):
-            message = f"{unknown[0]}: a worker of schema minor {MINOR}, got older ones alone"
-            return request_error(generate.request_key, ErrorCode.ERROR_CODE_INVALID_REQUEST, message)
+        obstacles = [_obstacle(worker, generate) for worker in candidates]
+        if obstacles and obstacles[0] is not None and None not in obstacles:
+            return request_error(generate.request_key, *obstacles[0])
         if candidates:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
         else:
@@ -219,12 +218,21 @@ class Dispatch:
         return request_error(generate.request_key, code, message, retry_after_ms=_RETRY_MS)
 
 
-def _unknown_to(worker: Worker, generate: Generate) -> str:
-    """Return a sampling parameter of a request that its worker's schema does not have yet, and would ignore."""
-    if worker.stream.hello.schema_minor >= MINOR:
-        return ""
-    given = generate.sampling.ListFields()
-    return next((f"sampling.{field.name}" for field, value in given if field.number >= _MINOR_1 and value), "")
+def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | None":
+    """Return why a worker that serves the model cannot be sent a request: an error's code and message."""
+    hello = worker.stream.hello
+    if hello.tokenizer_digest and generate.tokenizer_digest not in (0, hello.tokenizer_digest):
+        found = f"that of a worker ({worker.stream.worker_id} has {hello.tokenizer_digest:016x})"
+        message = f"tokenizer_digest: {found}, got {generate.tokenizer_digest:016x}"
+        return ErrorCode.ERROR_CODE_NO_WORKER, message
+    if hello.schema_minor >= MINOR:
+        return None
+    # An older worker would ignore what its schema does not have yet.
+    given = (field.name for field, value in generate.sampling.ListFields() if field.number >= _MINOR_1 and value)
+    if (name := next(given, None)) is None:
+        return None
+    message = f"sampling.{name}: a worker of schema minor {MINOR}, got older ones alone"
+    return ErrorCode.ERROR_CODE_INVALID_REQUEST, message
 
 
 def closing_error(request_id: int) -> RequestError:

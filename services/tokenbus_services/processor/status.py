@@ -66,4 +66,6 @@ def _worker_status(worker: Worker, table: RequestTable) -> WorkerStatus:
         replays=counts.replays,
         draft_tokens=[drafted for _, drafted, _ in heads],
         accepted_tokens=[accepted for _, _, accepted in heads],
+        max_model_tokens=stream.hello.max_model_tokens,
+        tokenizer_digest=stream.hello.tokenizer_digest,
     )
