@@ -161,6 +161,9 @@ class Dispatcher:
 
     def _end_heaviest(self) -> None:
         """End the answers that hold the most, with what waits here for them, until half of that is gone."""
+        self.backlog.keep(self._opened)
+        if self.backlog.size <= self.most_backlog:  # most of it was of requests that have ended
+            return
         beside: Counter[Holder] = Counter()
         for key, weight in self.backlog.weights().items():
             if key in self._opened:

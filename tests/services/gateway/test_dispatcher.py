@@ -42,13 +42,13 @@ class _Listener:
 
 
 @asynccontextmanager
-async def _running() -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
+async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
     """Run a dispatcher, whose processor the test plays."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     chosen = settings().gateway
     async with client:
         await processor.welcome()
-        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, Buffers(2**30))
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30))
         running = asyncio.create_task(dispatcher.run())
         await turns()
         yield processor, dispatcher, Caller(None, chosen, time.monotonic)
@@ -102,3 +102,35 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
         processor.rows(Wanted(5, 0, 0, RowStatus.ABORTED))
         await turns()
         assert caller.open_requests == 0
+
+
+@pytest.mark.parametrize("tokens_of_the_other", [1, 8])
+async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int) -> None:
+    """What the bus still brings for a request that was closed is freed, and charged to no answer that goes on."""
+    buffers = Buffers(8 * 60)  # an eighth may wait before it is handed out: more than one small row, less than two
+    async with _running(buffers) as (processor, dispatcher, caller):
+        listener, closed = _Listener(), _Listener()
+        answer = _Holder(listener)
+        buffers.join(answer)
+        dispatcher.open([generate_of(5)], answer, caller)
+        dispatcher.open([generate_of(6)], _answer(closed), caller)
+        dispatcher.close([6])
+        await turns()
+        processor.rows(Wanted(5, 0, 1), Wanted(6, 0, tokens_of_the_other))
+        await turns()
+        assert (answer.evictions, listener.seen, closed.seen) == (0, [1], [])
+        assert dispatcher.backlog.size == 0
+
+
+class _Holder:
+    """An answer that holds nothing, and counts how often it was evicted."""
+
+    held = unsent = evictions = 0
+
+    def __init__(self, *listeners: _Listener) -> None:
+        """Take who takes its rows."""
+        self.listeners = listeners
+
+    def evict(self) -> None:
+        """Count."""
+        self.evictions += 1
