@@ -16,6 +16,7 @@ from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
+from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.state import Gateway, gateway_of
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -157,7 +158,7 @@ async def _metrics(gateway: Gateway) -> AsyncIterator[None]:
     server = MetricsServer(
         "gateway.metrics_address",
         gateway.settings.gateway.metrics_address,
-        gateway.collector,
+        gateway_collector(gateway),
         gateway.health,
         gateway.watch,
     )
