@@ -21,8 +21,7 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.delivery.errors import code_name
 from tokenbus_services.processor.stream import Fate
-from tokenbus_services.settings import Settings
-from tokenbus_services.settings.entries import ENTRIES, SECTIONS
+from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
 from tokenbus_services.worker import StepAssembler
 
 PATH = ROOT / "docs" / "operations.md"

@@ -14,12 +14,14 @@ from tokenbus_contracts import Limits
 from tokenbus_contracts.generated import client_pb2, stream_pb2
 from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.settings import (
+    ENTRIES,
+    SECTIONS,
     BusSettings,
+    Entry,
     Settings,
     SettingsError,
     WorkerSettings,
 )
-from tokenbus_services.settings.entries import ENTRIES, SECTIONS, Entry
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = [entry for entry in ENTRIES.values() if type(entry.default) is int]

@@ -13,8 +13,7 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.terminal import Progress
 from tokenbus_services.printable import printable
 from tokenbus_services.recording import Entry, RecordingError, entries
-from tokenbus_services.settings import Settings
-from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 

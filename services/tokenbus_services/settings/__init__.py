@@ -12,13 +12,16 @@ from tokenbus_services.settings.sections import (
     ProcessorSettings,
     WorkerSettings,
 )
-from tokenbus_services.settings.settings import Settings
+from tokenbus_services.settings.settings import ENTRIES, SECTIONS, Entry, Settings
 
 __all__ = [
+    "ENTRIES",
+    "SECTIONS",
     "BusSettings",
     "ClientSettings",
     "ClientsSettings",
     "DeadLetterSettings",
+    "Entry",
     "GatewaySettings",
     "LogSettings",
     "MetricsSettings",

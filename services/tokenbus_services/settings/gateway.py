@@ -13,7 +13,6 @@ from tokenbus_services.settings.kinds import (
     host_and_port,
     milliseconds,
     path,
-    setting,
     share,
     size,
     text,
@@ -30,113 +29,91 @@ class GatewaySettings(Section):
 
     section = "gateway"
 
-    address: str = setting(
-        "127.0.0.1:8000", host_and_port("where it serves HTTP; port 0: any free one; it cannot be empty")
+    address: str = host_and_port("127.0.0.1:8000", "where it serves HTTP; port 0: any free one; it cannot be empty")
+    metrics_address: str = host_and_port(
+        "", "where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"
     )
-    metrics_address: str = setting(
+    insecure: bool = flag("whether it serves more than loopback addresses without gateway.keys_file", default=False)
+    keys_file: str = path(
         "",
-        host_and_port("where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"),
+        "the file of the API keys that `tokenbus api-keys` writes, read again when it changes; while it is not "
+        "there no key is known; empty: no keys are asked for",
     )
-    insecure: bool = setting(
-        default=False, kind=flag("whether it serves more than loopback addresses without gateway.keys_file")
+    key_share: float = share(
+        0.5, "the most of max_requests that one API key has open, unless the key has a limit of its own"
     )
-    keys_file: str = setting(
-        "",
-        path(
-            "the file of the API keys that `tokenbus api-keys` writes, read again when it changes; while it is not "
-            "there no key is known; empty: no keys are asked for",
-        ),
-    )
-    key_share: float = setting(
-        0.5,
-        share("the most of max_requests that one API key has open, unless the key has a limit of its own"),
-    )
-    key_requests_per_minute: int = setting(
+    key_requests_per_minute: int = count(
         0,
-        count(
-            "requests",
-            "the most that one API key, or all clients without a key, may ask for, unless the key has a limit of its "
-            "own; 0: as many as they like",
-            low=0,
-            high=MOST_REQUESTS_PER_MINUTE,
-        ),
+        "requests",
+        "the most that one API key, or all clients without a key, may ask for, unless the key has a limit of its "
+        "own; 0: as many as they like",
+        low=0,
+        high=MOST_REQUESTS_PER_MINUTE,
     )
-    tls_certificate: str = setting(
+    tls_certificate: str = path(
+        "", "the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"
+    )
+    tls_key: str = path("", "the file of the certificate's private key, in PEM, without a password")
+    hosts: str = path(
         "",
-        path("the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"),
+        "the names by which clients may call it, without ports and with commas between, beside localhost, the host "
+        "of gateway.address and the IP address that they connected to; others get status 421",
     )
-    tls_key: str = setting("", path("the file of the certificate's private key, in PEM, without a password"))
-    hosts: str = setting(
+    origins: str = path(
         "",
-        path(
-            "the names by which clients may call it, without ports and with commas between, beside localhost, the host "
-            "of gateway.address and the IP address that they connected to; others get status 421",
-        ),
+        "the origins of web pages that may use it, as https://app.example, with commas between; its own page "
+        "always may; others get status 403",
     )
-    origins: str = setting(
+    models: str = path(
         "",
-        path(
-            "the origins of web pages that may use it, as https://app.example, with commas between; its own page "
-            "always may; others get status 403",
-        ),
+        "the models that may be asked for, as workers name them, with commas between; empty: whatever workers "
+        "there are, as the one model `tokenbus`",
     )
-    models: str = setting(
-        "",
-        path(
-            "the models that may be asked for, as workers name them, with commas between; empty: whatever workers "
-            "there are, as the one model `tokenbus`",
-        ),
-    )
-    tokenizer: str = setting(
+    tokenizer: str = text(
         "ngram",
-        text(
-            1,
-            64,
-            "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, or "
-            "`numbers`: each token's text is its id",
-        ),
+        1,
+        64,
+        "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, or "
+        "`numbers`: each token's text is its id",
     )
-    chat_template: Literal["text", "roles"] = setting(
+    chat_template: Literal["text", "roles"] = choice(
         "text",
-        choice(
-            ("text", "roles"),
-            "what becomes of a chat's messages: their texts alone, or each with its role's name before it",
-        ),
+        ("text", "roles"),
+        "what becomes of a chat's messages: their texts alone, or each with its role's name before it",
     )
-    max_requests: int = setting(
-        1024, count("requests", "the most that are open at once, each choice of an answer one; others get status 429")
+    max_requests: int = count(
+        1024, "requests", "the most that are open at once, each choice of an answer one; others get status 429"
     )
-    max_choices: int = setting(128, count("choices", "the most of one answer: its prompts times n", high=1024))
-    max_connections: int = setting(4096, count("connections", "the most at once; others get status 503"))
-    max_body_bytes: int = setting(4_194_304, size("the largest body of a request; a larger one gets status 413"))
-    max_header_bytes: int = setting(
-        16_384, count("bytes", "the most of a request's line and headers; more gets status 431", low=256, high=2**20)
+    max_choices: int = count(128, "choices", "the most of one answer: its prompts times n", high=1024)
+    max_connections: int = count(4096, "connections", "the most at once; others get status 503")
+    max_body_bytes: int = size(4_194_304, "the largest body of a request; a larger one gets status 413")
+    max_header_bytes: int = count(
+        16_384, "bytes", "the most of a request's line and headers; more gets status 431", low=256, high=2**20
     )
-    request_timeout_ms: int = setting(
-        10_000, milliseconds("how long a request's headers and body may take to arrive, each; then status 408")
+    request_timeout_ms: int = milliseconds(
+        10_000, "how long a request's headers and body may take to arrive, each; then status 408"
     )
-    idle_timeout_ms: int = setting(60_000, milliseconds("how long a connection may stay open without a request"))
-    max_prompt_tokens: int = setting(131_072, count("tokens", "the most of a prompt; more gets status 400", high=2**20))
-    max_tokens: int = setting(1_048_576, count("tokens", "the most that a request may ask for"))
-    stream_buffer_bytes: int = setting(
-        1_048_576, size("the most that waits for a client that reads too slowly; then its request ends")
+    idle_timeout_ms: int = milliseconds(60_000, "how long a connection may stay open without a request")
+    max_prompt_tokens: int = count(131_072, "tokens", "the most of a prompt; more gets status 400", high=2**20)
+    max_tokens: int = count(1_048_576, "tokens", "the most that a request may ask for")
+    stream_buffer_bytes: int = size(
+        1_048_576, "the most that waits for a client that reads too slowly; then its request ends"
     )
-    buffer_bytes: int = setting(
-        268_435_456,
-        size("the most that waits for all clients together, and before them; then the largest answer ends first"),
+    buffer_bytes: int = size(
+        268_435_456, "the most that waits for all clients together, and before them; then the largest answer ends first"
     )
-    answer_bytes: int = setting(
-        67_108_864, size("the most that is collected for an answer that is not streamed; then its request ends")
+    answer_bytes: int = size(
+        67_108_864, "the most that is collected for an answer that is not streamed; then its request ends"
     )
-    write_timeout_ms: int = setting(
-        10_000, milliseconds("how long a client may take nothing of what waits for it; then it is cut off")
+    write_timeout_ms: int = milliseconds(
+        10_000, "how long a client may take nothing of what waits for it; then it is cut off"
     )
-    retry_after_ms: int = setting(1000, milliseconds("the Retry-After of status 429 and 503"))
-    bus_timeout_ms: int = setting(
-        1000, milliseconds("how long the processor may take to tell its status, which /bus and /readyz ask for")
+    retry_after_ms: int = milliseconds(1000, "the Retry-After of status 429 and 503")
+    bus_timeout_ms: int = milliseconds(
+        1000, "how long the processor may take to tell its status, which /bus and /readyz ask for"
     )
-    drain_timeout_ms: int = setting(
-        10_000, milliseconds("how long a stopping gateway waits for its open requests; 0: not at all", low=0)
+    drain_timeout_ms: int = milliseconds(
+        10_000, "how long a stopping gateway waits for its open requests; 0: not at all", low=0
     )
 
     def _check_rules(self) -> None:
