@@ -158,7 +158,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker", default="", metavar="ID", help="the worker whose streams are recorded (default: every worker)"
     )
-    parser.add_argument("--count", type=whole, default=0, metavar="N", help="end after so many items in all")
+    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items in all")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
 

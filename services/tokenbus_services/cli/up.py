@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 
+from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.engines import DEFAULT_ENGINE, engine_names
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
@@ -42,6 +43,7 @@ stopping may take), metrics.address and gateway.address (another port is used wh
 bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
 them.
 """
+_MOST_WORKERS = 1_000_000
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
@@ -58,13 +60,18 @@ def declare(parser: argparse.ArgumentParser) -> None:
         ("--prefill", 1, "prefill workers"),
         ("--decode", 1, "decode workers"),
     ):
-        parser.add_argument(option, type=_count, default=default, metavar="N", help=f"how many {what} ({default})")
+        parser.add_argument(
+            option, type=whole(0, _MOST_WORKERS), default=default, metavar="N", help=f"how many {what} ({default})"
+        )
     parser.add_argument(
-        "--port", type=_port, metavar="N", help="the gateway's; unless given, its default if that is free, else any"
+        "--port",
+        type=whole(1, _MOST_PORT),
+        metavar="N",
+        help="the gateway's; unless given, its default if that is free, else any",
     )
     parser.add_argument(
         "--start-seconds",
-        type=_seconds,
+        type=whole(1, _MOST_START_SECONDS),
         default=START_SECONDS,
         metavar="N",
         help=f"how long a service may take until it is ready, as for large weights ({START_SECONDS})",
@@ -165,22 +172,3 @@ def _check_counts(options: argparse.Namespace, settings: Settings) -> None:
         raise CommandError(f"prefill and decode workers: some of both or none of either, got {given}", WRONG_USE)
     if not 1 <= total <= most:
         raise CommandError(f"workers: 1 to {most} in all (processor.max_workers), got {total}", WRONG_USE)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0, 1_000_000)
-
-
-def _seconds(text: str) -> int:
-    return _whole(text, 1, _MOST_START_SECONDS)
-
-
-def _port(text: str) -> int:
-    return _whole(text, 1, _MOST_PORT)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(most)) else -1
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}, got {text!r}")
-    return number

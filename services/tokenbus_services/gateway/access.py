@@ -16,7 +16,7 @@ from tokenbus_services.gateway.response import error_response
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings
-from tokenbus_services.settings.gateway import listed
+from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"

@@ -24,7 +24,7 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown, shown
-from tokenbus_services.settings.gateway import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
+from tokenbus_services.settings.sections import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
 from tokenbus_services.watched_files import WatchedFiles
 
 MOST_KEYS = 1024

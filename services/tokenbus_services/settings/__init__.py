@@ -1,12 +1,12 @@
 """Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
 
 from tokenbus_services.settings.errors import SettingsError
-from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    GatewaySettings,
     LogSettings,
     MetricsSettings,
     ProcessorSettings,

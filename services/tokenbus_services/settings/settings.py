@@ -10,13 +10,13 @@ from typing import Any, Self
 
 from tokenbus_contracts import Limits
 from tokenbus_services.settings.errors import SettingsError, Shown, shown
-from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.kinds import Kind, kind_of, refuse
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    GatewaySettings,
     LogSettings,
     MetricsSettings,
     ProcessorSettings,
