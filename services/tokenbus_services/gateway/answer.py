@@ -49,16 +49,6 @@ class Answer:
         """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
         self._close = close
 
-    @property
-    def held(self) -> int:
-        """How many bytes wait for its client."""
-        return self.outbox.size
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes the socket holds that its client has not read."""
-        return self.outbox.unsent()
-
     def evict(self) -> None:
         """End because all answers together hold too much, and this one the most."""
         message = "too much waits for all clients together (gateway.buffer_bytes)"
@@ -106,10 +96,6 @@ class _ChoicesAnswer(Answer, ABC):
     @abstractmethod
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's text and pieces."""
-
-    def fail(self, _choice: Choice, error: ApiError) -> None:
-        """End with a choice's error."""
-        self.end(error)
 
     @property
     def _tokens(self) -> int:

@@ -5,7 +5,6 @@ in constant time, against every key, so that timing reveals nothing about a gues
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
+from tokenbus_services.bus.allowed import locked
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
@@ -130,12 +130,8 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
 def alone(path: Path) -> Iterator[None]:
     """Lock the file against other commands for as long as `with` lasts."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(path):
         yield
-    finally:
-        os.close(folder)
 
 
 def _checked(keys: Sequence[ApiKey]) -> tuple[ApiKey, ...]:

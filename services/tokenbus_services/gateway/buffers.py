@@ -25,12 +25,8 @@ class Holder(Protocol):
     """An answer that may hold bytes which its client has not read."""
 
     @property
-    def held(self) -> int:
-        """How many bytes it holds."""
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes its socket holds that the client has not read."""
+    def outbox(self) -> "Outbox":
+        """What waits for its client."""
 
     def evict(self) -> None:
         """End, and free what it holds."""
@@ -65,7 +61,7 @@ class Buffers:
         self.size += count
         self.peak = max(self.peak, self.size)
         if self.size > self.most:
-            sizes = {each: each.held for each in self._holders}
+            sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
     def evict(
@@ -75,7 +71,7 @@ class Buffers:
 
         An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
         """
-        sizes = {each: each.held + each.unsent + beside.get(each, 0) for each in self._holders}
+        sizes = {each: each.outbox.size + each.outbox.unsent() + beside.get(each, 0) for each in self._holders}
         self._evict(sizes, wanted, at_least, most)
 
     def _evict(self, sizes: dict[Holder, int], wanted: int, at_least: int, most: int) -> None:

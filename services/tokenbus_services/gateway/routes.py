@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -263,9 +263,6 @@ class _Counted:
         # Chunks of answers bypass the middleware, which ignores them.
         scope.setdefault("extensions", {})[RAW_SEND] = send
         await self._app(scope, receive, counting)
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 async def _api_error(_request: Request, error: ApiError) -> Response:

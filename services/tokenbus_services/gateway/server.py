@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -74,18 +74,17 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+@dataclass(frozen=True, slots=True)
 class Serving:
-    """A gateway that is being served."""
+    """A gateway that is being served, and the address that it listens at."""
 
-    def __init__(self, gateway: Gateway, address: str) -> None:
-        """Take the gateway, and the address that it listens at."""
-        self.gateway = gateway
-        self.address = address
+    gateway: Gateway
+    address: str
 
     @property
     def url(self) -> str:
         """Its base URL."""
-        return _url(self.gateway.settings, self.address)
+        return f"http{'s' if self.gateway.certificate else ''}://{self.address}"
 
 
 @contextlib.asynccontextmanager
@@ -119,10 +118,11 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 timeout_graceful_shutdown=_LAST_SECONDS,
             )
             server = _Server(config, gateway, routes)
+            serving = Serving(gateway, address)
             running = asyncio.create_task(server.serve([listening]))
-            _log.info("listening", address=_url(settings, address), tokenizer=settings.gateway.tokenizer)
+            _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
             try:
-                yield Serving(gateway, address)
+                yield serving
             finally:
                 await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
@@ -153,24 +153,9 @@ async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
                 await asyncio.sleep(0.02)
 
 
-@contextlib.asynccontextmanager
-async def _metrics(gateway: Gateway) -> AsyncIterator[None]:
-    server = MetricsServer(
-        "gateway.metrics_address",
-        gateway.settings.gateway.metrics_address,
-        gateway_collector(gateway),
-        gateway.health,
-        gateway.watch,
-    )
-    await asyncio.to_thread(server.start)
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(server.stop)
-
-
-def _url(settings: Settings, address: str) -> str:
-    return f"http{'s' if settings.gateway.tls_certificate else ''}://{address}"
+def _metrics(gateway: Gateway) -> contextlib.AbstractAsyncContextManager[None]:
+    address, collector = gateway.settings.gateway.metrics_address, gateway_collector(gateway)
+    return MetricsServer("gateway.metrics_address", address, collector, gateway.health, gateway.watch).running()
 
 
 def _check_exposure(settings: GatewaySettings) -> None:

@@ -1,23 +1,19 @@
 """The processor's metrics of its peers, of what waits for them, and of draft models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.metrics.families import Family, Samples, counter, each, gauge
 from tokenbus_services.metrics.view import ProcessorView
+from tokenbus_services.processor.intake import Worker
+from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.speculation import Speculation, ratio
 
 
-def _connected(view: ProcessorView) -> Samples:
-    workers = sum(worker.peer is not None for worker in view.workers)
-    yield ("connected",), workers
-    yield ("away",), len(view.workers) - workers
-
-
-def _clients(view: ProcessorView) -> Samples:
-    clients = sum(session.peer is not None for session in view.sessions)
-    yield ("connected",), clients
-    yield ("away",), len(view.sessions) - clients
+def _by_presence(peers: Sequence[Worker | Session]) -> Samples:
+    connected = sum(peer.peer is not None for peer in peers)
+    yield ("connected",), connected
+    yield ("away",), len(peers) - connected
 
 
 def _assigned(view: ProcessorView) -> Samples:
@@ -73,7 +69,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     gauge(
         "tokenbus_known_workers",
         "Workers that are connected, and those that are away and not given up yet.",
-        _connected,
+        lambda view: _by_presence(view.workers),
         "state",
     ),
     gauge(
@@ -95,7 +91,7 @@ PEERS: tuple[Family[ProcessorView], ...] = (
     gauge(
         "tokenbus_known_clients",
         "Clients that are connected, and those that are away and may come back.",
-        _clients,
+        lambda view: _by_presence(view.sessions),
         "state",
     ),
     counter(

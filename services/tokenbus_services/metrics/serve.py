@@ -47,16 +47,15 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
         lambda: processor_health(processor, watch),
         watch,
     )
-    await asyncio.to_thread(server.start)
     observers = processor.intake.step_observers
-    if server.address:
-        observers.append(times.observe)
-    try:
-        yield server
-    finally:
+    async with server.running():
         if server.address:
-            observers.remove(times.observe)
-        await asyncio.to_thread(server.stop)
+            observers.append(times.observe)
+        try:
+            yield server
+        finally:
+            if server.address:
+                observers.remove(times.observe)
 
 
 @contextlib.contextmanager
