@@ -22,7 +22,7 @@ from tokenbus_services.cli.demo_report import Outcome, heads_of, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
-from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.signals import until_signal
 from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.client import Client
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
-    with faults_told(), RuntimeFolder() as folder:
+    with faults_told(), runtime_folder() as folder:
         plan = plan_for(
             _of_the_demo(settings, folder.path),
             folder.path,

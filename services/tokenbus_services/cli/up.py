@@ -12,7 +12,7 @@ from tokenbus_services.cli.engines import DEFAULT_ENGINE
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
-from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
 from tokenbus_services.cli.local.signals import until_signal
 from tokenbus_services.client import Client
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
     settings = load_settings(options)
     _check_counts(options, settings)
-    with faults_told(), RuntimeFolder() as folder:
+    with faults_told(), runtime_folder() as folder:
         plan = plan_for(
             settings,
             folder.path,

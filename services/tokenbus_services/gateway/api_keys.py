@@ -12,7 +12,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from hmac import compare_digest
@@ -79,16 +79,6 @@ def made(key_id: str, **limits: Any) -> tuple[str, ApiKey]:  # noqa: ANN401 - th
 def digest(clear: str) -> str:
     """Return a key's hash."""
     return sha256(clear.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def found(keys: Iterable[ApiKey], clear: str) -> ApiKey | None:
-    """Return the key with this clear text, in constant time."""
-    wanted = digest(clear)
-    which = None
-    for key in keys:
-        if compare_digest(key.sha256, wanted):
-            which = key
-    return which
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
@@ -227,9 +217,8 @@ class Caller:
         if count > self._most:
             message = f"n: at most {self._most} choices of {self._name}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
-        if len(self._open) + count > self._most:
-            message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
-            raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
+        message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
+        raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
     @property
     def open_requests(self) -> int:
@@ -266,7 +255,7 @@ class Callers:
         self._path = Path(settings.keys_file)
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
         self.anonymous = Caller(None, settings, now)
-        self.on_revoked: Callable[[Caller], None] = _nothing
+        self.on_revoked: Callable[[Caller], None] = lambda _: None
         """Called with the caller of a revoked key."""
         self.is_unread = False
         """Whether the file has changed and cannot be read: the keys before stay in force."""
@@ -290,9 +279,10 @@ class Callers:
         return frozenset(origin for caller in self._by_hash.values() if caller.key for origin in caller.key.origins)
 
     def find(self, clear: str) -> Caller | None:
-        """Return the caller of a key, None if it is unknown."""
-        key = found([caller.key for caller in self._by_hash.values() if caller.key is not None], clear)
-        return None if key is None else self._by_hash.get(key.sha256)
+        """Return the caller of a key, None if it is unknown; in constant time."""
+        wanted = digest(clear)
+        matches = [caller for known, caller in self._by_hash.items() if compare_digest(known, wanted)]
+        return matches[0] if matches else None
 
     def refresh(self) -> None:
         """Read the file again if it has changed; call it periodically."""
@@ -319,7 +309,3 @@ class Callers:
             self._by_hash[key.sha256] = caller
         for caller in before.values():
             self.on_revoked(caller)
-
-
-def _nothing(_caller: Caller) -> None:
-    """Do nothing: no request is open yet."""

@@ -81,7 +81,7 @@ class Buffers:
         # Of those with the same size the newest first: what went well before they came goes on.
         newest_first = list(reversed(sizes.items()))
         try:
-            for holder, size in sorted(newest_first, key=_second, reverse=True)[:most]:
+            for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
                 if wanted <= 0 or size < at_least:
                     break
                 wanted -= size
@@ -135,7 +135,7 @@ class Outbox:
         """Whether nothing more is added."""
         self.write: Write | None = None
         """Writes a chunk to the socket at once, if it has room."""
-        self.unsent: Callable[[], int] = _none
+        self.unsent: Callable[[], int] = lambda: 0
         """Returns how many bytes the socket holds that its client has not read."""
         self.is_sent = False
         """Whether the last chunk was given to the socket."""
@@ -268,11 +268,3 @@ def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None
 def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     tokens = batch.token_counts.astype(np.int64)
     return _ROW_BYTES + tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * batch.top_ks.astype(np.int64))
-
-
-def _second(pair: tuple[Holder, int]) -> int:
-    return pair[1]
-
-
-def _none() -> int:
-    return 0

@@ -84,7 +84,7 @@ class Choice:
             self._sink.emit(self, text, taken, view.produced_at_ns)
         return self.reason is None
 
-    def fail(self, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
         """End with an error."""
         error.tokens = self.tokens
         self._sink.end(error)

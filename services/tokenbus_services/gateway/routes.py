@@ -25,7 +25,7 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
-from tokenbus_services.gateway.processor_status import UnknownStatusError, bus_panel
+from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import parse_json, read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
@@ -155,7 +155,7 @@ class Routes:
     async def _bus(self, _request: Request) -> Response:
         try:
             return _json(bus_panel(await self._gateway.status.get(), time.time()))
-        except UnknownStatusError as error:
+        except TimeoutError as error:
             return _json({"error": str(error)}, 503)
 
     async def _healthz(self, request: Request) -> Response:

@@ -12,19 +12,16 @@ from typing import cast
 
 import uvicorn
 
-from tokenbus_services.bus.binding import bind
-from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.state import Gateway, gateway_of
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.metrics import MetricsServer
+from tokenbus_services.metrics.server import MetricsServer, listen
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
 _log = logger("gateway")
-_SCHEME = "tcp://"
 _BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
@@ -94,7 +91,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
     """
     _check_exposure(settings.gateway)
-    listening, address = await _listen(settings.gateway.address)
+    listening, address = await listen("gateway.address", settings.gateway.address)
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
@@ -172,16 +169,6 @@ def _check_exposure(settings: GatewaySettings) -> None:
         raise SettingsError("gateway.address", limit, settings.address)
     if settings.keys_file and not settings.tls_certificate:
         _log.warning("API keys come over plain HTTP", address=settings.address)
-
-
-async def _listen(address: str) -> tuple[socket.socket, str]:
-    try:
-        binding = await bind(_SCHEME + address)
-    except AddressError as error:
-        raise AddressError(f"gateway.address: {address}", error.reason.replace(_SCHEME, "")) from None
-    listening = socket.socket(fileno=binding.descriptor)
-    binding.hand_over()
-    return listening, binding.address.removeprefix(_SCHEME)
 
 
 class _Handler(logging.Handler):

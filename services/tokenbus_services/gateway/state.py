@@ -10,7 +10,7 @@ from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
-from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
+from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
@@ -83,7 +83,7 @@ class Gateway:
             return ["no processor answers"]
         try:
             status = await self.status.get()
-        except UnknownStatusError as error:
+        except TimeoutError as error:
             return [str(error)]
         is_ready = takes_requests(status.workers, self.reader.models)
         return [] if is_ready else ["no worker is connected that takes requests"]

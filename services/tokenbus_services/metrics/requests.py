@@ -28,11 +28,6 @@ def _refused_by_side(view: ProcessorView) -> Samples:
     yield ("transport",), processor.refused_connections
 
 
-def _dead_letters(view: ProcessorView) -> Samples:
-    yield ("kept",), view.processor.dead_letters.kept
-    yield ("dropped",), view.processor.dead_letters.dropped
-
-
 REQUESTS: tuple[Family[ProcessorView], ...] = (
     gauge("tokenbus_open_requests", "Requests that are open, by their state.", _by_state, "state"),
     gauge(
@@ -93,7 +88,7 @@ REQUESTS: tuple[Family[ProcessorView], ...] = (
     counter(
         "tokenbus_dead_letters_total",
         "Refused messages that were kept for people to look at, and those that were only counted.",
-        _dead_letters,
+        lambda view: each({name: getattr(view.processor.dead_letters, name) for name in ("kept", "dropped")}),
         "outcome",
     ),
 )

@@ -34,7 +34,7 @@ def publisher_collector(publisher: Publisher, watch: LoopWatch) -> FamilyCollect
 async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
     """Serve a processor's metrics at `metrics.address`, or nowhere if that is empty.
 
-    To be called on the processor's event loop, before it listens or after. Raises a MetricsAddressError if the address
+    To be called on the processor's event loop, before it listens or after. Raises an AddressError if the address
     cannot be used.
     """
     loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
 def serve_publisher(publisher: Publisher) -> Iterator[MetricsServer]:
     """Serve a publisher's metrics at `worker.metrics_address`, or nowhere if that is empty.
 
-    From any thread, before the publisher starts or after. Raises a MetricsAddressError if the address cannot be used.
+    From any thread, before the publisher starts or after. Raises an AddressError if the address cannot be used.
     """
     watch = LoopWatch(lambda: publisher.link.loop, time.monotonic)
     server = MetricsServer(

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tokenbus_services.bus.binding import Binding, bind
+from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.loop_thread import start_loop_thread
@@ -37,18 +37,18 @@ _METHODS = ("GET", "HEAD")
 _TEXT = "text/plain; charset=utf-8"
 
 
-class MetricsAddressError(AddressError):
-    """Metrics cannot be served at the address in the settings: names the key, the address and the reason."""
+async def listen(key: str, address: str) -> tuple[socket.socket, str]:
+    """Return a socket that listens at HOST:PORT, and the address with the port in use.
 
-    def __init__(self, key: str, address: str, reason: str) -> None:
-        """Keep the key: a host may run many processes, each with a setting of its own."""
-        super().__init__(address, reason)
-        self.args = (key, address, reason)
-        self.key = key
-
-    def __str__(self) -> str:
-        """Return one printable line."""
-        return f"{self.key}: {super().__str__()}"
+    Raises an AddressError that names the setting's key too: a host may run many processes, each with one of its own.
+    """
+    try:
+        binding = await bind(_SCHEME + address)
+    except AddressError as error:
+        raise AddressError(f"{key}: {address}", error.reason.replace(_SCHEME, "")) from None
+    listening = socket.socket(fileno=binding.descriptor)
+    binding.hand_over()
+    return listening, binding.address.removeprefix(_SCHEME)
 
 
 class Answer(NamedTuple):
@@ -107,7 +107,7 @@ class MetricsServer:
         return f"http://{self.address}" if self.address else ""
 
     def start(self) -> None:
-        """Listen, or raise a MetricsAddressError."""
+        """Listen, or raise an AddressError."""
         if not self._given:
             return
         self._thread, self.address = start_loop_thread("tokenbus-metrics", self._serve, daemon=True)
@@ -131,14 +131,12 @@ class MetricsServer:
             self.address = ""
 
     async def _serve(self, started: "Future[str]") -> None:
-        binding = await self._bind()
-        listening = socket.socket(fileno=binding.descriptor)
-        binding.hand_over()
+        listening, address = await listen(self._key, self._given)
         server = await asyncio.start_server(self._answer, sock=listening, limit=MOST_HEADER_BYTES)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._stopping = lambda: loop.call_soon_threadsafe(stop.set)
-        started.set_result(binding.address.removeprefix(_SCHEME))
+        started.set_result(address)
         try:
             while not stop.is_set():
                 self._watch.ask()
@@ -147,12 +145,6 @@ class MetricsServer:
                         await stop.wait()
         finally:
             server.close()
-
-    async def _bind(self) -> Binding:
-        try:
-            return await bind(_SCHEME + self._given)
-        except AddressError as error:
-            raise MetricsAddressError(self._key, self._given, error.reason.replace(_SCHEME, "")) from None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the one request of a connection; a slow or silent client is cut off, and delays no other."""
