@@ -63,7 +63,7 @@ class Family(Generic[Subject]):
     name: str
     """As it is queried; its last word, or the one before `total`, is its unit."""
     help: str
-    read: "Callable[[Subject], float | Samples | Histogram]"
+    read: Callable[[Subject], float | Samples | Histogram]
     labels: tuple[str, ...] = ()
     """Labels with few values: never a request, a client's name or the text of an error."""
 

@@ -36,10 +36,6 @@ class Kind:
     read: Callable[[str], object] = str
     """Returns the value that a text stands for; a text that stands for none comes back as it is."""
     unit: str = ""
-    bounds: tuple[int, int] | None = None
-    """The least and the most, of a whole number and of the bytes of a text."""
-    words: tuple[str, ...] = ()
-    """The words, of a choice."""
 
 
 def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
@@ -55,7 +51,7 @@ def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
     def read(text: str) -> object:
         return int(text) if len(text) <= _LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(text) else text
 
-    return Kind(meaning, f"{low} to {high}", fault, read, unit, (low, high))
+    return Kind(meaning, f"{low} to {high}", fault, read, unit)
 
 
 # Each of the following returns the dataclass field of a setting, which stands for a value of its type.
@@ -113,7 +109,7 @@ def text(default: str, low: int, high: int, meaning: str) -> Any:  # noqa: ANN40
             return "text in UTF-8"
         return None if low <= length <= high else f"text of {valid}"
 
-    return _field(default, Kind(meaning, valid, fault, bounds=(low, high)))
+    return _field(default, Kind(meaning, valid, fault))
 
 
 def path(default: str, meaning: str) -> Any:  # noqa: ANN401
@@ -128,7 +124,7 @@ def choice(default: str, words: tuple[str, ...], meaning: str) -> Any:  # noqa: 
     def fault(value: Any) -> str | None:  # noqa: ANN401
         return None if isinstance(value, str) and value in words else f"one of {valid}"
 
-    return _field(default, Kind(meaning, valid, fault, words=words))
+    return _field(default, Kind(meaning, valid, fault))
 
 
 def endpoint(default: str, meaning: str) -> Any:  # noqa: ANN401
