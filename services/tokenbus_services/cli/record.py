@@ -87,11 +87,11 @@ class Files:
         """Write an item to its stream's file."""
         recording = self._recording_of(stream)
         recorder, item = recording.recorder, watched.item
-        gaps, before = recorder.gaps, recorder.items
+        gaps = recorder.gaps
         data = recorder.add(item.sequence, item.payload_kind, watched.payload)
         if recorder.gaps > gaps:
             _log.warning("items are missing", stream=recording.worker_id, epoch=recorder.epoch, before=item.sequence)
-        if recorder.items == before:
+        if not data:  # it was seen before
             return
         try:
             if recording.file is None:

@@ -39,19 +39,26 @@ class Vocabulary:
         """Make the tables of a tokenizer's whole vocabulary."""
         self._tokenizer = tokenizer
         self.least_tokens = tokenizer.least_tokens
-        pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocabulary_size)]
-        self.pieces = _Table(pieces, lambda _, piece: piece)
+        self.pieces = _Table(_number)
         """Bytes."""
-        self.names = _Table(pieces, _name)
+        self.names = _Table(lambda token_id: _name(token_id, _number(token_id)))
         """The token's unique name, as a JSON string."""
-        self.texts = _Table(pieces, lambda token_id, piece: self.names[token_id] if piece else b'""')
+        self.texts = _Table(lambda token_id: orjson.dumps(_number(token_id).decode()))
         """The token in an answer's list of tokens: its name, or the empty string for one without text."""
-        self.keys = _Table(pieces, lambda token_id, _: b",%b:" % self.names[token_id])
+        self.keys = _Table(lambda token_id: _key(_name(token_id, _number(token_id))))
         """The name as the key of an object's next member, with the comma and the colon."""
-        self.entries = _Table(pieces, _entry)
+        self.entries = _Table(lambda token_id: _entry(token_id, _number(token_id)))
         """The beginning of a token's object in chats, after the end of another, up to its logprob."""
-        self.characters = _Table(pieces, lambda _, piece: sum(byte & 0xC0 != _CONTINUATION for byte in piece))
+        self.characters = _Table(lambda token_id: len(_number(token_id)))
         """How many characters begin in the token."""
+        for token_id in range(tokenizer.vocabulary_size):
+            piece = tokenizer.token_bytes(token_id)
+            self.pieces[token_id] = piece
+            self.names[token_id] = _name(token_id, piece)
+            self.texts[token_id] = self.names[token_id] if piece else b'""'
+            self.keys[token_id] = _key(self.names[token_id])
+            self.entries[token_id] = _entry(token_id, piece)
+            self.characters[token_id] = sum(byte & 0xC0 != _CONTINUATION for byte in piece)
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens."""
@@ -59,14 +66,14 @@ class Vocabulary:
 
 
 class _Table(dict[int, T]):
-    """Values by token id, made of the id and its bytes; those of unknown ids are not kept, so that it does not grow."""
+    """Values by token id; a missing one is made each time and not kept, so that the table does not grow."""
 
-    def __init__(self, pieces: list[bytes], make: Callable[[int, bytes], T]) -> None:
-        super().__init__((token_id, make(token_id, piece)) for token_id, piece in enumerate(pieces))
+    def __init__(self, make: Callable[[int], T]) -> None:
+        super().__init__()
         self._make = make
 
     def __missing__(self, token_id: int) -> T:
-        return self._make(token_id, _number(token_id))
+        return self._make(token_id)
 
 
 def vocabulary_of(tokenizer: str) -> Vocabulary:
@@ -90,6 +97,10 @@ def _name(token_id: int, piece: bytes) -> bytes:
         return orjson.dumps(piece.decode())
     except UnicodeDecodeError:
         return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
+
+
+def _key(name: bytes) -> bytes:
+    return b",%b:" % name
 
 
 def _entry(token_id: int, piece: bytes) -> bytes:
