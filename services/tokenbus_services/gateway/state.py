@@ -2,25 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
-from tokenbus_services.gateway.metrics import GATEWAY, Counts
-from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
+from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
+from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
 from tokenbus_services.logs import DeduplicatedLog
-from tokenbus_services.metrics.collectors import of_process
-from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
 
@@ -44,7 +39,6 @@ class Gateway:
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
-        self.collector: Collector = _GatewayCollector(self)
         self.feeding: asyncio.Task[None] | None = None
         """The task that hands out rows, while the gateway is served."""
         self.connections = 0
@@ -89,7 +83,7 @@ class Gateway:
             return ["no processor answers"]
         try:
             status = await self.status.get()
-        except UnknownStatusError as error:
+        except TimeoutError as error:
             return [str(error)]
         is_ready = takes_requests(status.workers, self.reader.models)
         return [] if is_ready else ["no worker is connected that takes requests"]
@@ -110,15 +104,3 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
             gateway.feeding = None
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-
-
-class _GatewayCollector(Collector):
-    """Reads a gateway's counters when it is scraped."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        yield from collect(GATEWAY, self._gateway)
-        yield from of_process("gateway")

@@ -46,7 +46,7 @@ class Certificate:
         files = self._settings.tls_certificate, self._settings.tls_key
         # First into a new context: one that has loaded half of a pair serves neither.
         for context in (_context(), self.context):
-            context.load_cert_chain(*files, password=_no_password)
+            context.load_cert_chain(*files, password=lambda: "")  # without one OpenSSL asks at the terminal
 
 
 def _context() -> ssl.SSLContext:
@@ -55,11 +55,6 @@ def _context() -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _no_password() -> str:
-    """Return no password; without this OpenSSL asks at the terminal."""
-    return ""
 
 
 def _reason(error: OSError) -> str:

@@ -36,7 +36,7 @@ class _Listener:
         self.seen.append(self.tokens)
         return True
 
-    def fail(self, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
         """Keep the error."""
         self.seen.append(error.message)
 
