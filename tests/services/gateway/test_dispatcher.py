@@ -15,7 +15,7 @@ from tests.support.waiting import turns
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.gateway.api_keys import Caller
-from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.rendered_step import RenderedStep
@@ -110,7 +110,7 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
     buffers = Buffers(8 * 60)  # an eighth may wait before it is handed out: more than one small row, less than two
     async with _running(buffers) as (processor, dispatcher, caller):
         listener, closed = _Listener(), _Listener()
-        answer = _Holder(listener)
+        answer = _Holder(listener, buffers)
         buffers.join(answer)
         dispatcher.open([generate_of(5)], answer, caller)
         dispatcher.open([generate_of(6)], _answer(closed), caller)
@@ -125,11 +125,11 @@ async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int
 class _Holder:
     """An answer that holds nothing, and counts how often it was evicted."""
 
-    held = unsent = evictions = 0
-
-    def __init__(self, *listeners: _Listener) -> None:
-        """Take who takes its rows."""
-        self.listeners = listeners
+    def __init__(self, listener: _Listener, buffers: Buffers) -> None:
+        """Take who takes its rows, and the sum of what waits."""
+        self.listeners = [listener]
+        self.outbox = Outbox(1000, lambda: None, buffers)
+        self.evictions = 0
 
     def evict(self) -> None:
         """Count."""
