@@ -235,7 +235,7 @@ class BatchEngine(Generic[B]):
             try:
                 states[key] = RequestState(
                     model=self._decoder.fingerprint,
-                    prompt=requests.digests[slot].tobytes(),
+                    prompt=str(requests.digests[slot]),
                     tokens=block.tokens[row, : result.kept[row]].tolist(),
                     seed=int(requests.seeds[slot]),
                     proposals=[] if proposed is None else proposed.tokens[row, : proposed.counts[row]].tolist(),

@@ -12,7 +12,7 @@ from tokenbus_engines.admission import RequestParameters, Stops
 
 Ids = npt.NDArray[np.int64]
 _FIRST_SLOTS = 64
-_DIGEST_BYTES = 16
+_DIGEST_LENGTH = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Request(RequestParameters):
     """What that engine's decoder computed, as this one's decoder reads it."""
 
 
-def prompt_digest(prompt: Sequence[int]) -> bytes:
+def prompt_digest(prompt: Sequence[int]) -> str:
     """Return what tells one prompt's tokens from another's."""
-    return hashlib.sha256(np.array(prompt, np.uint32).tobytes()).digest()[:_DIGEST_BYTES]
+    return hashlib.sha256(np.array(prompt, np.uint32).tobytes()).hexdigest()[:_DIGEST_LENGTH]
 
 
 class Requests:
@@ -52,7 +52,7 @@ class Requests:
         """How many tokens each was given."""
         self.prompts = np.zeros(0, np.int64)
         """How many tokens its prompt has."""
-        self.digests = np.zeros((0, _DIGEST_BYTES), np.uint8)
+        self.digests = np.zeros(0, f"U{_DIGEST_LENGTH}")
         """What tells its prompt from another's."""
         self.missing = np.zeros(0, np.int64)
         """How many of its tokens are to be computed before the next one can be."""
@@ -89,7 +89,7 @@ class Requests:
         self.seeds[slot] = request.seed
         self.positions[slot] = len(request.output)
         self.prompts[slot] = len(request.prompt)
-        self.digests[slot] = np.frombuffer(prompt_digest(request.prompt), np.uint8)
+        self.digests[slot] = prompt_digest(request.prompt)
         self.missing[slot] = 0 if request.output else len(request.prompt)
         self.ends[slot] = request.most
         self.top_logprobs[slot] = request.top_logprobs

@@ -1,9 +1,9 @@
 """Handoff: a prefill engine begins, a decode engine goes on, and nothing is lost, repeated or taken on trust."""
 
+import json
 from typing import Any
 
 import pytest
-from msgspec import msgpack
 
 from tests.engines.ngram.runs import PROMPT, Run, asked
 from tokenbus_contracts import RowStatus, StepPhase
@@ -64,7 +64,7 @@ def test_the_first_token_comes_with_proposals() -> None:
         assert got.statuses == [RowStatus.HANDED_OFF]
         assert len(got.tokens) == 1
         assert len(got.proposals) == 3
-        state = msgpack.decode(states[key])
+        state = json.loads(states[key])
         assert (state["tokens"], state["proposals"]) == (got.tokens, got.proposals)
     assert len(prefill.got[1].alternatives[0]) == 2
     assert prefill.batches[0][0].header.phase is StepPhase.PREFILL
@@ -76,13 +76,13 @@ def test_handed_proposals_are_verified_first() -> None:
     generate = asked(1, top_logprobs=0, temperature=0, max_tokens=9)
     generate.include_draft_logprobs = True
     _, states = handed_off([generate])
-    state = msgpack.decode(states[1])
+    state = json.loads(states[1])
     _, other = handed_off([asked(1, seed=5, temperature=1.5, max_tokens=9)])
     state["proposals"] = state["proposals"][:1]
-    assert msgpack.decode(other[1])["proposals"] != state["proposals"]
+    assert json.loads(other[1])["proposals"] != state["proposals"]
     decode = Run(DECODE)
     decode.got[1] = decode.got.get(1) or _with_first(state["tokens"])
-    decode.engine.admit(generate, msgpack.encode(state))
+    decode.engine.admit(generate, json.dumps(state).encode())
     decode.step()
     assert decode.drafts[1].tokens[:1] == state["proposals"]
     assert decode.got[1].verified == [3]
@@ -137,39 +137,42 @@ def test_a_handed_off_request_may_be_preempted() -> None:
 def state_with(**changes: Any) -> bytes:  # noqa: ANN401 - whatever JSON has
     """Return a state that is right but for these changes; None takes a field out."""
     _, states = handed_off([asked(1, seed=1, max_tokens=9)])
-    fields = msgpack.decode(states[1]) | changes
-    return msgpack.encode({name: value for name, value in fields.items() if value is not None})
+    fields = json.loads(states[1]) | changes
+    return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
 
 DAMAGED = {
-    "state: damaged: MessagePack data is malformed": b"\xc1",
-    "state: damaged: Expected `object`, got `int`": b"not a state",
-    "state: damaged: Expected `object`, got `array`": b"\x90",
-    "state: damaged: Expected `object`, got `array` ?": b"\x91" * 60_000,
+    "state: JSON, got b'not json'": b"not json",
+    r"state: JSON, got b'\[\[\[": b"[" * 60_000,
+    r"state: JSON, got b'\\xff": b"\xff\xfe",
+    "and no other, got a difference in list": b"[]",
     "state: at most 65536 bytes, got 70000": b" " * 70_000,
-    "state: damaged: Object missing required field `seed`": {"seed": None},
-    "state: damaged: Object contains unknown field `more`": {"more": 1},
-    "state: damaged: Invalid value 'other'": {"is": "other"},
-    r"state: damaged: Expected `str`, got `int` - at `\$.model`": {"model": 5},
+    r"got a difference in \['seed'\]": {"seed": None},
+    r"got a difference in \['more'\]": {"more": 1},
+    "state.model: a string, got int": {"model": 5},
     "state.model: .*, got 'other'": {"model": "other"},
-    "state.prompt: the request's own, got another": {"prompt": bytes(16)},
-    r"Expected `bytes`, got `int` - at `\$.prompt`": {"prompt": -1},
-    r"Expected `array` of length 1 <= N <= 16 - at `\$.tokens`|length >= 1 - at `\$.tokens`": {"tokens": []},
-    r"Expected `array` of length (1 <= N )?<= 16 - at `\$.tokens`": {"tokens": [1] * 17},
-    r"Expected `array`, got `str` - at `\$.tokens`": {"tokens": "1"},
-    r"Expected `int`, got `bool` - at `\$.tokens\[0\]`": {"tokens": [True]},
-    r"Expected `int`, got `float` - at `\$.tokens\[1\]`": {"tokens": [1, 1.5]},
-    r"Expected `int` <= 2147483647 - at `\$.tokens\[0\]`": {"tokens": [1 << 31]},
+    "state.prompt: a string, got int": {"prompt": -1},
+    "state.prompt: the request's own, got another": {"prompt": "other"},
+    "state.tokens: a list of 1 to 16 numbers, got 0 of them": {"tokens": []},
+    "state.tokens: a list of 1 to 16 numbers, got 17 of them": {"tokens": [1] * 17},
+    "state.tokens: a list of 1 to 16 numbers, got str": {"tokens": "1"},
+    r"state.tokens\[0\]: a whole number from 0 .*, got True": {"tokens": [True]},
+    r"state.tokens\[1\]: a whole number from 0 .*, got 1.5": {"tokens": [1, 1.5]},
     r"state.tokens\[0\]: below \d+, got 100000": {"tokens": [100_000]},
     "state.tokens: less than the 9 of the request, got 9": {"tokens": [1] * 9},
     "state.tokens: none that ends the request, got the end token": {"tokens": [default_tokenizer().end_token]},
     "state.tokens: none that ends the request, got one that does": {"tokens": [77]},
-    r"Expected `int` >= 0 - at `\$.seed`": {"seed": -1},
-    r"Expected `int`, got `float` - at `\$.seed`": {"seed": float("nan")},
+    "state.seed: a whole number from 0 to below 18446744073709551616, got 18446744073709551616": {"seed": 2**64},
+    "state.seed: a whole number from 0 .*, got nan": {"seed": float("nan")},
     r"state.proposals\[0\]: below \d+, got 100000": {"proposals": [100_000]},
     r"state.proposals\[0\]: a token that the draft proposes there, got 1700": {"proposals": [1_700]},
-    "state.carried: nothing, got 3 bytes": {"carried": b"abc"},
 }
+
+
+def test_nothing_is_carried() -> None:
+    """A context follows from the tokens, so whatever stands behind a state's fields is refused."""
+    with pytest.raises(ValueError, match=r"^state.carried: nothing, got 3 bytes$"):
+        NgramEngine(DECODE).admit(asked(1, seed=1, max_tokens=9), state_with() + b"\nabc")
 
 
 @pytest.mark.parametrize(("message", "made"), DAMAGED.items(), ids=range(len(DAMAGED)))
