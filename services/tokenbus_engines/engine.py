@@ -34,7 +34,7 @@ class Block:
     drafts: Ids
     """A line for each slot that continues: what was verified."""
     draft_counts: Ids
-    """Of slots that continue: how many drafts."""
+    """Of slots that continue: how many drafts; 0 where there are no tokens."""
 
 
 B = TypeVar("B", bound=Block)
@@ -254,8 +254,7 @@ class BatchEngine(Generic[B]):
         for status, group in zip((RowStatus.PREFILLING, RowStatus.PREEMPTED, RowStatus.ABORTED), others, strict=True):
             statuses.append(np.full(group.size, status, np.uint8))
         slots = np.concatenate([block.slots, *others])
-        verified = np.where(block.counts[: plan.decode.size] > 0, block.draft_counts, 0)
-        wanted = np.where(requests.wants_drafts[plan.decode], verified, 0)
+        wanted = block.draft_counts * requests.wants_drafts[plan.decode]
         shared: dict[str, Any] = {
             "request_keys": requests.keys[slots],
             "positions": requests.positions[slots],
@@ -269,7 +268,7 @@ class BatchEngine(Generic[B]):
             token_ids=block.tokens[_mask(block.counts, block.tokens.shape[1])],
             statuses=np.concatenate(statuses),
             kept_counts=_padded(result.kept, slots.size) if (result.kept < block.counts).any() else None,
-            draft_token_counts=_padded(verified, slots.size),
+            draft_token_counts=_padded(block.draft_counts, slots.size),
             draft_follows=bool(wanted.any()),
             **self._scores(block, slots, block.counts),
         )
@@ -317,7 +316,8 @@ class BatchEngine(Generic[B]):
         self._decoder.advance(block, result)
         ended = block.slots[result.statuses != RowStatus.ACTIVE]
         self._scheduler.advance(plan, ended)
-        requests.remove(np.concatenate([ended, plan.aborted]))
+        if ended.size or plan.aborted.size:
+            requests.remove(np.concatenate([ended, plan.aborted]))
 
 
 def _mask(counts: Ids, width: int) -> npt.NDArray[np.bool_]:

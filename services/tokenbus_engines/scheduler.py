@@ -100,7 +100,8 @@ class Scheduler:
     def advance(self, plan: Plan, ended: Ids) -> None:
         """Learn that a plan's step succeeded, and which of its requests have ended."""
         self._requests.steps[plan.decode] += 1
-        self._requests.missing[plan.computing] -= plan.sizes
+        if plan.computing.size:
+            self._requests.missing[plan.computing] -= plan.sizes
         if ended.size:
             self._take_out(ended)
 

@@ -257,7 +257,7 @@ class PaddleDecoder:
             tokens=found.tokens,
             counts=np.where(sound, found.counts, 0),
             drafts=drafts.tokens[:decoding],
-            draft_counts=draft_counts[:decoding],
+            draft_counts=np.where(sound, draft_counts, 0)[:decoding],
             states=states,
             logits=logits,
             draft_logits=drafts.logits,
