@@ -68,7 +68,7 @@ class NgramDecoder:
     most_carried = 0
 
     def __init__(self, options: EngineOptions) -> None:
-        """Learn the text that comes with the package, once in a process."""
+        """Read the model that comes with the package, once in a process."""
         self._model = default_model()
         self._speculate = options.speculate
         self._hands_off = options.role == "prefill"
@@ -99,8 +99,7 @@ class NgramDecoder:
             front = requests.front(decode)
             given = None
             if requests.has_proposals[decode].any():
-                given = requests.proposals[decode]
-                given[~requests.has_proposals[decode]] = ABSENT
+                given = np.where(requests.has_proposals[decode][:, None], requests.proposals[decode], ABSENT)
             drafted = propose(model, front, self._speculate, given)
             emitted = verify(model, front, drafted)
             if first.size:

@@ -22,9 +22,9 @@ class NgramOptions(SchedulerOptions):
 
 
 class NgramEngine(BatchEngine[NgramBlock]):
-    """An engine over words. It learns the text that comes with the package, once in a process."""
+    """An engine over words. It reads the model that comes with the package, once in a process."""
 
     def __init__(self, options: NgramOptions | None = None) -> None:
-        """Learn the text; that takes less than a second."""
+        """Read the model; that takes less than a second."""
         options = options or NgramOptions()
         super().__init__(options, NgramDecoder(options))

@@ -298,6 +298,6 @@ def test_output_is_readable() -> None:
 
 
 def _texts() -> list[str]:
-    from tokenbus_engines.ngram.tokenizer import documents  # noqa: PLC0415 - only here
+    from benchmarks.ngram_training.learning import documents  # noqa: PLC0415 - only here
 
     return documents()
