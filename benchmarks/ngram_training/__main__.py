@@ -2,8 +2,7 @@
 
 import sys
 
-from benchmarks.ngram_training.learning import documents, learned, learned_tables
-from tokenbus_engines.ngram.model import save
+from benchmarks.ngram_training.learning import documents, learned, learned_tables, save
 from tokenbus_engines.ngram.tokenizer import COMMITTED
 
 if __name__ == "__main__":

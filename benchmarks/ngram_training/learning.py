@@ -208,3 +208,15 @@ def learned_tables(tokenizer: Tokenizer, texts: Sequence[str]) -> Tables:
         numbers=np.concatenate([*numbers, [ABSENT]])[order],
         ends=np.array([level.first + level.newest.size for level in counts.levels]),
     )
+
+
+def save(path: Path, tokenizer: Tokenizer, tables: Tables) -> None:
+    """Write a model's tables and its tokenizer."""
+    pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.end_token)]
+    small = tables._replace(ids=tables.ids.astype(np.int16), parents=tables.parents.astype(np.int32))
+    np.savez_compressed(
+        path,
+        pieces=np.frombuffer(b"".join(pieces), np.uint8),
+        piece_ends=np.cumsum([len(piece) for piece in pieces]),
+        **small._asdict(),
+    )

@@ -2,7 +2,6 @@
 
 import hashlib
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -42,18 +41,6 @@ class Tables(NamedTuple):
     """Of those: the context's number."""
     ends: Ids
     """By length, from one token up: the number behind those of the contexts that are so long."""
-
-
-def save(path: Path, tokenizer: Tokenizer, tables: Tables) -> None:
-    """Write a model's tables and its tokenizer."""
-    pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.end_token)]
-    small = tables._replace(ids=tables.ids.astype(np.int16), parents=tables.parents.astype(np.int32))
-    np.savez_compressed(
-        path,
-        pieces=np.frombuffer(b"".join(pieces), np.uint8),
-        piece_ends=np.cumsum([len(piece) for piece in pieces]),
-        **small._asdict(),
-    )
 
 
 class Contexts:
