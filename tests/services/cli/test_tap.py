@@ -13,7 +13,7 @@ from tests.support.waiting import MOST, until
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
-from tokenbus_engines.synthetic_tokens import true_tokens
+from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.bus import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap

@@ -18,7 +18,7 @@ import pytest
 from tests.services.cli.helpers import COMMAND, generate
 from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
 from tests.support.waiting import MOST, wait_until
-from tokenbus_engines.synthetic_tokens import true_tokens
+from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli import main
 from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.client import Client
