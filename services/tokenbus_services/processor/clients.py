@@ -1,6 +1,6 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from itertools import count
 from zlib import crc32
@@ -63,7 +63,7 @@ class ClientConnections(Connections[Session]):
         self._dispatch = dispatch
         self._routes = count(_FIRST_ROUTE)
         self._budget = Budget(settings.clients.buffer_bytes)
-        self.watchers = Watchers(dispatch.workers)
+        self.watchers = Watchers(dispatch.workers.by_id)
         self.sessions: dict[int, Session] = {}
         self._status = StatusReport(dispatch)
         self.resumes = Resumes(
@@ -334,8 +334,8 @@ def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private
 class Watchers:
     """The sessions that watch streams as they are, and what each of them watches."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
-        """Take how to list the workers."""
+    def __init__(self, workers: Mapping[str, Worker]) -> None:
+        """Take the workers by their ids."""
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self.skipped_items = 0
@@ -353,7 +353,7 @@ class Watchers:
         if self._watched.get(session) == worker_id:
             return
         self._watched[session] = worker_id
-        for worker in self._workers():
+        for worker in self._workers.values():
             if worker_id in ("", worker.stream.worker_id):
                 _announce(session, worker)
 

@@ -9,7 +9,6 @@ from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
-from tokenbus_services.processor.stream import StreamCounts
 from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
@@ -23,7 +22,7 @@ class Dispatch:
         """Take the requests and the workers."""
         self._settings = settings
         self.registry = registry
-        self._workers = workers
+        self.workers = workers
         self._waiting: list[Request] = []
         self._waits_until = -inf
         self._turns = 0
@@ -41,14 +40,6 @@ class Dispatch:
         After a restart, clients may be back before workers are.
         """
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
-
-    def workers(self) -> Iterable[Worker]:
-        """Return the workers that are known."""
-        return self._workers.by_id.values()
-
-    def departed(self) -> Iterable[StreamCounts]:
-        """Return what was counted of workers that left."""
-        return self._workers.departed.values()
 
     def submit(
         self,
@@ -131,7 +122,7 @@ class Dispatch:
     def resend(self, worker: Worker, request: Request) -> None:
         """Hand a request to its worker again, which never got it."""
         if request.generate is not None:
-            self._workers.generate(worker, request.generate)
+            self.workers.generate(worker, request.generate)
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
         """Return why a request cannot be taken, or None."""
@@ -179,7 +170,7 @@ class Dispatch:
             return []
         return [
             other
-            for other in self._workers.by_id.values()
+            for other in self.workers.by_id.values()
             if other.source.takes_over
             and other.stream.hello.handoff_address
             and not other.stream.hello.tp_rank
@@ -190,7 +181,7 @@ class Dispatch:
         """Return the workers that serve what a request asks for, busy or not."""
         return [
             worker
-            for worker in self._workers.by_id.values()
+            for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given

@@ -69,6 +69,11 @@ class WorkerConnections(Connections[Worker]):
         """Whether every worker has sent again what it retained when it introduced itself."""
         return all(worker.reconcile is None for worker in self.by_id.values())
 
+    def source_of(self, request_id: int) -> Source | None:
+        """Return the stream whose worker said in its handshake that it has a request."""
+        sources = (worker.source for worker in self.by_stream.values())
+        return next((source for source in sources if request_id in source.owners), None)
+
     # What comes in.
 
     def _take(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
