@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,8 @@ class Line:
     def __init__(self, high_water_mark: int = 4) -> None:
         """Begin without running."""
         self.script, self.clock, self.lock = Script(), ManualClock(), threading.RLock()
-        self.link = Link(self.script, self.lock, self.clock, "worker")
+        session: Any = self.script
+        self.link = Link(session, self.lock, self.clock, "worker")
         self.transport = MemoryTransport(BusSettings(high_water_mark=high_water_mark))
         self.listener: Listener
         self.task: asyncio.Task[None]
@@ -75,9 +77,7 @@ class Line:
     async def start(self) -> "Line":
         """Run it."""
         self.listener = await self.transport.listen(ADDRESS)
-        started = asyncio.Event()
-        self.task = asyncio.create_task(self.link.run(self.transport, ADDRESS, started.set))
-        await soon(started.wait())
+        self.task = await self.link.start(self.transport, ADDRESS)
         await turns()
         return self
 

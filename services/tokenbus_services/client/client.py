@@ -127,13 +127,7 @@ class Client:
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus)
-        started = asyncio.Event()
-        running = asyncio.create_task(self._link.run(transport, self.settings.bus.clients_address, started.set))
-        waiting = asyncio.create_task(started.wait())
-        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if running.done():
-            running.result()
+        running = await self._link.start(transport, self.settings.bus.clients_address)
         # However the connection ended: nothing more comes, and every request must have an end.
         running.add_done_callback(lambda _: self._session.give_up("the client was closed"))
         self._tasks = [running, asyncio.create_task(self._watch_over())]

@@ -83,8 +83,7 @@ class Replay:
         worker, bus = settings.worker, settings.bus
         self._retention = _Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
         self._retention.next_sequence = begin.hello.next_sequence
-        self._changed = asyncio.Event()
-        self._session = _Session(
+        self._session = WorkerSession(
             _hello(begin, worker_id),
             epoch,
             self._retention,
@@ -93,9 +92,10 @@ class Replay:
             on_request=lambda _: None,  # a recording answers no request
             on_room=lambda: None,
         )
-        self._session.on_change = self._changed.set
         self._link = Link(self._session, contextlib.nullcontext(), self._clock, "replay")
-        self._pace = _Pace(speed) if speed else None
+        self._speed = speed
+        self._begin: tuple[int, float] | None = None
+        """When the first item was produced, and when it was published."""
         self._running: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -107,8 +107,8 @@ class Replay:
         """
         transport = self._transport or transport_for(self._settings.bus)
         address = self._settings.bus.workers_address
-        running = asyncio.create_task(self._link.run(transport, address, lambda: None))
-        running.add_done_callback(lambda _: self._changed.set())
+        running = await self._link.start(transport, address)
+        running.add_done_callback(lambda _: self._link.progress.set())
         stopping = asyncio.create_task(self._forward(stop))
         self._running = running
         drain_seconds = 0.0
@@ -126,7 +126,7 @@ class Replay:
     async def _forward(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._is_stopped = True
-        self._changed.set()
+        self._link.progress.set()
 
     async def _publish_all(self, shown: Callable[[], None]) -> None:
         patience = self._settings.worker.block_timeout_ms / 1000
@@ -134,7 +134,7 @@ class Replay:
             raise ReplayError(f"no processor answered for {self._settings.worker.block_timeout_ms} ms")
         for entry in self._entries:
             contents = _contents_of(entry)
-            await self._until(lambda: False, self._seconds_early(contents))
+            await self._until(lambda: False, self._seconds_early(contents.produced_at_ns))
             if not await self._until(lambda: self._retention.has_room(len(entry.payload)), patience):  # noqa: B023 - now
                 raise ReplayError(
                     f"retention: no room for {self._settings.worker.block_timeout_ms} ms: "
@@ -162,13 +162,18 @@ class Replay:
             remaining = deadline - self._clock.now()
             if remaining <= 0:
                 return False
-            self._changed.clear()
-            await self._clock.wait(self._changed, remaining)
+            self._link.progress.clear()
+            await self._clock.wait(self._link.progress, remaining)
 
-    def _seconds_early(self, contents: _Contents) -> float:
-        if self._pace is None:
+    def _seconds_early(self, produced_at_ns: int) -> float:
+        """Return after how many seconds an item is due, measured from the first; one without a time is due at once."""
+        if not self._speed or not produced_at_ns:
             return 0
-        return self._pace.seconds_early(contents.produced_at_ns, self._clock.now())
+        now = self._clock.now()
+        if self._begin is None:
+            self._begin = produced_at_ns, now
+        first_ns, began = self._begin
+        return began + (produced_at_ns - first_ns) / _NS / self._speed - now
 
     def _publish(self, entry: Entry, contents: _Contents) -> None:
         if entry.frame.WhichOneof("body") == "gap":
@@ -193,34 +198,6 @@ class _Retention(Retention):
         """Keep a gap instead of its items."""
         self._kept.append(Dropped(gap.first_sequence, gap.last_sequence, frozenset(gap.request_keys)))
         self.next_sequence = gap.last_sequence + 1
-
-
-class _Session(WorkerSession):
-    """A worker's session that calls back after each message."""
-
-    on_change: Callable[[], None]
-
-    def receive(self, parts: list[bytes], now: float) -> None:
-        """Take one transport message."""
-        super().receive(parts, now)
-        self.on_change()
-
-
-class _Pace:
-    """How early an item is, measured from the first."""
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self._begin: tuple[int, float] | None = None
-
-    def seconds_early(self, produced_at_ns: int, now: float) -> float:
-        """Return after how many seconds an item is due; one without a time is due at once."""
-        if not produced_at_ns:
-            return 0
-        if self._begin is None:
-            self._begin = produced_at_ns, now
-        first_ns, started = self._begin
-        return started + (produced_at_ns - first_ns) / _NS / self._speed - now
 
 
 def _hello(begin: WorkerFrame, worker_id: str) -> Hello:
