@@ -33,7 +33,8 @@ class Bench:
         self.peers = Sending(self._send)
         self._soon: deque[Callable[[], None]] = deque()
         self._puts_off = False
-        self.core = Core(self.settings, self.clock, self.peers, self.peers, self._call_soon)
+        self.core = Core(self.settings, self.clock, self._call_soon)
+        self.core.workers.peers = self.core.clients.peers = self.peers
 
     def _send(self, peer: bytes, parts: Message) -> Outcome:
         outcome = self.outcomes.get(peer, Outcome.SENT)

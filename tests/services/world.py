@@ -73,8 +73,8 @@ class World:
             overrides={"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
         )
         self._soon.clear()
-        workers, clients = Sending(self.worker_network.send), Sending(self.client_network.send)
-        core = Core(settings, self.clock, workers, clients, self._soon.append)
+        core = Core(settings, self.clock, self._soon.append)
+        core.workers.peers, core.clients.peers = Sending(self.worker_network.send), Sending(self.client_network.send)
         core.begin(self.clock.now())
         return core
 

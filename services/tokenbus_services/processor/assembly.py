@@ -48,11 +48,10 @@ class _Open:
     target: _Parts = field(default_factory=_Parts)
     draft: _Parts = field(default_factory=_Parts)
     wants_draft: bool = False
-    gives_up_draft: bool = False
 
     @property
     def is_ready(self) -> bool:
-        return self.target.is_whole and (not self.wants_draft or self.draft.is_whole or self.gives_up_draft)
+        return self.target.is_whole and (not self.wants_draft or self.draft.is_whole)
 
 
 class Assembler:

@@ -23,7 +23,7 @@ from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
-from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
+from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
 from tokenbus_services.processor.intake import Worker
@@ -44,20 +44,19 @@ _MOST_HANDSHAKES = 10
 class ClientConnections(Connections[Session]):
     """Takes what clients send, and sends each the tokens of its requests."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
+    def __init__(
         self,
         settings: Settings,
         dispatch: Dispatch,
         dead_letters: DeadLetters,
-        peers: Peers,
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take what hands new requests to workers, where refused frames go, the transport's peers, and the time.
+        """Take what hands new requests to workers, where refused frames go, and the time.
 
         `call_soon` calls a function after what has come by now was taken.
         """
-        super().__init__("client", ServerFrame, settings, dead_letters, peers)
+        super().__init__("client", ServerFrame, settings, dead_letters)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch
@@ -160,7 +159,7 @@ class ClientConnections(Connections[Session]):
     # The handshake.
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
-        identity = self._peers.identity(peer)
+        identity = self.peers.identity(peer)
         may_ask = identity.may(Role.CLIENT, hello.name)
         may_watch = identity.may(Role.OBSERVER)
         if not (may_ask or may_watch):
@@ -286,7 +285,7 @@ class ClientConnections(Connections[Session]):
         while self._budget.is_exceeded:
             self._end_slow(max(self.sessions.values(), key=lambda each: each.send_queue.bytes))
         while known.peer is not None and (message := known.send_queue.next_message()) is not None:
-            if self._peers.send(known.peer, message) is not Outcome.SENT:
+            if self.peers.send(known.peer, message) is not Outcome.SENT:
                 return
             known.send_queue.sent()
 
@@ -316,7 +315,7 @@ class ClientConnections(Connections[Session]):
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
-            if session.peer is not None and self._peers.send(session.peer, message) is Outcome.SENT:
+            if session.peer is not None and self.peers.send(session.peer, message) is Outcome.SENT:
                 session.wants_status, session.next_status = False, now + STATUS_INTERVAL
 
 

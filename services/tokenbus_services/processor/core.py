@@ -5,7 +5,6 @@ from collections.abc import Callable
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.clients import ClientConnections
-from tokenbus_services.processor.connections import Peers
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch
 from tokenbus_services.processor.intake import Intake
@@ -26,11 +25,9 @@ class Core:
         self,
         settings: Settings,
         clock: Clock,
-        workers: Peers,
-        clients: Peers,
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take the settings, the time, the peers at both addresses, and how to put a call off until the next moment."""
+        """Take the settings, the time, and how to put a call off until the next moment."""
         self._repeated_log = DeduplicatedLog()
         self._failed_ticks = 0
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
@@ -38,9 +35,9 @@ class Core:
         self.dead_letters = DeadLetters(settings.dead_letters)
         self.registry = RequestRegistry(settings.processor, clock, self)
         self.intake = Intake(settings, self.registry, self.dead_letters, clock.now, self)
-        self.workers = WorkerConnections(settings, self.intake, self.dead_letters, workers)
+        self.workers = WorkerConnections(settings, self.intake, self.dead_letters)
         self.dispatch = Dispatch(settings, self.registry, self.workers)
-        self.clients = ClientConnections(settings, self.dispatch, self.dead_letters, clients, clock.now, call_soon)
+        self.clients = ClientConnections(settings, self.dispatch, self.dead_letters, clock.now, call_soon)
 
     @property
     def failed_ticks(self) -> int:
