@@ -17,7 +17,7 @@ from tokenbus_contracts.generated.client_pb2 import (
     ServerFrame,
     WatchedStream,
 )
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item, RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import PendingAck
@@ -150,11 +150,11 @@ class ClientConnections(Connections[Session]):
         if self.is_draining:
             session.put_error(closing_error(request_id))
             return
-        error = self._dispatch.submit(generate, session.route, owner=session.owner, may_wait=True)
-        if error is None:
-            session.requests.add(request_id)
+        request = self._dispatch.submit(generate, session.route, owner=session.owner, may_wait=True)
+        if isinstance(request, RequestError):
+            session.put_error(request)
         else:
-            session.put_error(error)
+            session.requests.add(request_id)
 
     # The handshake.
 

@@ -1,6 +1,6 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import inf
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
@@ -42,38 +42,24 @@ class Dispatch:
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
     def submit(
-        self,
-        generate: Generate,
-        route: int,
-        prepare: Callable[[Request], None] = lambda _: None,
-        *,
-        owner: int = NO_OWNER,
-        may_wait: bool = False,
-    ) -> RequestError | None:
-        """Open a request of an owner's and hand it to a worker, or return why not."""
-        error = self._submit(generate, route, prepare, owner, may_wait=may_wait)
-        if error is not None:
-            name = code_name(error.code)
-            self.refused[name] = self.refused.get(name, 0) + 1
-        return error
-
-    def _submit(
-        self, generate: Generate, route: int, prepare: Callable[[Request], None], owner: int, *, may_wait: bool
-    ) -> RequestError | None:
+        self, generate: Generate, route: int, *, owner: int = NO_OWNER, may_wait: bool = False
+    ) -> Request | RequestError:
+        """Open a request of an owner's, hand it to a worker and return it, or return why not."""
         error = self._refusal(generate, owner)
-        if error is not None:
-            return error
-        worker = self._choice(generate)
-        if worker is None:
-            has_room = len(self._waiting) < self._settings.processor.max_requests
-            if not (may_wait and has_room and self._waits_until > -inf):
-                return self._no_worker(generate)
-            self._waiting.append(self.registry.submit(generate, NO_STREAM, route, owner))
-            return None
-        request = self.registry.submit(generate, worker.source.stream, route, owner)
-        prepare(request)
-        self._hand_out(request, worker)
-        return None
+        worker = None if error is not None else self._choice(generate)
+        if worker is not None:
+            request = self.registry.submit(generate, worker.source.stream, route, owner)
+            self._hand_out(request, worker)
+            return request
+        has_room = len(self._waiting) < self._settings.processor.max_requests
+        if error is None and may_wait and has_room and self._waits_until > -inf:
+            request = self.registry.submit(generate, NO_STREAM, route, owner)
+            self._waiting.append(request)
+            return request
+        error = error or self._no_worker(generate)
+        name = code_name(error.code)
+        self.refused[name] = self.refused.get(name, 0) + 1
+        return error
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
         """Send a worker its request; one that hands it off learns the hand-off target."""

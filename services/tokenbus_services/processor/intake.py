@@ -188,7 +188,7 @@ class Intake:
                 if request is None and worker.source.takes_over:
                     self.registry.take_over(event.admitted.request_key, worker.source)
                 elif request is not None:
-                    self.registry.table.admitted(request, event.admitted.prompt_tokens)
+                    self.registry.table.admitted(request)
                     self._core.clients.admitted(request, event.admitted)
             case "error":
                 request_id = event.error.request_key

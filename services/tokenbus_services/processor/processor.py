@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
 from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus_services.clock import Clock, SystemClock
@@ -225,13 +225,10 @@ class Processor:
         if self.clients.is_draining:
             raise RequestFailedError(closing_error(generate.request_key))
         self.registry.has_iterators = True
-        opened: list[RequestTokens] = []
-        error = self.dispatch.submit(
-            generate, BUFFERED, lambda request: opened.append(self.registry.buffers.open(request))
-        )
-        if error is not None:
-            raise RequestFailedError(error)
-        return opened[0]
+        request = self.dispatch.submit(generate, BUFFERED)
+        if isinstance(request, RequestError):
+            raise RequestFailedError(request)
+        return self.registry.buffers.open(request)
 
     def abort(self, request_id: int) -> None:
         """End a request; it is no error if it has ended, or was never known."""

@@ -300,8 +300,7 @@ class RequestRegistry:
         if request is None or request.aborted_at is not None:
             return
         now = self._now()
-        self.table.abort(request, now)
-        self.table.look_again(request, now + self._settings.abort_timeout_ms / 1000)
+        self.table.abort(request, now, now + self._settings.abort_timeout_ms / 1000)
         if (stream := self.table.stream_of(request)) != NO_STREAM:
             self._core.workers.abort(stream, request_id)
 

@@ -217,9 +217,16 @@ def _contents_of(entry: Entry) -> _Contents:
     try:
         match entry.frame.item.payload_kind:
             case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-                return _batch_contents(parse(entry.payload, _LIMITS))
+                batch = parse(entry.payload, _LIMITS)
+                if batch.has_consistent_lengths():
+                    keys, leaving = batch.request_keys, LEAVES[batch.statuses]
+                    return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[leaving].tolist())
             case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-                return _event_contents(read_frame(RequestEvent, entry.payload))
+                event = read_frame(RequestEvent, entry.payload)
+                if event.HasField("admitted"):
+                    return _NOTHING._replace(present=[event.admitted.request_key])
+                if event.HasField("error"):
+                    return _NOTHING._replace(ended=[event.error.request_key])
     except ContractError:
         pass  # the processor refuses it again, and says why
     return _NOTHING
@@ -241,19 +248,3 @@ def _renamed(entry: Entry, worker_id: str, epoch: int) -> bytes:
     except ContractError as error:
         raise RecordingError(entry.offset, f"item {entry.frame.item.sequence}: {error}") from None
     return entry.payload
-
-
-def _batch_contents(batch: LogprobBatch) -> _Contents:
-    if not batch.has_consistent_lengths():
-        return _NOTHING
-    keys = batch.request_keys
-    return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[LEAVES[batch.statuses]].tolist())
-
-
-def _event_contents(event: RequestEvent) -> _Contents:
-    match event.WhichOneof("event"):
-        case "admitted":
-            return _NOTHING._replace(present=[event.admitted.request_key])
-        case "error":
-            return _NOTHING._replace(ended=[event.error.request_key])
-    return _NOTHING
