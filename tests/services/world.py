@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tests.services.network import Network
 from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request
@@ -13,6 +13,7 @@ from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_services.bus import Listener
 from tokenbus_services.processor.core import Core
 from tokenbus_services.settings import Settings
 
@@ -74,7 +75,8 @@ class World:
         )
         self._soon.clear()
         core = Core(settings, self.clock, self._soon.append)
-        core.workers.peers, core.clients.peers = Sending(self.worker_network.send), Sending(self.client_network.send)
+        core.workers.listener = cast("Listener", Sending(self.worker_network.send))
+        core.clients.listener = cast("Listener", Sending(self.client_network.send))
         core.begin(self.clock.now())
         return core
 

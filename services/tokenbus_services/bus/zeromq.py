@@ -12,7 +12,7 @@ from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.context import KEYS_DOMAIN, OPEN_DOMAIN, SharedContext
 from tokenbus_services.bus.errors import AddressError, ClosedError
-from tokenbus_services.bus.keys import ProcessKeys, raw, require_keys, use_key
+from tokenbus_services.bus.keys import ProcessKeys, raw, use_key
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore
@@ -57,7 +57,7 @@ class ZeroMQTransport:
         allowed, server_key = None, b""
         if keys is not None:
             own, allowed = keys
-            require_keys(socket, own)
+            use_key(socket, own)
             socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
             authenticator.allowed, server_key = allowed, raw(own.public)
         listening = LoopSocket(socket, f"listener at {binding.address}")

@@ -159,7 +159,7 @@ class ClientConnections(Connections[Session]):
     # The handshake.
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
-        identity = self.peers.identity(peer)
+        identity = self.listener.identity(peer)
         may_ask = identity.may(Role.CLIENT, hello.name)
         may_watch = identity.may(Role.OBSERVER)
         if not (may_ask or may_watch):
@@ -285,7 +285,7 @@ class ClientConnections(Connections[Session]):
         while self._budget.is_exceeded:
             self._end_slow(max(self.sessions.values(), key=lambda each: each.send_queue.bytes))
         while known.peer is not None and (message := known.send_queue.next_message()) is not None:
-            if self.peers.send(known.peer, message) is not Outcome.SENT:
+            if self.listener.send(known.peer, message) is not Outcome.SENT:
                 return
             known.send_queue.sent()
 
@@ -315,7 +315,7 @@ class ClientConnections(Connections[Session]):
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
-            if session.peer is not None and self.peers.send(session.peer, message) is Outcome.SENT:
+            if session.peer is not None and self.listener.send(session.peer, message) is Outcome.SENT:
                 session.wants_status, session.next_status = False, now + STATUS_INTERVAL
 
 

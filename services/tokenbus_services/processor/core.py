@@ -34,7 +34,7 @@ class Core:
         self._back_at = clock.now() + self._timeout
         self.dead_letters = DeadLetters(settings.dead_letters)
         self.registry = RequestRegistry(settings.processor, clock, self)
-        self.intake = Intake(settings, self.registry, self.dead_letters, clock.now, self)
+        self.intake = Intake(settings, self, clock.now)
         self.workers = WorkerConnections(settings, self.intake, self.dead_letters)
         self.dispatch = Dispatch(settings, self.registry, self.workers)
         self.clients = ClientConnections(settings, self.dispatch, self.dead_letters, clock.now, call_soon)

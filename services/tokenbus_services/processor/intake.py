@@ -13,8 +13,6 @@ from tokenbus_services.logs import logger
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.connections import KnownPeer
-from tokenbus_services.processor.dead_letters import DeadLetters
-from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import Request, Source
 from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
 from tokenbus_services.settings import Settings
@@ -69,22 +67,15 @@ class Worker(KnownPeer):
 class Intake:
     """Takes items from the workers' streams, and settles their steps against the requests."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        registry: RequestRegistry,
-        dead_letters: DeadLetters,
-        now: Callable[[], float],
-        core: "Core",
-    ) -> None:
-        """Take the requests, where refused items go, the time in seconds, and the core with its later parts."""
+    def __init__(self, settings: Settings, core: "Core", now: Callable[[], float]) -> None:
+        """Take the core, which has the requests and the dead letters already, and the time in seconds."""
         self._settings = settings
-        self._dead_letters = dead_letters
+        self._dead_letters = core.dead_letters
         self._now = now
         self._core = core
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
-        self.registry = registry
+        self.registry = core.registry
         self.step_queue: StepQueue | None = None
         """The queue of the iterator over all steps, while there is one."""
         self.step_observers: list[Callable[[Step], object]] = []

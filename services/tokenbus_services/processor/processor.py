@@ -71,7 +71,7 @@ class Processor:
             self._listeners.clear()
             raise
         workers, clients = self._listeners
-        self.workers.peers, self.clients.peers = workers, clients
+        self.workers.listener, self.clients.listener = workers, clients
         self._tasks = [
             asyncio.create_task(self._carry(workers, self.workers.receive)),
             asyncio.create_task(self._carry(clients, self.clients.receive)),

@@ -20,6 +20,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     Refusal,
     RefusalReason,
     ReplayRequest,
+    StreamLimits,
     Welcome,
     WorkerFrame,
     WorkerRole,
@@ -138,7 +139,7 @@ class WorkerConnections(Connections[Worker]):
     # The handshake.
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
-        identity = self.peers.identity(peer)
+        identity = self.listener.identity(peer)
         _check_hello(hello, self._settings.limits, identity)
         if self.is_draining:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
@@ -163,7 +164,7 @@ class WorkerConnections(Connections[Worker]):
         """Return the known worker if it is the one that says hello, or None where another life may take its place."""
         name = known.stream.worker_id
         if epoch == known.stream.epoch:
-            is_same_key = known.identity.name == self.peers.identity(peer).name
+            is_same_key = known.identity.name == self.listener.identity(peer).name
             if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
                 message = f"worker {name}: epoch {epoch} of it is another connection's"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
@@ -359,10 +360,10 @@ def _check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:
     if not identity.may(Role.WORKER, hello.worker_id):
         message = f"key {identity.name} may not be worker {hello.worker_id}"
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
-    for name in ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k"):
-        most, found = getattr(limits, name), getattr(hello.limits, name)
+    for field in StreamLimits.DESCRIPTOR.fields:
+        most, found = getattr(limits, field.name), getattr(hello.limits, field.name)
         if found > most:
-            error = ContractError(f"hello.limits.{name}", most, found, rule=Rule.MAX)
+            error = ContractError(f"hello.limits.{field.name}", most, found, rule=Rule.MAX)
             raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
     if hello.next_sequence < hello.first_sequence:
         error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)

@@ -185,13 +185,16 @@ class HandoffSender:
 class HandoffReceiver:
     """Listens for hand-offs while `async with` lasts, and queues them for the publisher's engine from `serve` on."""
 
+    _listener: Listener
+    _publisher: Publisher
+
     def __init__(self, settings: Settings, transport: Transport) -> None:
         """Take a decode worker's settings."""
         self._settings = settings
         self._transport = transport
         self._ticket = secrets.token_bytes(_TICKET_BYTES)
-        self._listener: Listener | None = None
-        self._publisher: Publisher | None = None
+        self.point = HandoffPoint()
+        """Where prefill workers send to, with the port that the system chose, and the ticket and key they need."""
         self._task: asyncio.Task[None] | None = None
         self._answers: OrderedDict[int, str | None] = OrderedDict()
         self._repeated_log = DeduplicatedLog()
@@ -200,6 +203,7 @@ class HandoffReceiver:
     async def __aenter__(self) -> Self:
         """Listen; raises AddressError for an address that cannot be used."""
         self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
+        self.point = HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -208,15 +212,7 @@ class HandoffReceiver:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._listener is not None:
-            await self._listener.close()
-
-    @property
-    def point(self) -> HandoffPoint:
-        """Where prefill workers send to, with the port that the system chose, and the ticket and key they need."""
-        if self._listener is None:
-            return HandoffPoint()
-        return HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
+        await self._listener.close()
 
     def serve(self, publisher: Publisher) -> None:
         """Begin to accept hand-offs, for the engine that takes its requests from a publisher."""
@@ -225,7 +221,7 @@ class HandoffReceiver:
         self._task = asyncio.create_task(self._receive())
 
     async def _receive(self) -> None:
-        while self._listener is not None:
+        while True:
             try:
                 peer, parts = await self._listener.receive()
             except ClosedError:
@@ -247,10 +243,10 @@ class HandoffReceiver:
         self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def _check_identity(self, peer: bytes, worker_id: str) -> None:
-        identity = None if self._listener is None else self._listener.identity(peer)
-        if identity is None or not identity.may(Role.HANDOFF, worker_id):
-            name = "" if identity is None else identity.name
-            raise ContractError("handoff.worker_id", f"one that the key {name!r} may hand off as", repr(worker_id))
+        identity = self._listener.identity(peer)
+        if not identity.may(Role.HANDOFF, worker_id):
+            limit = f"one that the key {identity.name!r} may hand off as"
+            raise ContractError("handoff.worker_id", limit, repr(worker_id))
 
     def _accept(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         number, key = handoff.number, handoff.generate.request_key
@@ -260,7 +256,7 @@ class HandoffReceiver:
                 self._reply(peer, handoff, answer)
             return
         publisher, worker = self._publisher, self._settings.worker
-        if publisher is None or len(publisher.session.requests) >= worker.max_requests:
+        if len(publisher.session.requests) >= worker.max_requests:
             self._decide(peer, handoff, f"it has {worker.max_requests} requests, as many as it takes")
             return
         if key in publisher.session.requests:
@@ -302,8 +298,7 @@ class HandoffReceiver:
         self._reply(peer, handoff, refusal)
 
     def _reply(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
-        if self._listener is not None:
-            self._listener.send(peer, reply_of(handoff, refusal))  # after a lost reply the hand-off is sent again
+        self._listener.send(peer, reply_of(handoff, refusal))  # after a lost reply the hand-off is sent again
 
 
 def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings) -> list[bytes]:

@@ -22,7 +22,6 @@ from tokenbus_contracts.generated.stream_pb2 import (
     StreamLimits,
     Welcome,
     WorkerFrame,
-    WorkerRole,
 )
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.link import PROOF_BYTES, ReconnectingSession
@@ -32,11 +31,6 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
-_ROLES = {
-    "mixed": WorkerRole.WORKER_ROLE_MIXED,
-    "prefill": WorkerRole.WORKER_ROLE_PREFILL,
-    "decode": WorkerRole.WORKER_ROLE_DECODE,
-}
 
 
 class HandoffPoint(NamedTuple):
@@ -250,14 +244,8 @@ def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) ->
         schema_major=MAJOR,
         schema_minor=MINOR,
         worker_id=worker.id,
-        role=_ROLES[worker.role],
-        limits=StreamLimits(
-            max_message_bytes=limits.max_message_bytes,
-            max_rows=limits.max_rows,
-            max_tokens_per_row=limits.max_tokens_per_row,
-            max_draft_tokens_per_row=limits.max_draft_tokens_per_row,
-            max_top_k=limits.max_top_k,
-        ),
+        role=f"WORKER_ROLE_{worker.role.upper()}",
+        limits=StreamLimits(**{field.name: getattr(limits, field.name) for field in StreamLimits.DESCRIPTOR.fields}),
         model=worker.model,
         vocabulary_size=vocabulary_size,
         tp_rank=worker.tp_rank,
