@@ -190,7 +190,8 @@ class Link:
         self._session = session
         self._lock = lock
         self._clock = clock
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop it runs on, once it does."""
         self._wake = asyncio.Event()
         self._woken = False
         self._stopping = asyncio.Event()
@@ -201,22 +202,17 @@ class Link:
         self.thread_id = 0
         self.refused_frames = 0
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop it runs on, once it does."""
-        return self._loop
-
     def wake(self) -> None:
         """Wake the sender: there may be something to send. Any thread may call this, with the lock held."""
         # One call into the loop, however many items wait: each of them costs a system call.
-        if not self._woken and self._loop is not None:
+        if not self._woken and self.loop is not None:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is sent any more
-                self._loop.call_soon_threadsafe(self._wake.set)
+                self.loop.call_soon_threadsafe(self._wake.set)
 
     async def start(self, transport: Transport, address: str) -> asyncio.Task[None]:
         """Connect; return the task that carries messages until it is told to stop, drains, and says goodbye."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         return asyncio.create_task(self._run(await transport.connect(address)))
 
@@ -237,9 +233,9 @@ class Link:
     def stop(self, drain_seconds: float) -> None:
         """End once all is acknowledged, or after so many seconds. Any thread may call this."""
         self._drain_seconds = drain_seconds
-        if self._loop is not None:
+        if self.loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stopping.set)
+                self.loop.call_soon_threadsafe(self._stopping.set)
 
     async def _drain(self) -> None:
         deadline = self._clock.now() + self._drain_seconds
