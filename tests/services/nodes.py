@@ -17,7 +17,7 @@ from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
-from tokenbus_services.link import Session
+from tokenbus_services.link import ReconnectingSession
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
@@ -29,7 +29,7 @@ class Node:
 
     def __init__(
         self,
-        session: Session,
+        session: ReconnectingSession,
         network: Network,
         clock: ManualClock,
         lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it has no state

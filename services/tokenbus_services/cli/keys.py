@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allowed import AllowedKey, AllowListError, locked, new_key, read_keys, write_keys
+from tokenbus_services.bus.allowed import AllowedKey, AllowListError, new_key, read_keys, write_keys
 from tokenbus_services.bus.keys import public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable
+from tokenbus_services.watched_files import locked
 
 _DESCRIPTION = """\
 Change or show the allow-list: the file that says which keys may connect to the processor, and to decode workers for

@@ -7,10 +7,8 @@ in constant time, against every key, so that timing reveals nothing about a gues
 import contextlib
 import json
 import math
-import os
 import re
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,19 +17,19 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from tokenbus_services.bus.allowed import locked
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown, shown
 from tokenbus_services.settings.sections import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
-from tokenbus_services.watched_files import WatchedFiles
+from tokenbus_services.watched_files import WatchedFiles, locked, replace_file
 
 MOST_KEYS = 1024
 _MOST_BYTES = 2**20
 _PREFIX = "tb-"
 _RANDOM_BYTES = 32
 _VERSION = 1
+_MODE = 0o600
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_CONCURRENT = 2**31 - 1
@@ -104,16 +102,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Replace a file's keys atomically; only its owner may read it."""
     content = {"version": _VERSION, "keys": [asdict(key) for key in _checked(keys)]}
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # made with mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(content, indent=2).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(path, json.dumps(content, indent=2) + "\n", _MODE)
 
 
 @contextlib.contextmanager
@@ -257,8 +246,6 @@ class Callers:
         self.anonymous = Caller(None, settings, now)
         self.on_revoked: Callable[[Caller], None] = lambda _: None
         """Called with the caller of a revoked key."""
-        self.is_unread = False
-        """Whether the file has changed and cannot be read: the keys before stay in force."""
         try:
             self._take(read_keys(self._path) if settings.keys_file else ())
         except KeysError as error:
@@ -267,6 +254,11 @@ class Callers:
             ) from None
         if settings.keys_file and not self._by_hash:
             _log.warning("no API keys yet", keys_file=settings.keys_file)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the file has changed and cannot be read: the keys before stay in force."""
+        return self._files.is_unread
 
     @property
     def are_asked(self) -> bool:
@@ -287,17 +279,11 @@ class Callers:
     def refresh(self) -> None:
         """Read the file again if it has changed; call it periodically."""
         self._repeated_log.expire()
-        if not self._files.changed():
-            return
         try:
-            keys = read_keys(self._path)
+            if self._files.refresh(lambda: self._take(read_keys(self._path))):
+                _log.info("API keys read", keys=len(self._by_hash))
         except KeysError as error:
-            self.is_unread = True
             self._repeated_log.begin("keys", _log.error, "API keys cannot be read", reason=str(error))
-            return
-        self.is_unread = False
-        self._take(keys)
-        _log.info("API keys read", keys=len(keys))
 
     def _take(self, keys: Sequence[ApiKey]) -> None:
         before, self._by_hash = self._by_hash, {}

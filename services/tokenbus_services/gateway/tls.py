@@ -20,8 +20,6 @@ class Certificate:
         self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
         self._repeated_log = DeduplicatedLog()
         self.context = _context()
-        self.is_unread = False
-        """Whether a file has changed and cannot be used: the certificate before stays in use."""
         try:
             self._load()
         except OSError as error:  # ssl.SSLError is one
@@ -31,16 +29,16 @@ class Certificate:
     def refresh(self) -> None:
         """Load it again if it has changed; call it periodically."""
         self._repeated_log.expire()
-        if not self._files.changed():
-            return
         try:
-            self._load()
+            if self._files.refresh(self._load):
+                _log.info("certificate read", file=self._settings.tls_certificate)
         except OSError as error:
-            self.is_unread = True
             self._repeated_log.begin("tls", _log.error, "the certificate cannot be read", reason=_reason(error))
-            return
-        self.is_unread = False
-        _log.info("certificate read", file=self._settings.tls_certificate)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a file has changed and cannot be used: the certificate before stays in use."""
+        return self._files.is_unread
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key

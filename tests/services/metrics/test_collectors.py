@@ -224,8 +224,9 @@ async def test_codes_that_a_worker_makes_up_are_one(watched: Watched) -> None:
 async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
     """A frame that is none is counted by the rule it breaks, by its side, and as a dead letter that was not kept."""
     processor = watched.bus.processor
-    processor.clients.receive(b"peer", [b"\xff"], 0.0)
-    processor.workers.receive(b"peer", [b"\xff"], 0.0)
+    async with watched.bus.running():
+        processor.clients.receive(b"peer", [b"\xff"], 0.0)
+        processor.workers.receive(b"peer", [b"\xff"], 0.0)
     processor._transport_refused("1.2.3.4:5: cut off")
     told = watched.processor()
     assert told("refused_messages_total", rule="malformed") == 2
