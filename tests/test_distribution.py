@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("distribution")  # what its tests share is made once
 ROOT = Path(__file__).resolve().parents[1]
 
 _USE = """

@@ -14,21 +14,20 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.pages import ROOT, blocks
+from tests.services.metrics.running import FAMILIES
 from tokenbus_contracts import Limits, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.delivery.errors import code_name
-from tokenbus_services.metrics.document import families
 from tokenbus_services.processor.stream import Fate
-from tokenbus_services.settings import Settings
-from tokenbus_services.settings.entries import ENTRIES, SECTIONS
+from tokenbus_services.settings import ENTRIES, SECTIONS, Settings
 from tokenbus_services.worker import StepAssembler
 
 PATH = ROOT / "docs" / "operations.md"
 PAGE = PATH.read_text()
 SERVICES = ROOT / "services" / "tokenbus_services"
-METRICS = {family.name for family in families()}
+METRICS = {family.name for family in FAMILIES}
 CODES = {code_name(code) for code in ErrorCode.values() if code}
 THEIR_OWN = {"invalid_request", "duplicate_request", "unknown_request"}
 """What a client is told of its own mistakes, which no operator need see."""

@@ -15,8 +15,7 @@ import pytest
 import tokenbus
 from tests.pages import ROOT, blocks
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
-from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_engines.synthetic_tokens import true_tokens
+from tokenbus_engines.synthetic import SyntheticEngine, true_tokens
 from tokenbus_services.settings import Settings
 
 REQUEST, ENGINE = [block.text for block in blocks("python", of="README.md")]

@@ -47,7 +47,7 @@ QUICK = [Case(1, 3, 5), Case(32, 0, None), Case(32, 3, 20, 0.7, 0.9)]
 
 
 def build_seconds() -> float:
-    """Return how long the engine takes until it can be used; it learns its text once in a process."""
+    """Return how long the engine takes until it can be used; it reads its model once in a process."""
     begin = perf_counter_ns()
     NgramEngine()
     return (perf_counter_ns() - begin) / 1e9

@@ -15,7 +15,7 @@ from benchmarks.paddle_training.prose import stories, tokens_of
 from tokenbus_engines.paddle.network import Network, Shape, Tensor
 from tokenbus_engines.paddle.runner import framework
 from tokenbus_engines.paddle.tokenizer import VOCABULARY_SIZE
-from tokenbus_engines.paddle.weights import COMMITTED, save
+from tokenbus_engines.paddle.weights import COMMITTED, FORMAT, STORED
 
 _LINE = 256
 _WARM_UP = 40
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paddle.seed(options.seed)
     began = time.monotonic()
     network = trained(paddle, options.steps, options.lines, options.seed, began)
-    save(options.output, network)
+    _save(options.output, network)
     size = options.output.stat().st_size
     shares = foreseen(paddle, network, options.seed)
     shown = ", ".join(f"{share:.3f}" for share in shares)
@@ -121,6 +121,14 @@ def _rate(step: int, steps: int) -> float:
         return _HIGHEST_RATE * (step + 1) / _WARM_UP
     done = (step - _WARM_UP) / max(1, steps - _WARM_UP)
     return _LOWEST_RATE + (_HIGHEST_RATE - _LOWEST_RATE) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _save(path: Path, network: Network) -> None:
+    """Write a network's weights."""
+    from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
+
+    arrays = {name: each.numpy().astype(STORED) for name, each in network.layers.state_dict().items()}
+    save_file(arrays, path, metadata={"format": FORMAT} | network.shape.metadata())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,22 +1,75 @@
-"""SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again."""
+"""SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again.
+
+Which token a request has at a position, its logprob, rank and alternatives follow from the request's key and the
+position alone, wherever and however often they are computed: the ground truth that tests and benchmarks compare with.
+"""
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod
 from tokenbus_contracts.generated.request_pb2 import Generate
-from tokenbus_engines import synthetic_tokens
 from tokenbus_engines.admission import check_offered
+from tokenbus_engines.sampling import Words, mixed
 from tokenbus_services.worker.engine import EngineStepError
 from tokenbus_services.worker.step import StepArrays
 
+VOCABULARY_SIZE = 50_000
+_RANKS = 4
 _UNLIMITED = 2**31 - 1
 _STATE = struct.Struct("<8sQI")
 """What a prefill engine hands off: the mark, the request's key, and the place of its next token."""
 _MARK = b"tbsynth1"
+
+
+class TrueTokens(NamedTuple):
+    """Some tokens, and what is true of each."""
+
+    ids: npt.NDArray[np.uint32]
+    logprobs: npt.NDArray[np.float32]
+    ranks: npt.NDArray[np.uint32]
+
+
+def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
+    """Return the number that everything about the token of each key and position follows from."""
+    return mixed(keys ^ mixed(positions.astype(np.uint64)))
+
+
+def sampled(numbers: Words) -> TrueTokens:
+    """Return each number's token: one of the first few of its alternatives."""
+    places = (numbers >> np.uint64(40)) % np.uint64(_RANKS)
+    return TrueTokens(_ids(numbers, places), _logprobs(numbers, places), (places + np.uint64(1)).astype(np.uint32))
+
+
+def alternatives(
+    numbers: Words, top_ks: npt.NDArray[np.integer]
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Return the first alternatives of each number, as many as each wants, the most probable first."""
+    wanted = top_ks.astype(np.intp)
+    begins = np.cumsum(wanted) - wanted
+    places = (np.arange(wanted.sum(), dtype=np.intp) - np.repeat(begins, wanted)).astype(np.uint64)
+    owners = np.repeat(numbers, wanted)
+    return _ids(owners, places), _logprobs(owners, places)
+
+
+def true_tokens(key: int, begin: int, end: int) -> TrueTokens:
+    """Return the tokens that a request has from one position to before another."""
+    positions = np.arange(begin, end, dtype=np.uint64)
+    return sampled(draws(np.full(positions.size, key, np.uint64), positions))
+
+
+def _ids(numbers: Words, places: Words) -> npt.NDArray[np.uint32]:
+    return ((numbers % np.uint64(VOCABULARY_SIZE) + places) % np.uint64(VOCABULARY_SIZE)).astype(np.uint32)
+
+
+def _logprobs(numbers: Words, places: Words) -> npt.NDArray[np.float32]:
+    offset = ((numbers >> np.uint64(50)) % np.uint64(64)).astype(np.float32) / np.float32(64)
+    return -(offset + places.astype(np.float32) / np.float32(4) + np.float32(0.125))
 
 
 @dataclass(slots=True)
@@ -58,7 +111,7 @@ class SyntheticEngine:
     @property
     def vocabulary_size(self) -> int:
         """How many token ids it has."""
-        return synthetic_tokens.VOCABULARY_SIZE
+        return VOCABULARY_SIZE
 
     @property
     def has_work(self) -> bool:
@@ -131,9 +184,9 @@ class SyntheticEngine:
         top_ks = np.array([row.top_k for row in mine], np.uint8)
         starts = np.cumsum(counts, dtype=np.intp) - counts
         places = np.arange(counts.sum(dtype=np.intp)) - np.repeat(starts, counts)
-        numbers = synthetic_tokens.draws(np.repeat(keys, counts), np.repeat(positions, counts) + places)
-        tokens = synthetic_tokens.sampled(numbers)
-        other_ids, other_logprobs = synthetic_tokens.alternatives(numbers, np.repeat(top_ks, counts))
+        numbers = draws(np.repeat(keys, counts), np.repeat(positions, counts) + places)
+        tokens = sampled(numbers)
+        other_ids, other_logprobs = alternatives(numbers, np.repeat(top_ks, counts))
         is_target = kind is BatchKind.TARGET
         statuses = [self._status(row, kind) for row in mine]
         return StepArrays(

@@ -4,14 +4,22 @@ import asyncio
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any
 
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.client_pb2 import ClientWelcome
-from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Heartbeat, Refusal, RefusalReason, Welcome
+from tokenbus_contracts.generated.client_pb2 import ClientHello, ClientWelcome, ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import (
+    Goodbye,
+    GoodbyeReason,
+    Heartbeat,
+    Hello,
+    ProcessorFrame,
+    Refusal,
+    RefusalReason,
+    Welcome,
+)
 from tokenbus_services.bus import Connection, Transport
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -35,31 +43,6 @@ class SessionState(Enum):
     """It said goodbye."""
 
 
-class Session(Protocol):
-    """One side of a protocol, without sockets and without a clock of its own."""
-
-    state: SessionState
-    processor_id: str
-    handshakes: int
-    refusal: Refusal | None
-
-    @property
-    def outstanding(self) -> int:
-        """How many items or requests the processor has not answered yet."""
-
-    def receive(self, parts: list[bytes], now: float) -> None:
-        """Take one transport message; a ContractError says what is wrong with it, and nothing changes then."""
-
-    def next_message(self, now: float) -> list[bytes] | None:
-        """Return the next message to send, or None."""
-
-    def seconds_to_wait(self, now: float) -> float:
-        """Return after how many seconds to ask `next_message` again, even if nothing happens."""
-
-    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        """Leave: return the last message to send."""
-
-
 class ReconnectingSession(ABC):
     """What worker and client sessions share: the handshake, repeated after refusals and silence, and heartbeats."""
 
@@ -71,18 +54,65 @@ class ReconnectingSession(ABC):
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
+        self._is_news = False
+        """Whether the next heartbeat says something that the processor does not know: it is sent at once."""
         self.state = SessionState.GREETING
         self.processor_id = ""
         self.refusal: Refusal | None = None
         self.handshakes = 0
 
+    @property
     @abstractmethod
-    def _hello(self) -> list[bytes]:
-        """Return the message that begins the handshake."""
+    def outstanding(self) -> int:
+        """How many items or requests the processor has not answered yet."""
 
     @abstractmethod
-    def _next(self, now: float) -> list[bytes] | None:
-        """Return the next message to a connected processor, or None."""
+    def _read(self, parts: list[bytes]) -> ProcessorFrame | ServerFrame:
+        """Return the frame of a transport message."""
+
+    @abstractmethod
+    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+        """Return a frame with that body, as it is sent."""
+
+    @abstractmethod
+    def _hello(self) -> Hello | ClientHello:
+        """Return what begins the handshake."""
+
+    @abstractmethod
+    def _welcome(self, welcome: Any) -> None:  # noqa: ANN401 - a Welcome or a ClientWelcome
+        """Take the processor's answer to the hello."""
+
+    @abstractmethod
+    def _take(self, frame: Any, body: str, parts: list[bytes], now: float) -> None:  # noqa: ANN401 - as `_read` returns it
+        """Take a frame of the connected processor, with the message's parts behind it."""
+
+    @abstractmethod
+    def _next(self) -> list[bytes] | None:
+        """Return the next message to a connected processor, but for heartbeats, or None."""
+
+    @property
+    def _last_sequence(self) -> int:
+        """The last sequence that was sent, or zero."""
+        return 0
+
+    def receive(self, parts: list[bytes], now: float) -> None:
+        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+        frame = self._read(parts)
+        body = frame.WhichOneof("body")
+        if body is None or self.state is SessionState.LEFT:
+            return
+        if body == "welcome":
+            self._welcome(frame.welcome)
+        elif body == "refusal":
+            self._refused(frame.refusal, now)
+        elif self.state is SessionState.OPEN:
+            if body == "heartbeat":
+                self._echo_ns = frame.heartbeat.sent_at_ns
+            elif body == "goodbye":
+                self._greet_again(now + self._interval)
+            else:
+                self._take(frame, body, parts[1:], now)
+        self._last_heard = now
 
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next message to send, or None: there is none, or no credit for it."""
@@ -92,10 +122,19 @@ class ReconnectingSession(ABC):
             return self._greeting(now)
         if self.state is SessionState.LEFT:
             return None
-        message = self._next(now)
+        message = self._next()
+        if message is None and (self._is_news or now - self._last_sent >= self._interval):
+            self._is_news = False
+            message = [self._written(heartbeat=self._heartbeat(now))]
         if message is not None:
             self._last_sent = now
         return message
+
+    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
+        """Leave, and return the last message to send."""
+        self.state = SessionState.LEFT
+        goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence)
+        return [self._written(goodbye=goodbye)]
 
     def seconds_to_wait(self, now: float) -> float:
         """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
@@ -108,13 +147,17 @@ class ReconnectingSession(ABC):
             return None
         self.state = SessionState.GREETING
         self._next_greeting = now + self._interval
-        return self._hello()
+        return [self._written(hello=self._hello())]
 
     def _greet_again(self, at: float) -> None:
         self.state = SessionState.GREETING
         self._next_greeting = at
 
     def _welcomed(self, welcome: Welcome | ClientWelcome) -> None:
+        """Be connected; a ContractError says which of the processor's times contradict each other."""
+        if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
+            limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
+            raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
         self.state = SessionState.OPEN
         self.refusal = None
         self.processor_id = welcome.processor_id
@@ -131,58 +174,49 @@ class ReconnectingSession(ABC):
         self.refusal = refusal
         self._next_greeting = now + self._timeout
 
-    def _heartbeat(self, now: float, *, at_once: bool = False) -> Heartbeat | None:
-        """Return a heartbeat, if it is time for one."""
-        if now - self._last_sent < self._interval and not at_once:
-            return None
-        return Heartbeat(sent_at_ns=max(1, int(now * _NS)), echo_ns=self._echo_ns)
-
-
-def check_times(welcome: Welcome | ClientWelcome) -> None:
-    """Refuse a welcome with contradicting times."""
-    if welcome.heartbeat_timeout_ms <= welcome.heartbeat_interval_ms:
-        limit = f"above heartbeat_interval_ms, {welcome.heartbeat_interval_ms}"
-        raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
+    def _heartbeat(self, now: float) -> Heartbeat:
+        sent_at = max(1, int(now * _NS))
+        return Heartbeat(sent_at_ns=sent_at, echo_ns=self._echo_ns, last_sequence=self._last_sequence)
 
 
 class Link:
     """Runs a session over a connection until it is told to stop; the lock guards the session."""
 
-    def __init__(self, session: Session, lock: AbstractContextManager[object], clock: Clock, name: str) -> None:
+    def __init__(
+        self, session: ReconnectingSession, lock: AbstractContextManager[object], clock: Clock, name: str
+    ) -> None:
         """Take the session, the lock under which it may be used, the clock, and a name for the log."""
         self._log = logger(name)
         self._session = session
         self._lock = lock
         self._clock = clock
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop it runs on, once it does."""
         self._wake = asyncio.Event()
         self._woken = False
         self._stopping = asyncio.Event()
-        self._progress = asyncio.Event()
+        self.progress = asyncio.Event()
+        """Set after each message that was taken."""
         self._drain_seconds = 0.0
         self._repeated_log = DeduplicatedLog()
         self.thread_id = 0
         self.refused_frames = 0
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop it runs on, once it does."""
-        return self._loop
-
     def wake(self) -> None:
         """Wake the sender: there may be something to send. Any thread may call this, with the lock held."""
         # One call into the loop, however many items wait: each of them costs a system call.
-        if not self._woken and self._loop is not None:
+        if not self._woken and self.loop is not None:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is sent any more
-                self._loop.call_soon_threadsafe(self._wake.set)
+                self.loop.call_soon_threadsafe(self._wake.set)
 
-    async def run(self, transport: Transport, address: str, started: Callable[[], None]) -> None:
-        """Connect, carry messages until told to stop, drain, and say goodbye."""
-        self._loop = asyncio.get_running_loop()
+    async def start(self, transport: Transport, address: str) -> asyncio.Task[None]:
+        """Connect; return the task that carries messages until it is told to stop, drains, and says goodbye."""
+        self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
-        connection = await transport.connect(address)
-        started()
+        return asyncio.create_task(self._run(await transport.connect(address)))
+
+    async def _run(self, connection: Connection) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 carriers = [tasks.create_task(self._receive(connection)), tasks.create_task(self._send(connection))]
@@ -199,18 +233,18 @@ class Link:
     def stop(self, drain_seconds: float) -> None:
         """End once all is acknowledged, or after so many seconds. Any thread may call this."""
         self._drain_seconds = drain_seconds
-        if self._loop is not None:
+        if self.loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stopping.set)
+                self.loop.call_soon_threadsafe(self._stopping.set)
 
     async def _drain(self) -> None:
         deadline = self._clock.now() + self._drain_seconds
         while (remaining := deadline - self._clock.now()) > 0:
-            self._progress.clear()
+            self.progress.clear()
             with self._lock:
                 if not self._session.outstanding:
                     return
-            await self._clock.wait(self._progress, remaining)
+            await self._clock.wait(self.progress, remaining)
         with self._lock:
             left = self._session.outstanding
         if left:
@@ -231,7 +265,7 @@ class Link:
                 self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
                 continue
             self._wake.set()
-            self._progress.set()
+            self.progress.set()
             if after is not before:
                 self._log_state(after)
 

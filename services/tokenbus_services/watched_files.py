@@ -1,21 +1,36 @@
-"""WatchedFiles: tells when files that a running process reads again have changed."""
+"""Files that a command writes and running processes read again: locked, replaced as a whole, and watched."""
 
-from collections.abc import Sequence
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
 class WatchedFiles:
-    """Compares what the file system says of the files; opens none."""
+    """Has files read again when they have changed; whether they have, the file system says."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Take the files in their present state."""
         self._paths = paths
         self._known = self._states()
+        self.is_unread = False
+        """Whether a file has changed and could not be read: what was read before stays in force."""
 
     def changed(self) -> bool:
         """Return whether a file has changed since the last call."""
         before, self._known = self._known, self._states()
         return self._known != before
+
+    def refresh(self, read: Callable[[], object]) -> bool:
+        """Read the files again if they have changed, and return whether they were; raises what reading raises."""
+        if not self.changed():
+            return False
+        self.is_unread = True
+        read()
+        self.is_unread = False
+        return True
 
     def _states(self) -> list[tuple[int, ...] | None]:
         return [_state(path) for path in self._paths]
@@ -27,3 +42,29 @@ def _state(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def replace_file(path: Path, text: str, mode: int) -> None:
+    """Replace a file's contents, atomically and durably."""
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink()
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file meanwhile."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)

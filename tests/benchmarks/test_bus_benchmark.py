@@ -23,6 +23,7 @@ from benchmarks.errors import WrongDeliveryError
 from benchmarks.paint import Paint
 from benchmarks.workload import Case
 
+pytestmark = pytest.mark.xdist_group("bus_benchmark")  # what its tests share is made once
 ROOT = Path(__file__).resolve().parents[2]
 TINY = replace(
     plan.quick(),

@@ -23,6 +23,8 @@ from benchmarks.paint import Paint
 from benchmarks.workload import Case, Step, cases, make_steps, truth
 
 # What only some machines can run; anything else that is absent is a failure.
+
+pytestmark = pytest.mark.xdist_group("codec_benchmark")  # what its tests share is made once
 MAY_BE_ABSENT = {"fastdeploy_sysv", "vllm", "vllm_processed", "zeromq_other_core"}
 SIZES = [*cases(quick=True), Case(1, 1, 0), Case(16, 1, None), Case(99, 3, 20), Case(512, 3, 5)]
 

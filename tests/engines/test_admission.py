@@ -14,16 +14,16 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.admission import OFFERED
+from tokenbus_engines.admission import OFFERED, parameters_of
 from tokenbus_engines.ngram import NgramEngine
-from tokenbus_engines.paddle import PaddleOptions
-from tokenbus_engines.paddle.requests import request_of
+from tokenbus_engines.paddle import ByteTokenizer, PaddleOptions
+from tokenbus_engines.requests import Request
 from tokenbus_engines.synthetic import SyntheticEngine
 
 FIELDS = cast("Descriptor", SamplingParameters.DESCRIPTOR).fields_by_name
 ENGINES: dict[str, Callable[[Generate], object]] = {
     "ngram": NgramEngine().admit,
-    "paddle": lambda generate: request_of(generate, PaddleOptions()),
+    "paddle": lambda generate: parameters_of(generate, PaddleOptions(), ByteTokenizer(), Request),
     "synthetic": SyntheticEngine().admit,
 }
 _KEYS = iter(range(1, 10_000))
@@ -94,7 +94,7 @@ def test_damaged_request_is_read_and_refused_or_taken(place: int, value: int) ->
         return
     if frame.HasField("generate"):
         with contextlib.suppress(ValueError):
-            request_of(frame.generate, PaddleOptions())
+            parameters_of(frame.generate, PaddleOptions(), ByteTokenizer(), Request)
 
 
 @pytest.mark.parametrize(

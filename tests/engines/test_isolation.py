@@ -9,11 +9,10 @@ import pytest
 from tests.engines.ngram.runs import asked
 from tests.engines.paddle.needs import NEEDS_PADDLE
 from tokenbus_contracts import RowStatus
+from tokenbus_engines.handoff import RequestState
 from tokenbus_engines.ngram import NgramEngine, NgramOptions, Tokenizer
-from tokenbus_engines.ngram.handoff import RequestState
 from tokenbus_engines.ngram.model import Model
 from tokenbus_engines.paddle import ByteTokenizer, PaddleEngine, PaddleOptions
-from tokenbus_engines.paddle.handoff import RequestStates
 from tokenbus_engines.paddle.runner import Runner
 from tokenbus_services.worker import Engine, EngineStepError
 
@@ -156,8 +155,7 @@ def test_defect_in_one_hand_off_names_that_request(
     """Where one request's state cannot be written, the error names it alone, and the others are handed off."""
     calm = running(make("prefill"), 0).to_the_end()
     outputs = running(make("prefill"), 0)
-    owner, name = (RequestState, "written") if isinstance(outputs.engine, NgramEngine) else (RequestStates, "packed")
-    failing_once(monkeypatch, owner, name)
+    failing_once(monkeypatch, RequestState, "packed")
     with pytest.raises(EngineStepError, match="Poison: broken") as raised:
         outputs.to_the_end()
     (named,) = raised.value.keys

@@ -8,7 +8,7 @@ import pytest
 from tests.services.builders import generate_of, ids
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, SpeculativeMethod, decode, encode
 from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TextPrompt
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.processor.assembly import _unpaired
 from tokenbus_services.worker.assembler import StepAssembler
@@ -51,7 +51,7 @@ def test_tokens_are_true_until_the_length() -> None:
     assert [made.statuses.tolist() for (made,) in steps] == [[1], [1], [RowStatus.FINISHED_LENGTH]]
     assert [made.token_counts.tolist() for (made,) in steps] == [[3], [3], [1]]
     assert not engine.has_work
-    assert engine.vocabulary_size == synthetic_tokens.VOCABULARY_SIZE
+    assert engine.vocabulary_size == synthetic.VOCABULARY_SIZE
 
 
 def test_request_without_a_length_goes_on() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 
 KEYS = st.integers(1, 2**64 - 1)
 _MASK = 2**64 - 1
@@ -23,7 +23,7 @@ def test_token_is_what_the_definition_says(key: int, position: int) -> None:
     """Id, logprob and rank are those that splitmix64 of key and position gives, on any machine."""
     number = plain_mixed(key ^ plain_mixed(position))
     place = (number >> 40) % 4
-    found = synthetic_tokens.true_tokens(key, position, position + 1)
+    found = synthetic.true_tokens(key, position, position + 1)
     assert found.ids.tolist() == [(number % 50_000 + place) % 50_000]
     assert found.ranks.tolist() == [place + 1]
     assert found.logprobs.tolist() == [-((number >> 50) % 64 / 64 + place / 4 + 0.125)]
@@ -32,10 +32,10 @@ def test_token_is_what_the_definition_says(key: int, position: int) -> None:
 @given(KEYS, st.integers(0, 1000), st.integers(0, 20), st.integers(0, 20))
 def test_any_cut_of_a_request_is_the_same(key: int, begin: int, first: int, second: int) -> None:
     """Tokens asked for in two goes are those asked for in one: what is recovered can be compared with what was sent."""
-    whole = synthetic_tokens.true_tokens(key, begin, begin + first + second)
+    whole = synthetic.true_tokens(key, begin, begin + first + second)
     parts = (
-        synthetic_tokens.true_tokens(key, begin, begin + first),
-        synthetic_tokens.true_tokens(key, begin + first, begin + first + second),
+        synthetic.true_tokens(key, begin, begin + first),
+        synthetic.true_tokens(key, begin + first, begin + first + second),
     )
     for mine, column in zip(whole, zip(*parts, strict=True), strict=True):
         assert mine.tolist() == np.concatenate(column).tolist()
@@ -45,9 +45,9 @@ def test_any_cut_of_a_request_is_the_same(key: int, begin: int, first: int, seco
 def test_alternatives_are_in_order_and_hold_the_token(keys: list[int], data: st.DataObject) -> None:
     """Alternatives fall in value, and a token among them is at its own rank with its own logprob (case 15)."""
     top_ks = np.array([data.draw(st.integers(0, 6)) for _ in keys])
-    numbers = synthetic_tokens.draws(np.array(keys, np.uint64), np.zeros(len(keys), np.uint64))
-    tokens = synthetic_tokens.sampled(numbers)
-    ids, logprobs = synthetic_tokens.alternatives(numbers, top_ks)
+    numbers = synthetic.draws(np.array(keys, np.uint64), np.zeros(len(keys), np.uint64))
+    tokens = synthetic.sampled(numbers)
+    ids, logprobs = synthetic.alternatives(numbers, top_ks)
     ends = np.cumsum(top_ks)
     assert ids.size == logprobs.size == ends[-1]
     for place, (end, top_k) in enumerate(zip(ends.tolist(), top_ks.tolist(), strict=True)):
@@ -62,5 +62,5 @@ def test_alternatives_are_in_order_and_hold_the_token(keys: list[int], data: st.
 
 def test_token_zero_occurs() -> None:
     """Token id 0 is among the tokens that requests get, so that code that takes it for none is found out (case 10)."""
-    numbers = synthetic_tokens.draws(np.arange(1, 200_000, dtype=np.uint64), np.zeros(199_999, np.uint64))
-    assert 0 in synthetic_tokens.sampled(numbers).ids
+    numbers = synthetic.draws(np.arange(1, 200_000, dtype=np.uint64), np.zeros(199_999, np.uint64))
+    assert 0 in synthetic.sampled(numbers).ids

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokenbus_contracts import Row, Scoring
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 from tokenbus_services.delivery import RequestFailedError
 
 
@@ -33,7 +33,7 @@ class Audit:
         end = row.position + row.token_ids.size
         scored = row.scoring is not Scoring.NONE
         self._delivered.update(row.token_ids.tobytes() + row.logprobs.tobytes())
-        true = synthetic_tokens.true_tokens(self.key, self.position, end)
+        true = synthetic.true_tokens(self.key, self.position, end)
         self._true.update(true.ids.tobytes() + (true.logprobs.tobytes() if scored else b""))
         self.wrong += not _is_true(self.key, row)
         self.position = end
@@ -57,10 +57,10 @@ class Audit:
 def _is_true(key: int, row: Row) -> bool:
     count = row.token_ids.size
     keys = np.full(count, key, np.uint64)
-    numbers = synthetic_tokens.draws(keys, np.arange(row.position, row.position + count, dtype=np.uint64))
-    tokens = synthetic_tokens.sampled(numbers)
+    numbers = synthetic.draws(keys, np.arange(row.position, row.position + count, dtype=np.uint64))
+    tokens = synthetic.sampled(numbers)
     top_k = row.alternative_token_ids.shape[1]
-    ids, logprobs = synthetic_tokens.alternatives(numbers, np.full(count, top_k))
+    ids, logprobs = synthetic.alternatives(numbers, np.full(count, top_k))
     scored = row.scoring is not Scoring.NONE
     return (
         np.array_equal(row.token_ids, tokens.ids)

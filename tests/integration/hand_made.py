@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenbus_contracts import BatchHeader, BatchKind, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ def step(
     counts = np.array([row.tokens for row in rows], np.intp)
     keys = np.repeat(np.array([row.key for row in rows], np.uint64), counts)
     positions = [np.arange(row.position, row.position + row.tokens, dtype=np.uint64) for row in rows]
-    numbers = synthetic_tokens.draws(keys, np.concatenate(positions))
-    tokens = synthetic_tokens.sampled(numbers)
-    ids, logprobs = synthetic_tokens.alternatives(numbers, np.repeat([row.top_k for row in rows], counts))
+    numbers = synthetic.draws(keys, np.concatenate(positions))
+    tokens = synthetic.sampled(numbers)
+    ids, logprobs = synthetic.alternatives(numbers, np.repeat([row.top_k for row in rows], counts))
     columns: Mapping[str, object] = {
         "request_keys": [row.key for row in rows],
         "batch_indices": np.arange(len(rows))[::-1].copy(),
@@ -57,6 +57,6 @@ def step(
         kind=kind,
         draft_follows=draft_follows,
         value_kind=ValueKind.RAW_LOGPROBS,
-        vocabulary_size=synthetic_tokens.VOCABULARY_SIZE,
+        vocabulary_size=synthetic.VOCABULARY_SIZE,
     )
     return LogprobBatch(header, **columns)  # type: ignore[arg-type]  # a column is whatever numpy reads

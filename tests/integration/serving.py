@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.programs import Program
 from tests.support.waiting import MOST
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 
 _ADDRESS = re.compile(r'"address":"http://([^"]+)"')
 
@@ -75,7 +75,7 @@ def is_true(answer: Any, index: int = 0) -> bool:  # noqa: ANN401 - OpenAI's mod
     choice = answer.choices[index]
     count = len(choice.logprobs.tokens)
     key = (int(answer.id.rpartition("-")[2], 16) + index) % 2**64
-    true = synthetic_tokens.true_tokens(key, 0, count)
+    true = synthetic.true_tokens(key, 0, count)
     return (
         choice.text == "".join(f" {token}" for token in true.ids.tolist())
         and np.array(choice.logprobs.token_logprobs, np.float32).tobytes() == true.logprobs.tobytes()

@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tests.services.builders import BATCH, EVENT, Wanted, client_hello, hello_of, item_of, settings
 from tests.services.builders import batch as batch_of
@@ -13,7 +13,7 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
-from tokenbus_services.bus import Outcome
+from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.intake import Worker
 
@@ -33,7 +33,8 @@ class Bench:
         self.peers = Sending(self._send)
         self._soon: deque[Callable[[], None]] = deque()
         self._puts_off = False
-        self.core = Core(self.settings, self.clock, self.peers, self.peers, self._call_soon)
+        self.core = Core(self.settings, self.clock, self._call_soon)
+        self.core.workers.listener = self.core.clients.listener = cast("Listener", self.peers)
 
     def _send(self, peer: bytes, parts: Message) -> Outcome:
         outcome = self.outcomes.get(peer, Outcome.SENT)

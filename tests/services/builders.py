@@ -20,7 +20,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import Hello, Item, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MINOR
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 from tokenbus_engines.sampling import Words
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.settings import Settings
@@ -75,9 +75,9 @@ def batch(  # noqa: PLR0913 - each has a name and a default
     counts = np.array([row.tokens for row in wanted], np.uint8)
     scored = np.repeat(np.array([row.scoring is not Scoring.NONE for row in wanted], np.bool_), counts)
     numbers = np.concatenate([np.zeros(0, np.uint64), *(_draws(row) for row in wanted)])
-    tokens = synthetic_tokens.sampled(numbers)
+    tokens = synthetic.sampled(numbers)
     top_ks = np.array([row.top_k for row in wanted], np.uint8)
-    other_ids, other_logprobs = synthetic_tokens.alternatives(numbers, np.repeat(top_ks, counts))
+    other_ids, other_logprobs = synthetic.alternatives(numbers, np.repeat(top_ks, counts))
     proposals = [row.key % 3 if is_target and row.status in MAY_PROPOSE else 0 for row in wanted]
     header = BatchHeader(
         worker_id,
@@ -91,7 +91,7 @@ def batch(  # noqa: PLR0913 - each has a name and a default
         kind=kind,
         method=method,
         value_kind=ValueKind.RAW_LOGPROBS,
-        vocabulary_size=synthetic_tokens.VOCABULARY_SIZE,
+        vocabulary_size=synthetic.VOCABULARY_SIZE,
         draft_follows=draft_follows,
     )
     return LogprobBatch(
@@ -118,11 +118,11 @@ def batch(  # noqa: PLR0913 - each has a name and a default
 
 def _draws(row: Wanted) -> Words:
     places = np.arange(row.position, row.position + row.tokens)
-    return synthetic_tokens.draws(np.full(row.tokens, row.key, np.uint64), places)
+    return synthetic.draws(np.full(row.tokens, row.key, np.uint64), places)
 
 
 def _proposals(row: Wanted, count: int) -> Any:  # noqa: ANN401 - an array
-    return synthetic_tokens.true_tokens(row.key, row.position + row.tokens, row.position + row.tokens + count).ids
+    return synthetic.true_tokens(row.key, row.position + row.tokens, row.position + row.tokens + count).ids
 
 
 def row_values(row: Row) -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def step_of(target: LogprobBatch, draft: LogprobBatch | None = None) -> Step:
 
 def ids(key: int, begin: int, end: int) -> list[int]:
     """Return the tokens that a request has from one position to before another."""
-    found: list[int] = synthetic_tokens.true_tokens(key, begin, end).ids.tolist()
+    found: list[int] = synthetic.true_tokens(key, begin, end).ids.tolist()
     return found
 
 

@@ -12,12 +12,12 @@ from tokenbus_contracts import ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
-from tokenbus_services.link import Session
+from tokenbus_services.link import ReconnectingSession
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
@@ -29,7 +29,7 @@ class Node:
 
     def __init__(
         self,
-        session: Session,
+        session: ReconnectingSession,
         network: Network,
         clock: ManualClock,
         lock: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it has no state
@@ -78,7 +78,7 @@ class DrivenPublisher(Publisher):
 
     def __init__(self, settings: Settings, epoch: int) -> None:
         """Be running from the start."""
-        super().__init__(settings, vocabulary_size=synthetic_tokens.VOCABULARY_SIZE, epoch=epoch)
+        super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch)
         self._running = True
         self.turn_over = threading.Event()
         self.emitted: dict[int, int] = {}
@@ -269,7 +269,7 @@ class ClientNode(Node):
         mine = dict(zip(target.request_keys.tolist(), target.rows(), strict=True))
         for key, row in zip(draft.request_keys.tolist(), draft.rows(), strict=True):
             assert mine[key].position == row.position
-            ids = synthetic_tokens.true_tokens(key, row.position, row.position + row.token_ids.size).ids
+            ids = synthetic.true_tokens(key, row.position, row.position + row.token_ids.size).ids
             assert np.array_equal(row.token_ids, ids)
 
 
@@ -299,7 +299,7 @@ def assert_true(asked: Asked, place: int) -> None:
     """Assert that a token is the one that its request has at that place, with all that belongs to it."""
     token = asked.tokens[place]
     assert token.position == place
-    true = synthetic_tokens.true_tokens(asked.key, place, place + 1)
+    true = synthetic.true_tokens(asked.key, place, place + 1)
     assert token.id == true.ids[0]
     if not asked.generate.HasField("top_logprobs"):
         assert (token.logprob, token.rank, token.alternatives) == (None, None, ())
@@ -307,6 +307,6 @@ def assert_true(asked: Asked, place: int) -> None:
     assert token.logprob == true.logprobs[0]
     assert token.rank == true.ranks[0]
     top_k = 0 if token.is_shed else asked.generate.top_logprobs
-    numbers = synthetic_tokens.draws(np.array([asked.key], np.uint64), np.array([place]))
-    ids, logprobs = synthetic_tokens.alternatives(numbers, np.array([top_k]))
+    numbers = synthetic.draws(np.array([asked.key], np.uint64), np.array([place]))
+    ids, logprobs = synthetic.alternatives(numbers, np.array([top_k]))
     assert token.alternatives == tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))

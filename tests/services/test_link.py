@@ -3,14 +3,16 @@
 import asyncio
 import threading
 from collections import deque
+from typing import Any
 
 import pytest
 
 from tests.support.clock import ManualClock
+from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Refusal, RefusalReason
-from tokenbus_services.bus import Listener, MemoryTransport
+from tokenbus_services.bus import Listener
 from tokenbus_services.link import Link, SessionState
 from tokenbus_services.settings import BusSettings
 
@@ -66,7 +68,8 @@ class Line:
     def __init__(self, high_water_mark: int = 4) -> None:
         """Begin without running."""
         self.script, self.clock, self.lock = Script(), ManualClock(), threading.RLock()
-        self.link = Link(self.script, self.lock, self.clock, "worker")
+        session: Any = self.script
+        self.link = Link(session, self.lock, self.clock, "worker")
         self.transport = MemoryTransport(BusSettings(high_water_mark=high_water_mark))
         self.listener: Listener
         self.task: asyncio.Task[None]
@@ -75,9 +78,7 @@ class Line:
     async def start(self) -> "Line":
         """Run it."""
         self.listener = await self.transport.listen(ADDRESS)
-        started = asyncio.Event()
-        self.task = asyncio.create_task(self.link.run(self.transport, ADDRESS, started.set))
-        await soon(started.wait())
+        self.task = await self.link.start(self.transport, ADDRESS)
         await turns()
         return self
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tests.services.network import Network
 from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request
@@ -13,6 +13,7 @@ from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_services.bus import Listener
 from tokenbus_services.processor.core import Core
 from tokenbus_services.settings import Settings
 
@@ -73,8 +74,9 @@ class World:
             overrides={"dead_letters.max_bytes": 1, "processor.id": f"life-{next(self._lives)}"} | self.shape.settings,
         )
         self._soon.clear()
-        workers, clients = Sending(self.worker_network.send), Sending(self.client_network.send)
-        core = Core(settings, self.clock, workers, clients, self._soon.append)
+        core = Core(settings, self.clock, self._soon.append)
+        core.workers.listener = cast("Listener", Sending(self.worker_network.send))
+        core.clients.listener = cast("Listener", Sending(self.client_network.send))
         core.begin(self.clock.now())
         return core
 

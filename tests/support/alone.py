@@ -22,7 +22,6 @@ PROCESS = (
     "services/bus/test_bounds.py",
     "services/cli",
     "services/gateway_page",
-    "services/metrics/test_document.py",
     "services/test_cli.py",
     "test_commands.py",
     "test_compose.py",

@@ -16,6 +16,7 @@ import tokenbus
 from schema_tools.api import Documented, page, public_names
 from tests.pages import ROOT
 
+pytestmark = pytest.mark.xdist_group("api")  # what its tests share is made once
 NAMES = [each for _, names in public_names() for each in names]
 EXAMPLES = [each for each in NAMES if "Example" in each.sections]
 MOST_SECONDS = 60

@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
-from tokenbus_services.settings import Settings, SettingsError
-from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
 SWITCH = "TOKENBUS_FASTDEPLOY"
 _QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"

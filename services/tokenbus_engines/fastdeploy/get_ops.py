@@ -42,24 +42,7 @@ def speculate_get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's posi
 ) -> None:
     """Get the next target or draft under speculation, with logprobs; -2 as the stop flag says that there is none."""
     del rank_id  # each rank has a queue of its own, which the environment names
-    _check_k(real_k)
-    tokens = Output("output_tokens", output_tokens, _META + SLOTS + SLOTS * TOKENS * COLUMNS, np.int64)
-    scores = Output("output_scores", output_scores, SLOTS * TOKENS * COLUMNS, np.float32)
-    ranks = Output("output_ranks", output_ranks, SLOTS * TOKENS, np.int64)
-    message = _next(Kind.SPECULATED_SCORED, tokens, _META, wait=wait_flag)
-    if message is None:
-        return
-    columns = min(message.columns, real_k + 1)
-    shape = (SLOTS, TOKENS, COLUMNS)
-    ids = tokens.flat[_META + SLOTS :][: SLOTS * TOKENS * COLUMNS].reshape(shape)
-    values = scores.flat[: SLOTS * TOKENS * COLUMNS].reshape(shape)
-    _fill(ids, values, ranks.flat[: SLOTS * TOKENS].reshape(SLOTS, TOKENS), message, real_k)
-    tokens.flat[0] = message.stop_flag
-    # A field of its own in a message; only that engine's tensor has no other place for the columns.
-    tokens.flat[1] = message.flag | (columns << FLAG_BITS if PROCESS.options.columns_in_flag else 0)
-    tokens.flat[2] = message.slots
-    tokens.flat[_META : _META + message.slots] = message.counts
-    _store(tokens, scores, ranks)
+    _get_scored(Kind.SPECULATED_SCORED, (output_tokens, output_scores, output_ranks), real_k, wait=wait_flag)
 
 
 def speculate_get_output(
@@ -95,20 +78,7 @@ def get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
 ) -> None:
     """Get the next step without speculation, with logprobs; -2 as the stop flag says that there is none."""
     del rank_id  # as in speculate_get_output_topk
-    _check_k(k)
-    tokens = Output("output_tokens", output_tokens, _PLAIN_META + SLOTS * COLUMNS, np.int64)
-    scores = Output("output_scores", output_scores, SLOTS * COLUMNS, np.float32)
-    ranks = Output("output_ranks", output_ranks, SLOTS, np.int64)
-    message = _next(Kind.SINGLE_SCORED, tokens, _PLAIN_META, wait=wait_flag)
-    if message is None:
-        return
-    count = message.slots
-    shape = (SLOTS, 1, COLUMNS)
-    ids = tokens.flat[_PLAIN_META:][: SLOTS * COLUMNS].reshape(shape)
-    values = scores.flat[: SLOTS * COLUMNS].reshape(shape)
-    _fill(ids, values, ranks.flat[:SLOTS].reshape(SLOTS, 1), message, k)
-    tokens.flat[0], tokens.flat[1] = message.stop_flag, count
-    _store(tokens, scores, ranks)
+    _get_scored(Kind.SINGLE_SCORED, (output_tokens, output_scores, output_ranks), k, wait=wait_flag)
 
 
 def get_output(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> None:  # noqa: FBT001 - as above
@@ -127,6 +97,30 @@ def get_output_ep(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> No
     tokens.flat[_PLAIN_META : _PLAIN_META + message.slots] = message.tokens[:, 0]
     tokens.flat[0], tokens.flat[1] = message.stop_flag, message.slots
     _store(tokens)
+
+
+def _get_scored(kind: Kind, outputs: tuple[Tensor, Tensor, Tensor], k: int, *, wait: bool) -> None:
+    """Get the next message with scores: its fields, a speculative one's counts, and columns for each slot's tokens."""
+    if not 0 <= k <= ALTERNATIVES:
+        raise ContractError("real_k", f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
+    meta, first, each = (_PLAIN_META, _PLAIN_META, 1) if kind.is_single else (_META, _META + SLOTS, TOKENS)
+    lines = SLOTS * each
+    tokens = Output("output_tokens", outputs[0], first + lines * COLUMNS, np.int64)
+    scores = Output("output_scores", outputs[1], lines * COLUMNS, np.float32)
+    ranks = Output("output_ranks", outputs[2], lines, np.int64)
+    message = _next(kind, tokens, meta, wait=wait)
+    if message is None:
+        return
+    shape = (SLOTS, each, COLUMNS)
+    ids = tokens.flat[first:][: lines * COLUMNS].reshape(shape)
+    _fill(ids, scores.flat[: lines * COLUMNS].reshape(shape), ranks.flat[:lines].reshape(shape[:2]), message, k)
+    tokens.flat[0], tokens.flat[meta - 1] = message.stop_flag, message.slots
+    if not kind.is_single:
+        # A field of its own in a message; only that engine's tensor has no other place for the columns.
+        columns = min(message.columns, k + 1) << FLAG_BITS if PROCESS.options.columns_in_flag else 0
+        tokens.flat[1] = message.flag | columns
+        tokens.flat[meta : meta + message.slots] = message.counts
+    _store(tokens, scores, ranks)
 
 
 def _next(kind: Kind, tokens: Output, meta: int, *, wait: bool) -> Message | None:
@@ -177,11 +171,6 @@ def _fill(ids: Host, values: Host, ranks: Host, message: Message, k: int) -> Non
         )
         ids[(*into, blank)], values[(*into, blank)] = NOTHING, 0
     ranks[into] = own
-
-
-def _check_k(k: int) -> None:
-    if not 0 <= k <= ALTERNATIVES:
-        raise ContractError("real_k", f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
 
 
 def _store(*outputs: Output) -> None:

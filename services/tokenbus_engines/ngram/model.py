@@ -1,14 +1,13 @@
-"""The model: contexts counted in a text, mixed to probabilities, and kept as tables in which a step looks things up."""
+"""The model: the probabilities of tokens after contexts of a text, as tables in which a step looks things up."""
 
 import hashlib
-from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.ngram.tokenizer import Tokenizer, default_tokenizer, documents
+from tokenbus_engines.ngram.tokenizer import COMMITTED, Tokenizer, default_tokenizer
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -16,123 +15,46 @@ Logprobs = npt.NDArray[np.float32]
 
 ABSENT = -1
 """In the place of a token, a context or a parent: there is none."""
-DISCOUNT = 0.4
-"""What is taken from each count for what was never seen there."""
 FLOOR = 0.0005
 """The share of the probability that all tokens have alike."""
 WIDTH = 32
 """How many tokens of a context have a probability of their own."""
-CONTINUATIONS = (WIDTH, 16, 8)
-"""By a context's length, how many of the tokens that followed it are remembered; the target looks at three tokens."""
 DRAFT_LENGTH = 2
 """At how many tokens the draft looks."""
 
 
-class Level(NamedTuple):
-    """The contexts of one length, which are numbered on from those of the level before."""
+class Tables(NamedTuple):
+    """What a model has learned."""
 
-    first: int
-    """The number of the first one."""
-    parents: Ids
-    """Of contexts: the one without the oldest token."""
-    prefixes: Ids
-    """Of contexts: the one without the newest token; absent for those of one token."""
-    newest: Ids
-    """Of contexts: the newest token."""
-    totals: Ids
-    """Of contexts: how often something came after it."""
-    kinds: Ids
-    """Of contexts: how many different tokens did."""
-    next_ids: Ids
-    """Of contexts, a line each: the most frequent of those, ties by the lower id, then absent."""
-    next_counts: Ids
-    """Of contexts, a line each: how often each of them came."""
+    ids: Ids
+    """Of contexts, a line each: the likeliest tokens, the first first, ties by the lower id.
 
-
-class Counts(NamedTuple):
-    """What was counted in a text."""
-
-    vocabulary_size: int
-    single: Ids
-    """Of tokens: how often each occurs."""
-    levels: list[Level]
-    """By length, from one token up. Every token is a context of one, whether it occurs or not."""
-
-
-def counted(texts: Sequence[Sequence[int]], end_token: int, continuations: Sequence[int]) -> Counts:
-    """Count contexts of one token, two tokens and so on, and what most often follows each: as many as are asked for.
-
-    Each text begins and ends with the end token, and no context reaches back over one.
+    Every token that is not in a context's line has the same logprob there, which is below those of the line.
     """
-    tokens = np.array([end_token, *(token for text in texts for token in (*text, end_token))], np.int64)
-    size = end_token + 1
-    single = np.bincount(tokens[1:], minlength=size)
-    contexts = tokens  # of places in the text: the context of the current length that ends there
-    levels = [_level(0, contexts, tokens, _alone(size), continuations[0])]
-    first = size
-    for most in continuations[1:]:
-        before = np.concatenate([[ABSENT], contexts[:-1]])
-        keys = np.where((before == ABSENT) | (tokens == end_token), ABSENT, before * size + tokens)
-        found, places, numbers = np.unique(keys, return_index=True, return_inverse=True)
-        has_absent = int(found[0] == ABSENT)
-        places = places[has_absent:]
-        ancestry = _Ancestry(contexts[places], before[places], tokens[places])
-        contexts = np.where(keys == ABSENT, ABSENT, numbers - has_absent + first)
-        levels.append(_level(first, contexts, tokens, ancestry, most))
-        first += places.size
-    return Counts(size, single, levels)
-
-
-class _Ancestry(NamedTuple):
+    logprobs: Logprobs
+    """Of contexts, a line each: the logprobs of those."""
     parents: Ids
-    prefixes: Ids
-    newest: Ids
-
-
-def _alone(size: int) -> _Ancestry:
-    absent = np.full(size, ABSENT, np.int64)
-    return _Ancestry(absent, absent, np.arange(size))
-
-
-def _level(first: int, contexts: Ids, tokens: Ids, ancestry: _Ancestry, continuations: int) -> Level:
-    """Count what comes after each context."""
-    rows = ancestry.newest.size
-    size = int(tokens.max()) + 1
-    at, then = contexts[:-1], tokens[1:]
-    keys, counts = np.unique(((at - first) * size + then)[at != ABSENT], return_counts=True)
-    owners, followers = np.divmod(keys, size)
-    order = np.lexsort((followers, -counts, owners))
-    owners, followers, counts = owners[order], followers[order], counts[order]
-    kinds = np.bincount(owners, minlength=rows)
-    totals = np.bincount(owners, counts, minlength=rows).astype(np.int64)
-    places = np.arange(owners.size) - np.repeat(np.cumsum(kinds) - kinds, kinds)
-    near = places < continuations
-    next_ids = np.full((rows, continuations), ABSENT, np.int64)
-    next_counts = np.zeros((rows, continuations), np.int64)
-    next_ids[owners[near], places[near]] = followers[near]
-    next_counts[owners[near], places[near]] = counts[near]
-    return Level(first, *ancestry, totals, kinds, next_ids, next_counts)
+    """Of contexts: the one without the oldest token; absent for those of one token."""
+    keys: Ids
+    """Of contexts of more tokens than one, and one that is none: the prefix's number and the newest token, in order."""
+    numbers: Ids
+    """Of those: the context's number."""
+    ends: Ids
+    """By length, from one token up: the number behind those of the contexts that are so long."""
 
 
 class Contexts:
     """Every context of the model, by number. A text is in the longest one that it ends in."""
 
-    def __init__(self, counts: Counts) -> None:
-        """Take what was counted."""
-        self._size = counts.vocabulary_size
-        self._depth = len(counts.levels)
-        self.parents = np.concatenate([level.parents for level in counts.levels])
+    def __init__(self, tables: Tables, vocabulary_size: int) -> None:
+        """Take the numbers of contexts by their prefix and newest token, and of those without their oldest."""
+        self._size = vocabulary_size
+        self._depth = tables.ends.size
+        self._ends = tables.ends.tolist()
+        self._keys, self._numbers = tables.keys, tables.numbers
+        self.parents = tables.parents
         """Of contexts: the one without the oldest token; absent for those of one token."""
         self.count = self.parents.size
-        deeper = counts.levels[1:]
-        keys = [level.prefixes * self._size + level.newest for level in deeper]
-        numbers = [np.arange(level.first, level.first + level.newest.size) for level in deeper]
-        # One more that is never searched for, so that a search always ends at something.
-        joined = np.concatenate([*keys, [np.iinfo(np.int64).max]])
-        order = np.argsort(joined)
-        self._keys = joined[order]
-        self._numbers = np.concatenate([*numbers, [ABSENT]])[order]
-        self._ends = [level.first + level.newest.size for level in counts.levels]
 
     def after(self, contexts: Ids, tokens: Ids) -> Ids:
         """Return the context that each is in after one more token."""
@@ -167,69 +89,9 @@ class Contexts:
         return contexts
 
 
-class Mixed(NamedTuple):
-    """Of contexts, a line each: the likeliest tokens, the first first, ties by the lower id.
-
-    Every token that is not in a context's line has the same logprob there, which is below those of the line.
-    """
-
-    ids: Ids
-    logprobs: Logprobs
-
-
 def tail_logprob(vocabulary_size: int) -> np.float32:
     """Return the logprob of a token that is not among the likeliest of a context."""
     return np.float32(np.log(FLOOR / vocabulary_size))
-
-
-def mixed(counts: Counts, width: int) -> Mixed:
-    """Return the likeliest tokens of every context, so many of each.
-
-    What followed a context has a discounted share, and the rest is shared out as its parent's line says (Chen and
-    Goodman's absolute discounting). A line is cut to its width and made to sum to one again before its children take
-    from it, so the model of a lower order is part of that of a higher one.
-    """
-    order = np.lexsort((np.arange(counts.vocabulary_size), -counts.single))[:width]
-    ids = order[None, :]
-    masses = _to_one(counts.single[order].astype(np.float64)[None, :])
-    all_ids, all_masses = [], []
-    before = 0
-    for level in counts.levels:
-        parents = np.zeros(level.parents.size, np.int64) if level.first == 0 else level.parents - before
-        ids, masses = _with_own(level, ids[parents], masses[parents], width)
-        all_ids.append(ids)
-        all_masses.append(masses)
-        before = level.first
-    return _as_logprobs(np.concatenate(all_ids), np.concatenate(all_masses), counts.vocabulary_size)
-
-
-def _with_own(level: Level, ids: Ids, masses: Floats, width: int) -> tuple[Ids, Floats]:
-    """Add what followed the contexts themselves to what their parents make likely."""
-    totals = np.maximum(level.totals, 1).astype(np.float64)
-    left = np.where(level.totals > 0, DISCOUNT * level.kinds / totals, 1.0)
-    masses = masses * left[:, None]
-    own = np.where(level.next_ids == ABSENT, 0.0, (level.next_counts - DISCOUNT) / totals[:, None])
-    same = level.next_ids[:, :, None] == ids[:, None, :]
-    masses = masses + (own[:, :, None] * same).sum(1)
-    # A continuation that the parent has too is counted there, and is no candidate of its own.
-    alone = np.where(same.any(2) | (level.next_ids == ABSENT), -1.0, own)
-    ids, masses = np.concatenate([ids, level.next_ids], 1), np.concatenate([masses, alone], 1)
-    order = np.lexsort((ids, -masses), axis=1)[:, :width]
-    return np.take_along_axis(ids, order, 1), _to_one(np.take_along_axis(masses, order, 1))
-
-
-def _to_one(masses: Floats) -> Floats:
-    return np.asarray(masses / masses.sum(1, keepdims=True))
-
-
-def _as_logprobs(ids: Ids, masses: Floats, vocabulary_size: int) -> Mixed:
-    logprobs = np.log((1 - FLOOR) * masses + FLOOR / vocabulary_size).astype(np.float32)
-    # Two that were not equal may be so as float32, and then the lower id comes first.
-    order = np.lexsort((ids, -logprobs), axis=1)
-    ids, logprobs = np.take_along_axis(ids, order, 1), np.take_along_axis(logprobs, order, 1)
-    if not (logprobs[:, -1] > tail_logprob(vocabulary_size)).all():
-        raise ValueError("a token of a line is as unlikely as those of none: the floor is too high")
-    return Mixed(ids, logprobs)
 
 
 class Model:
@@ -240,13 +102,11 @@ class Model:
     cut to their last tokens. Nothing here changes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: list[str]) -> None:
-        """Learn some texts."""
-        counts = counted([tokenizer.encode(text) for text in texts], tokenizer.end_token, CONTINUATIONS)
-        lines = mixed(counts, WIDTH)
-        self.vocabulary_size = counts.vocabulary_size
+    def __init__(self, tokenizer: Tokenizer, lines: Tables) -> None:
+        """Take what was learned, and make all that a step looks up."""
+        self.vocabulary_size = tokenizer.vocabulary_size
         self.tail_size = self.vocabulary_size - WIDTH
-        self.contexts = Contexts(counts)
+        self.contexts = Contexts(lines, self.vocabulary_size)
         self.ids = lines.ids.astype(np.int32)
         """Of contexts: the tokens of its line."""
         self.logprobs = lines.logprobs
@@ -336,5 +196,9 @@ def _fingerprint(tokenizer: Tokenizer, model: Model) -> str:
 
 @cache
 def default_model() -> Model:
-    """Return the model of the text that comes with this package."""
-    return Model(default_tokenizer(), documents())
+    """Return the model that comes with this package."""
+    with np.load(COMMITTED) as file:
+        tables = Tables(*(file[name] for name in Tables._fields))
+    return Model(
+        default_tokenizer(), tables._replace(ids=tables.ids.astype(np.int64), parents=tables.parents.astype(np.int64))
+    )

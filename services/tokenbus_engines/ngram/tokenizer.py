@@ -1,16 +1,17 @@
 """Tokenizer: between text and token ids, losing nothing."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
-_CHUNKS = re.compile(r" ?[^\W\d_]+|\n+| ?.", re.DOTALL)
+import numpy as np
+
+CHUNKS = re.compile(r" ?[^\W\d_]+|\n+| ?.", re.DOTALL)
 """A word or a sign, with the space before it; whatever else there is, one character at a time."""
-_LETTER_GROUPS = 400
-_LONGEST_GROUP = 4
-_BYTES = 256
+BYTES = 256
+COMMITTED = Path(__file__).with_name("model.npz")
+"""What `python -m benchmarks.ngram_training` wrote."""
 
 
 class Tokenizer:
@@ -20,11 +21,11 @@ class Tokenizer:
         """Take the bytes of each token in the order of the ids; every single byte must be among them."""
         self._pieces = (*pieces, b"")
         self._ids = {piece: token_id for token_id, piece in enumerate(pieces)}
-        missing = [byte for byte in range(_BYTES) if bytes([byte]) not in self._ids]
+        missing = [byte for byte in range(BYTES) if bytes([byte]) not in self._ids]
         if missing:
-            raise ValueError(f"pieces: all {_BYTES} bytes, got none for {missing[0]}")
+            raise ValueError(f"pieces: all {BYTES} bytes, got none for {missing[0]}")
         self._longest = max(map(len, pieces))
-        sizes: list[set[int]] = [set() for _ in range(_BYTES)]
+        sizes: list[set[int]] = [set() for _ in range(BYTES)]
         for piece in pieces:
             sizes[piece[0]].add(len(piece))
         self._sizes = [sorted(each, reverse=True) for each in sizes]
@@ -43,7 +44,7 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens."""
         ids: list[int] = []
-        for chunk in _CHUNKS.findall(text):
+        for chunk in CHUNKS.findall(text):
             data = chunk.encode()
             known = self._ids.get(data)
             if known is None:
@@ -78,34 +79,9 @@ class Tokenizer:
             begin += len(piece)
 
 
-def learned(texts: Iterable[str]) -> Tokenizer:
-    """Return the tokenizer of some texts: their words, the commonest groups of letters, and all bytes.
-
-    The more frequent a token, the lower its id.
-    """
-    counts = Counter(chunk.encode() for text in texts for chunk in _CHUNKS.findall(text))
-    groups: Counter[bytes] = Counter()
-    for word in counts:
-        for begin in range(len(word)):
-            for end in range(begin + 2, min(len(word), begin + _LONGEST_GROUP) + 1):
-                groups[word[begin:end]] += end - begin - 1
-    for group, _ in sorted(groups.items(), key=lambda item: (-item[1], item[0]))[:_LETTER_GROUPS]:
-        counts.setdefault(group, 0)
-    for byte in range(_BYTES):
-        counts.setdefault(bytes([byte]), 0)
-    # Those that never occur come last, the longer first: they spell what is likelier.
-    return Tokenizer(sorted(counts, key=lambda piece: (-counts[piece], -len(piece), piece)))
-
-
 @cache
 def default_tokenizer() -> Tokenizer:
-    """Return the tokenizer of the text that comes with this package."""
-    return learned(documents())
-
-
-def documents() -> list[str]:
-    """Return the texts of this package, short prose and talk written for it: a line for each paragraph."""
-    folder = files("tokenbus_engines") / "ngram" / "text"
-    sources = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".txt")), key=lambda entry: entry.name)
-    texts = [part for source in sources for part in source.read_text("utf-8").split("\n---\n")]
-    return ["\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")) for text in texts]
+    """Return the tokenizer of the model that comes with this package."""
+    with np.load(COMMITTED) as file:
+        data, ends = file["pieces"].tobytes(), file["piece_ends"].tolist()
+    return Tokenizer([data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)])

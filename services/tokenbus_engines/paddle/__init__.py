@@ -3,8 +3,7 @@
 Importing this imports no framework: `PaddleEngine` does when it is made.
 """
 
-from tokenbus_engines.paddle.engine import PaddleEngine
-from tokenbus_engines.paddle.requests import PaddleOptions
+from tokenbus_engines.paddle.engine import PaddleEngine, PaddleOptions
 from tokenbus_engines.paddle.runner import DeviceError
 from tokenbus_engines.paddle.tokenizer import ByteTokenizer
 from tokenbus_engines.paddle.weights import WeightsError

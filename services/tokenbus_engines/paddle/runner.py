@@ -4,13 +4,13 @@ import signal
 import threading
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_engines.paddle.network import Shape, Store, Tensor
-from tokenbus_engines.paddle.requests import PaddleOptions
 from tokenbus_engines.paddle.speculation import Logits
 from tokenbus_engines.paddle.weights import network_of
 
@@ -125,12 +125,12 @@ class Piece(NamedTuple):
 class Runner:
     """Owns the network and its cache, on one device."""
 
-    def __init__(self, options: PaddleOptions) -> None:
+    def __init__(self, weights: Path, device: str, *, slots: int, context: int) -> None:
         """Read the weights and allocate the cache; a WeightsError or DeviceError says why that cannot be."""
-        self._paddle = framework(options.device)
-        self._network, self.fingerprint = network_of(options.weights)
+        self._paddle = framework(device)
+        self._network, self.fingerprint = network_of(weights)
         self.shape = self._network.shape
-        self.cache = KeyValueCache(self.shape, options.max_running, options.context)
+        self.cache = KeyValueCache(self.shape, slots, context)
 
     def compute(self, pieces: Sequence[Piece]) -> Tensor:
         """Return what describes each token of each piece, as [pieces, tokens of the longest, width]."""

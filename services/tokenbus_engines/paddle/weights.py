@@ -13,8 +13,8 @@ COMMITTED = Path(__file__).with_name("weights.safetensors")
 """What `python -m benchmarks.paddle_training` wrote."""
 FINGERPRINT_BYTES = 16
 
-_FORMAT = "tokenbus-paddle-1"
-_STORED = np.dtype(np.float16)
+FORMAT = "tokenbus-paddle-1"
+STORED = np.dtype(np.float16)
 _MOST_BYTES = 2**31
 
 
@@ -35,14 +35,6 @@ class Weights(NamedTuple):
     """Differs where any byte of the file does."""
 
 
-def save(path: Path, network: Network) -> None:
-    """Write a network's weights."""
-    from safetensors.numpy import save_file  # noqa: PLC0415 - of the extra, as paddle is
-
-    arrays = {name: each.numpy().astype(_STORED) for name, each in network.layers.state_dict().items()}
-    save_file(arrays, path, metadata={"format": _FORMAT} | network.shape.metadata())
-
-
 def load(path: Path) -> Weights:
     """Read a file; a WeightsError says what is wrong with it."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - of the extra, as paddle is
@@ -60,8 +52,8 @@ def load(path: Path) -> Weights:
     except SafetensorError as error:
         raise WeightsError(path, f"damaged, or no safetensors file: {error}") from None
     found = metadata.get("format", "nothing")
-    if found != _FORMAT:
-        raise WeightsError(path, f"format: {_FORMAT}, got {found[:64]}")
+    if found != FORMAT:
+        raise WeightsError(path, f"format: {FORMAT}, got {found[:64]}")
     try:
         shape = Shape.of_metadata(metadata)
     except ValueError as error:
@@ -82,8 +74,8 @@ def network_of(path: Path) -> tuple[Network, bytes]:
         if name not in own:
             raise WeightsError(path, f"{name}: no weight of this network")
         array = weights.arrays[name]
-        if array.dtype != _STORED:
-            raise WeightsError(path, f"{name}: {_STORED}, got {array.dtype}")
+        if array.dtype != STORED:
+            raise WeightsError(path, f"{name}: {STORED}, got {array.dtype}")
         wanted = tuple(own[name].shape)
         if array.shape != wanted:
             raise WeightsError(path, f"{name}: shape {wanted}, got {array.shape}")

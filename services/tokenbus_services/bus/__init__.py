@@ -1,7 +1,6 @@
 """The bus: messages between processes, over any transport."""
 
 from tokenbus_services.bus.errors import AddressError, BusError, ClosedError, MessageError
-from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.bus.transport import (
     ANONYMOUS,
     Connection,
@@ -24,7 +23,6 @@ __all__ = [
     "Connection",
     "Identity",
     "Listener",
-    "MemoryTransport",
     "MessageError",
     "Outcome",
     "Parts",

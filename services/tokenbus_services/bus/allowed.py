@@ -1,14 +1,11 @@
 """AllowList: which keys may connect, with which roles, and under which names."""
 
-import fcntl
 import json
 import os
 import re
 import stat
-import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +15,7 @@ from zmq.utils import z85
 from tokenbus_services.bus.transport import Identity, Role
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import SettingsError
-from tokenbus_services.watched_files import WatchedFiles
+from tokenbus_services.watched_files import WatchedFiles, replace_file
 
 KEY_BYTES = 32
 KEY_LENGTH = 40
@@ -63,7 +60,7 @@ class AllowList:
         """How often it was reloaded."""
         self._files = WatchedFiles([self.path])
         try:
-            self._identities = _in_force(read_keys(self.path))
+            self._read()
         except AllowListError as error:
             raise SettingsError("bus.allowed_keys", f"a file of allowed keys: {error}", path) from None
 
@@ -73,15 +70,15 @@ class AllowList:
 
     def refresh(self) -> None:
         """Reload the file if it has changed."""
-        if not self._files.changed():
-            return
         try:
-            self._identities = _in_force(read_keys(self.path))
+            if self._files.refresh(self._read):
+                self.version += 1
+                _log.info("allowed keys read again", file=str(self.path), keys=len(self._identities))
         except AllowListError as error:
             _log.error("allowed keys cannot be read: the last good ones stay", reason=str(error))
-            return
-        self.version += 1
-        _log.info("allowed keys read again", file=str(self.path), keys=len(self._identities))
+
+    def _read(self) -> None:
+        self._identities = {key.public: key.identity for key in read_keys(self.path) if key.revoked is None}
 
 
 def read_keys(path: Path) -> list[AllowedKey]:
@@ -115,28 +112,7 @@ def read_keys(path: Path) -> list[AllowedKey]:
 
 def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
     """Replace the keys in a file, atomically."""
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(_HEAD + "".join(_text(key) for key in keys))
-            file.flush()
-            os.fchmod(file.fileno(), _MODE)
-            os.fsync(file.fileno())
-        Path(draft).replace(path)
-    except BaseException:
-        Path(draft).unlink()
-        raise
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a file meanwhile."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
+    replace_file(path, _HEAD + "".join(_text(key) for key in keys), _MODE)
 
 
 def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
@@ -208,7 +184,3 @@ def _text(key: AllowedKey) -> str:
     if key.revoked is not None:
         lines.append(f"revoked = {key.revoked.isoformat()}")
     return "\n".join([*lines, ""])
-
-
-def _in_force(keys: Iterable[AllowedKey]) -> dict[str, Identity]:
-    return {key.public: key.identity for key in keys if key.revoked is None}

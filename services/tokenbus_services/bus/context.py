@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import zmq
 from zmq.utils import z85
@@ -77,15 +76,8 @@ class SharedContext:
             await asyncio.to_thread(context.term)
 
 
-class Watcher(Protocol):
-    """A monitor, which must know of a connection before its handshake is answered."""
-
-    def catch_up(self) -> None:
-        """Read all events of connections that are there."""
-
-
 class Authenticator:
-    """Answers libzmq's question whether a peer may connect (ZeroMQ RFC 27, ZAP), once all watchers have caught up.
+    """Answers libzmq's question whether a peer may connect (ZeroMQ RFC 27, ZAP), once all monitors have caught up.
 
     Otherwise a peer that is cut off right after its handshake would be gone before a monitor knew of it. A listener's
     domain says what its peers must prove: nothing, or an allowed key.
@@ -93,7 +85,8 @@ class Authenticator:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         """Start to answer."""
-        self.watchers: list[Watcher] = []
+        self.before_answer: list[Callable[[], None]] = []
+        """Called before each answer, so that every monitor knows of the connection."""
         self.handshakes = 0
         """How many handshakes were answered."""
         self.allowed: AllowList | None = None
@@ -114,8 +107,8 @@ class Authenticator:
         with contextlib.suppress(ClosedError):
             while True:
                 version, request_id, domain, address, _, mechanism, *credentials = await self._socket.receive()
-                for watcher in self.watchers:
-                    watcher.catch_up()
+                for catch_up in self.before_answer:
+                    catch_up()
                 self.handshakes += 1
                 user = self._user(domain, mechanism, credentials, address)
                 verdict = [b"400", b"not allowed", b"", b""]

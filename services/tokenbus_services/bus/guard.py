@@ -15,12 +15,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tokenbus_services.bus.accepted import AcceptedConnection
 from tokenbus_services.bus.transport import Usage
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings
+
+if TYPE_CHECKING:
+    from tokenbus_services.bus.monitor import Monitor
 
 _log = logger("bus")
 BOUNDS = ("bytes", "memory", "connections", "unadmitted", "silent", "id", "key", "accept")
@@ -38,23 +41,6 @@ _FREED = 8
 _IPC_CHECKS = 3
 
 
-class Watched(Protocol):
-    """The connections of one listening socket: its Monitor."""
-
-    descriptor: int
-    """Readable when there are events to read."""
-    connections: dict[int, AcceptedConnection]
-
-    def catch_up(self) -> None:
-        """Read all events of connections that are there."""
-
-    def report(self, connection: AcceptedConnection | None, reason: str) -> None:
-        """Report why a connection was cut off."""
-
-    def is_read_out(self) -> bool:
-        """Return whether every message that has arrived was read; on the event loop."""
-
-
 class Guard:
     """Cuts off connections that exceed a bound. Hold `lock` to use connections."""
 
@@ -70,7 +56,7 @@ class Guard:
         self._settings = settings
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._watched: list[Watched] = []
+        self._watched: list[Monitor] = []
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.POLLIN)
@@ -97,14 +83,14 @@ class Guard:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def watch(self, watched: Watched) -> None:
+    def watch(self, watched: "Monitor") -> None:
         """Bound a listening socket's connections."""
         with self.lock:
             self._watched.append(watched)
             self._poll.register(watched.descriptor, select.POLLIN)
         os.eventfd_write(self._wake, 1)
 
-    def release(self, watched: Watched) -> None:
+    def release(self, watched: "Monitor") -> None:
         """Stop bounding a listening socket's connections."""
         with self.lock:
             self._watched.remove(watched)
@@ -175,7 +161,7 @@ class Guard:
 
     # Cutting off.
 
-    def cut(self, watched: Watched, connection: AcceptedConnection, kind: str, reason: str) -> None:
+    def cut(self, watched: "Monitor", connection: AcceptedConnection, kind: str, reason: str) -> None:
         """Cut a connection off, and report why."""
         if not connection.is_cut:
             self.cut_off[kind] += 1
@@ -227,7 +213,7 @@ class Guard:
         self._check_sum([pair for pair in pairs if pair[0].is_tcp], now)
         self._check_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
 
-    def _check_size(self, watched: Watched, connection: AcceptedConnection) -> None:
+    def _check_size(self, watched: "Monitor", connection: AcceptedConnection) -> None:
         name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
         most = getattr(self._settings, name)
         if connection.held <= most:
@@ -238,12 +224,12 @@ class Guard:
         elif connection.unread_checks >= _IPC_CHECKS:
             self._cut_if_read_out(watched, connection, "bytes", reason)
 
-    def _check_introduction(self, watched: Watched, connection: AcceptedConnection, now: float) -> None:
+    def _check_introduction(self, watched: "Monitor", connection: AcceptedConnection, now: float) -> None:
         most = self._settings.introduction_timeout_ms
         if not connection.is_admitted and now - connection.accepted > most / 1000:
             self._cut_if_read_out(watched, connection, "silent", f"it has not introduced itself within {most} ms")
 
-    def _check_sum(self, pairs: list[tuple[AcceptedConnection, Watched]], now: float) -> None:
+    def _check_sum(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], now: float) -> None:
         """Cut off those that have held the most for the longest without finishing a message."""
         self.held_bytes = sum(each.held for each, _ in pairs)
         self.peak_held_bytes = max(self.peak_held_bytes, self.held_bytes)
@@ -259,7 +245,7 @@ class Guard:
                 self.cut(watched, connection, "bytes", f"{reason}, more than bus.{name}, {most}")
                 held -= connection.held
 
-    def _check_memory(self, pairs: list[tuple[AcceptedConnection, Watched]], now: float, resident: int) -> None:
+    def _check_memory(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], now: float, resident: int) -> None:
         """Cut off the connection that holds the most, when this process grows by far more than what has arrived.
 
         libzmq takes thirty times its bytes for a message of many tiny parts.
@@ -276,7 +262,7 @@ class Guard:
                 self.cut(watched, connection, "memory", f"{reason}, more than bus.max_total_pending_bytes, {most}")
                 self._calm = resident
 
-    def _cut_if_read_out(self, watched: Watched, connection: AcceptedConnection, kind: str, reason: str) -> None:
+    def _cut_if_read_out(self, watched: "Monitor", connection: AcceptedConnection, kind: str, reason: str) -> None:
         """Cut a connection off, unless a busy event loop has yet to read what it has sent."""
         if connection.is_suspect:
             return

@@ -160,16 +160,12 @@ class ProcessKeys:
             _log.warning("bus without keys beyond loopback", address=str(endpoint), setting="bus.insecure")
 
 
-def require_keys(socket: "zmq.Socket[bytes]", own: KeyPair) -> None:
-    """Make a listening socket ask its peers for keys."""
-    socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-
-
-def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes) -> None:
-    """Make a connecting socket prove its key to the listener with that public key."""
-    socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
+def use_key(socket: "zmq.Socket[bytes]", own: KeyPair, listener: bytes = b"") -> None:
+    """Make a socket prove its key: to the listener with that public key, or, if it listens itself, to its peers."""
+    if listener:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, listener)
+    else:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 

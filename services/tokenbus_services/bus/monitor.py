@@ -71,12 +71,12 @@ class Monitor:
         self._stopped = self._loop.create_future()
         self._authenticator = authenticator
         self.guard = guard
-        authenticator.watchers.append(self)
+        authenticator.before_answer.append(self.catch_up)
         guard.watch(self)
 
     def silence(self) -> None:
         """Report nothing from now on: its owner closes the socket."""
-        self._authenticator.watchers.remove(self)
+        self._authenticator.before_answer.remove(self.catch_up)
         with self.guard.lock:
             self._silenced = True
             for connection in self.connections.values():

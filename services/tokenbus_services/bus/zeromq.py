@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from types import MappingProxyType
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -13,7 +12,7 @@ from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
 from tokenbus_services.bus.context import KEYS_DOMAIN, OPEN_DOMAIN, SharedContext
 from tokenbus_services.bus.errors import AddressError, ClosedError
-from tokenbus_services.bus.keys import ProcessKeys, raw, require_keys, use_key
+from tokenbus_services.bus.keys import ProcessKeys, raw, use_key
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore
@@ -58,7 +57,7 @@ class ZeroMQTransport:
         allowed, server_key = None, b""
         if keys is not None:
             own, allowed = keys
-            require_keys(socket, own)
+            use_key(socket, own)
             socket.setsockopt(zmq.ZAP_DOMAIN, KEYS_DOMAIN)
             authenticator.allowed, server_key = allowed, raw(own.public)
         listening = LoopSocket(socket, f"listener at {binding.address}")
@@ -107,38 +106,33 @@ class ZeroMQTransport:
 
 
 def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.Socket[bytes]":
-    socket = context.socket(kind)
-    for option, value in _options(settings).items():
-        socket.setsockopt(option, value)
-    return socket
-
-
-def _options(settings: BusSettings) -> MappingProxyType[int, int | bytes]:
     silence = settings.heartbeat_timeout_ms
     interval = max(1, settings.heartbeat_interval_ms // 1000)  # seconds, as the kernel counts
-    return MappingProxyType(
-        {
-            zmq.LINGER: settings.linger_ms,
-            zmq.SNDHWM: settings.high_water_mark,
-            zmq.RCVHWM: settings.high_water_mark,
-            zmq.MAXMSGSIZE: settings.max_part_bytes,
-            zmq.HANDSHAKE_IVL: silence,
-            zmq.CONNECT_TIMEOUT: silence,
-            # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
-            # with more messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the
-            # stream protocol's own heartbeats find processes that hang.
-            zmq.TCP_KEEPALIVE: 1,
-            zmq.TCP_KEEPALIVE_IDLE: interval,
-            zmq.TCP_KEEPALIVE_INTVL: interval,
-            zmq.TCP_KEEPALIVE_CNT: max(1, silence // (1000 * interval) - 1),
-            zmq.TCP_MAXRT: silence,
-            zmq.RECONNECT_IVL: settings.reconnect_ms,
-            zmq.RECONNECT_IVL_MAX: settings.reconnect_max_ms,
-            # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes were
-            # received as a message, and a browser stayed connected for ever.
-            zmq.ZAP_DOMAIN: OPEN_DOMAIN,
-        }
-    )
+    options: dict[int, int | bytes] = {
+        zmq.LINGER: settings.linger_ms,
+        zmq.SNDHWM: settings.high_water_mark,
+        zmq.RCVHWM: settings.high_water_mark,
+        zmq.MAXMSGSIZE: settings.max_part_bytes,
+        zmq.HANDSHAKE_IVL: silence,
+        zmq.CONNECT_TIMEOUT: silence,
+        # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
+        # with more messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the
+        # stream protocol's own heartbeats find processes that hang.
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_KEEPALIVE_IDLE: interval,
+        zmq.TCP_KEEPALIVE_INTVL: interval,
+        zmq.TCP_KEEPALIVE_CNT: max(1, silence // (1000 * interval) - 1),
+        zmq.TCP_MAXRT: silence,
+        zmq.RECONNECT_IVL: settings.reconnect_ms,
+        zmq.RECONNECT_IVL_MAX: settings.reconnect_max_ms,
+        # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes were
+        # received as a message, and a browser stayed connected for ever.
+        zmq.ZAP_DOMAIN: OPEN_DOMAIN,
+    }
+    socket = context.socket(kind)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    return socket
 
 
 class ZeroMQListener:

@@ -36,8 +36,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.add_argument("action", choices=("add", "list", "revoke"), help="what to do")
     parser.add_argument("files", nargs="*", metavar="ID", help="which key")
-    parser.add_argument("--requests-per-minute", type=whole, metavar="N", help="of add: the most new ones in a minute")
-    parser.add_argument("--concurrent", type=whole, metavar="N", help="of add: the most open ones, each choice one")
+    parser.add_argument(
+        "--requests-per-minute", type=whole(), metavar="N", help="of add: the most new ones in a minute"
+    )
+    parser.add_argument("--concurrent", type=whole(), metavar="N", help="of add: the most open ones, each choice one")
     parser.add_argument(
         "--origin", action="append", default=[], help="of add: a web page's origin that it is for; may be repeated"
     )

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from tokenbus_services.printable import printable
 
+_MOST_DIGITS = 18
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser for a command whose positional arguments, if it has any, are `files`."""
@@ -39,12 +41,14 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def whole(text: str) -> int:
-    """Return a whole number of at least 1, as an option's value."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1, got {text!r}")
-    return number
+def whole(least: int = 1, most: int | None = None) -> Callable[[str], int]:
+    """Return what reads an option's value: a whole number within bounds."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else -1
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"a whole number {bounds}, got {text!r}")
+        return number
+
+    return read

@@ -2,20 +2,15 @@
 
 import argparse
 import asyncio
-import contextlib
 import io
 import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.demo_checks import (
     RATE_REQUESTS,
-    Answers,
-    HttpAnswer,
-    Rate,
     ask,
     computed,
     differing,
@@ -27,8 +22,8 @@ from tokenbus_services.cli.demo_report import Outcome, heads_of, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
-from tokenbus_services.cli.local.runtime import RuntimeFolder
-from tokenbus_services.cli.local.signals import stop_on_signal, suspended_together
+from tokenbus_services.cli.local.runtime import runtime_folder
+from tokenbus_services.cli.local.signals import until_signal
 from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
@@ -52,6 +47,7 @@ _MOST_SECONDS = 120.0
 _STATUS_SECONDS = 10.0
 _INTERRUPTED = 130
 _BAR = 30
+_SAMPLE_TOKENS = 60
 _AHEAD = 65_536
 """More frames than any round of the demo has tokens."""
 
@@ -68,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
-    with faults_told(), RuntimeFolder() as folder:
+    with faults_told(), runtime_folder() as folder:
         plan = plan_for(
             _of_the_demo(settings, folder.path),
             folder.path,
@@ -78,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             decode=1,
             gateway_address=gateway_address(settings, None),
         )
-        return asyncio.run(_until_signal(plan, folder.lock, _Show(logs, is_silent=options.json)))
+        return asyncio.run(_shown(plan, folder.lock, _Show(logs, is_silent=options.json)))
 
 
 def _of_the_demo(settings: Settings, folder: Path) -> Settings:
@@ -118,19 +114,10 @@ class _Show:
         self.progress.show(lambda: f"   [{'#' * filled}{'.' * (_BAR - filled)}] {done}/{of} {rest}")
 
 
-async def _until_signal(plan: Plan, lock: int, show: _Show) -> int:
+async def _shown(plan: Plan, lock: int, show: _Show) -> int:
     system = LocalSystem(plan, lock, show.news)
-    with stop_on_signal(system.hurry) as stop, suspended_together(system.groups):
-        showing = asyncio.create_task(_bounded(system, show))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([showing, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if stop.is_set():
-            showing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await showing
-            return _INTERRUPTED
-        return await showing
+    status = await until_signal(system, _bounded(system, show))
+    return _INTERRUPTED if status is None else status
 
 
 async def _bounded(system: LocalSystem, show: _Show) -> int:
@@ -139,7 +126,8 @@ async def _bounded(system: LocalSystem, show: _Show) -> int:
         async with asyncio.timeout(_MOST_SECONDS):
             show.title("1. Start")
             async with system:
-                show.line(f"   {len(system.children)} processes in {time.monotonic() - begin:.1f} s: {_names(system)}")
+                names = [child.service.name for child in system.children]
+                show.line(f"   {len(names)} processes in {time.monotonic() - begin:.1f} s: {', '.join(names)}")
                 outcome = await _while_all_live(system, show)
             died = [child.service.name for child in system.children if child.has_failed]
     except TimeoutError:
@@ -187,7 +175,7 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         status = await client.status(timeout_seconds=_STATUS_SECONDS)
 
         show.title("3. One of the answers, each token with its probability")
-        for line in sample(max(results.answers, key=_length_to_look_at)):
+        for line in sample(max(results.answers, key=lambda answer: min(answer.tokens, _SAMPLE_TOKENS))):
             show.line(line)
         front = await http_answer(system.plan.gateway_address, settings.limits)
         show.line()
@@ -198,26 +186,12 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         )
         found = await rates(client, lambda number, of: show.bar(number, of, "rounds"))
         truth = await asyncio.to_thread(computed, wanted, settings.limits)
-        outcome = _outcome(results, differing(results.answers, truth), found, status, front)
+        by_worker = {worker.worker_id: worker.tokens for worker in status.workers}
+        wrong = differing(results.answers, truth)
+        outcome = Outcome(results, wrong, found, by_worker, heads_of(results), front)
         for line in outcome.rate_lines():
             show.line(line)
         show.title("5. Summary")
         for line in outcome.summary_lines():
             show.line(line)
     return outcome
-
-
-def _outcome(
-    results: Answers, wrong: int, found: dict[str, Rate], status: ProcessorStatus, front: HttpAnswer | None
-) -> Outcome:
-    return Outcome(
-        results, wrong, found, {worker.worker_id: worker.tokens for worker in status.workers}, heads_of(results), front
-    )
-
-
-def _length_to_look_at(answer: object) -> int:
-    return min(getattr(answer, "tokens", 0), 60)
-
-
-def _names(system: LocalSystem) -> str:
-    return ", ".join(child.service.name for child in system.children)

@@ -8,6 +8,7 @@ import urllib.request
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -74,15 +75,15 @@ class Answers:
 
 def requests(count: int, tokens: int) -> list[Generate]:
     """Return so many requests for up to so many tokens, each with a seed of its own: what comes of them is known."""
-    return [
-        Generate(
-            request_key=number + 1,
-            text=TextPrompt(text=PROMPTS[number % len(PROMPTS)]),
-            sampling=SamplingParameters(max_tokens=tokens, seed=number, temperature=0.8),
-            top_logprobs=TOP_LOGPROBS,
-        )
-        for number in range(count)
-    ]
+    wanted = [_generate(number, TOP_LOGPROBS, max_tokens=tokens, temperature=0.8) for number in range(count)]
+    for number, generate in enumerate(wanted):
+        generate.request_key = number + 1
+    return wanted
+
+
+def _generate(number: int, top_logprobs: int | None, **sampling: Any) -> Generate:  # noqa: ANN401 - its fields
+    prompt = TextPrompt(text=PROMPTS[number % len(PROMPTS)])
+    return Generate(text=prompt, sampling=SamplingParameters(seed=number, **sampling), top_logprobs=top_logprobs)
 
 
 async def ask(
@@ -218,16 +219,15 @@ class Rate:
     highest: float
 
 
-async def rates(
-    client: Client, on_round: Callable[[int, int], None] = lambda *_: None, rounds: int = _ROUNDS
-) -> dict[str, Rate]:
+async def rates(client: Client, on_round: Callable[[int, int], None] = lambda *_: None) -> dict[str, Rate]:
     """Return the rate of each mode."""
     found: dict[str, list[float]] = {name: [] for name in MODES}
     names = deque(MODES)
-    for number in range(1 + rounds):
-        on_round(number, 1 + rounds)
+    for number in range(1 + _ROUNDS):
+        on_round(number, 1 + _ROUNDS)
         for name in names:
-            results = await ask(client, [_endless(seed, MODES[name]) for seed in range(RATE_REQUESTS)])
+            asked = {"max_tokens": RATE_TOKENS, "ignore_end_token": True}
+            results = await ask(client, [_generate(seed, MODES[name], **asked) for seed in range(RATE_REQUESTS)])
             if error := next((answer.error for answer in results.answers if answer.error), ""):
                 raise CommandError(f"a request failed while the rates were measured: {error}")
             if wrong := sum(bool(a.lost or a.repeated or a.tokens != RATE_TOKENS) for a in results.answers):
@@ -238,12 +238,3 @@ async def rates(
                 found[name].append(results.tokens / results.seconds)
         names.rotate()
     return {name: Rate(statistics.median(values), min(values), max(values)) for name, values in found.items()}
-
-
-def _endless(seed: int, top_logprobs: int | None) -> Generate:
-    sampling = SamplingParameters(max_tokens=RATE_TOKENS, seed=seed, ignore_end_token=True)
-    prompt = TextPrompt(text=PROMPTS[seed % len(PROMPTS)])
-    generate = Generate(text=prompt, sampling=sampling)
-    if top_logprobs is not None:
-        generate.top_logprobs = top_logprobs
-    return generate

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from itertools import islice
+from typing import Any, SupportsInt
 
 from tokenbus_services.cli.demo_checks import Answer, Answers, HttpAnswer, Rate
 from tokenbus_services.cli.terminal import columns, styled, wants_colour
-from tokenbus_services.plugins import load_tokenizer
+from tokenbus_services.plugins import Tokenizer, load_tokenizer
 from tokenbus_services.printable import printable
 
 _IDS_ONLY = "ids only"
@@ -155,38 +157,30 @@ _END = "(end)"
 
 def sample(answer: Answer) -> Iterator[str]:
     """Yield its lines."""
-    tokenizer = load_tokenizer("ngram")
     tokens = [
-        (_visible(tokenizer.token_bytes(int(token_id))), math.exp(logprob))
+        (_text(token_id), math.exp(logprob))
         for row in answer.rows
         for token_id, logprob in zip(row.token_ids, row.logprobs.tolist(), strict=True)
     ]
-    prompt = answer.generate.text.text
     if wants_colour():
-        yield "   " + " ".join(_painted(f" {text} ", limit) for limit, text in _legend())
-    yield from _wrapped(prompt, tokens)
+        yield "   " + " ".join(_painted(f" up to {limit:.0%} ", limit) for limit, _ in _SCALE)
+    yield from _wrapped(answer.generate.text.text, tokens)
     yield ""
     yield f"   {'token':{_WIDTH}} probability  rank  instead"
     yield from _table(answer)
 
 
 def _table(answer: Answer) -> Iterator[str]:
-    tokenizer = load_tokenizer("ngram")
-    shown = 0
-    for row in answer.rows:
-        for place, token_id in enumerate(row.token_ids.tolist()):
-            if shown == _SHOWN:
-                return
-            shown += 1
-            others = zip(row.alternative_token_ids[place], row.alternative_logprobs[place].tolist(), strict=True)
-            instead = [
-                f"{_visible(tokenizer.token_bytes(int(other)))!r} {math.exp(value):.1%}"
-                for other, value in others
-                if other != token_id
-            ]
-            text = repr(_visible(tokenizer.token_bytes(token_id)))
-            probability = f"{math.exp(float(row.logprobs[place])):.1%}"
-            yield f"   {text:{_WIDTH}} {probability:>11} {row.ranks[place]:>5}  {', '.join(instead[:_ALTERNATIVES])}"
+    places = ((row, place) for row in answer.rows for place in range(row.token_ids.size))
+    for row, place in islice(places, _SHOWN):
+        token_id = row.token_ids[place]
+        others = zip(row.alternative_token_ids[place], row.alternative_logprobs[place].tolist(), strict=True)
+        instead = [f"{_text(other)!r} {math.exp(value):.1%}" for other, value in others if other != token_id]
+        probability = f"{math.exp(float(row.logprobs[place])):.1%}"
+        yield (
+            f"   {_text(token_id)!r:{_WIDTH}} {probability:>11} {row.ranks[place]:>5}  "
+            f"{', '.join(instead[:_ALTERNATIVES])}"
+        )
 
 
 def _wrapped(prompt: str, tokens: list[tuple[str, float]]) -> Iterator[str]:
@@ -208,10 +202,10 @@ def _painted(text: str, probability: float) -> str:
     return f"\x1b[38;5;{_BLACK};48;5;{colour}m{text}\x1b[0m"
 
 
-def _legend() -> Iterator[tuple[float, str]]:
-    for limit, _ in _SCALE:
-        yield limit, f"up to {limit:.0%}"
+def _text(token_id: SupportsInt) -> str:
+    return printable(_tokenizer().token_bytes(int(token_id)).decode(errors="replace")) or _END
 
 
-def _visible(data: bytes) -> str:
-    return printable(data.decode(errors="replace")) or _END
+@cache
+def _tokenizer() -> Tokenizer:
+    return load_tokenizer("ngram")

@@ -13,16 +13,11 @@ from tokenbus_services.worker import Engine, EngineKind, engine_kind
 DEFAULT_ENGINE = "ngram"
 
 
-def engine_names() -> list[str]:
-    """Return the names of all installed engines."""
-    return names(ENGINES)
-
-
 def declare_engine(parser: Parser) -> None:
     """Declare `--engine`; the options of the engine that it names are declared before the command line is read."""
     parser.add_argument(
         "--engine",
-        choices=engine_names(),
+        choices=names(ENGINES),
         default=DEFAULT_ENGINE,
         help=f"what computes the tokens ({DEFAULT_ENGINE}); with --help, its own options are shown",
     )
@@ -43,9 +38,9 @@ def made(options: argparse.Namespace, settings: Settings) -> Engine:
 def _declare_options(parser: Parser, given: Sequence[str]) -> None:
     name = _chosen(given)
     if {"-h", "--help"} & set(given):
-        listed = "\n".join(f"  {each}: {_summary(each)}" for each in engine_names())
+        listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
         parser.add_argument_group("engines", f"{listed}\n\nA package adds its own as entry points of `{ENGINES}`.")
-    if name in engine_names():  # else the parser refuses it
+    if name in names(ENGINES):  # else the parser refuses it
         try:
             _kind(name).declare(parser)
         except argparse.ArgumentError as error:

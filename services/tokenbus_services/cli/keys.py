@@ -3,16 +3,16 @@
 import argparse
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenbus_services.bus import Role
-from tokenbus_services.bus.allowed import AllowedKey, AllowListError, locked, new_key, read_keys, write_keys
+from tokenbus_services.bus.allowed import AllowedKey, AllowListError, new_key, read_keys, write_keys
 from tokenbus_services.bus.keys import public_key
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.printable import printable
+from tokenbus_services.watched_files import locked
 
 _DESCRIPTION = """\
 Change or show the allow-list: the file that says which keys may connect to the processor, and to decode workers for
@@ -41,7 +41,6 @@ examples:
 """
 _VARIABLE = "TOKENBUS_BUS_ALLOWED_KEYS"
 _DEFAULT = "keys/allowed.toml"
-_Change = Callable[[list[AllowedKey]], tuple[list[AllowedKey], str]]
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
             _expect(options, 0, "list: no names")
             _show(path, read_keys(path), as_json=options.json)
         else:
-            print(printable(_changed(path, _add(options) if options.action == "add" else _revoke(options))))
+            done = _add(path, options) if options.action == "add" else _revoke(path, options)
+            print(printable(f"{done} in {path}"))
     except AllowListError as error:
         raise CommandError(str(error), WRONG_USE) from None
     except OSError as error:
@@ -79,14 +79,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _changed(path: Path, change: _Change) -> str:
-    with locked(path):
-        keys, said = change(read_keys(path) if path.exists() else [])
-        write_keys(path, keys)
-    return f"{said} in {path}"
-
-
-def _add(options: argparse.Namespace) -> _Change:
+def _add(path: Path, options: argparse.Namespace) -> str:
     name, given = _expect(options, 2, "add: NAME PUBLIC")
     if not options.role:
         raise CommandError(f"add: --role, one or several of {', '.join(Role)}", WRONG_USE)
@@ -98,37 +91,31 @@ def _add(options: argparse.Namespace) -> _Change:
         key = new_key(name, public, dict.fromkeys(options.role), dict.fromkeys(options.names or [name]))
     except ValueError as error:
         raise CommandError(f"add: {error}", WRONG_USE) from None
-
-    def change(keys: list[AllowedKey]) -> tuple[list[AllowedKey], str]:
-        """Add the key, once."""
+    with locked(path):
+        keys = read_keys(path) if path.exists() else []
         known = next((each for each in keys if each.public == public), None)
         if known is not None:
             why = "was revoked: make a new one" if known.revoked else "is there already: revoke it first"
             raise AllowListError(f"add: this key {why}, as {known.identity.name}")
-        may = f"{', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
-        return [*keys, key], f"added {name}: {may}"
-
-    return change
+        write_keys(path, [*keys, key])
+    return f"added {name}: {', '.join(sorted(key.identity.roles))} as {', '.join(key.identity.names)}"
 
 
-def _revoke(options: argparse.Namespace) -> _Change:
+def _revoke(path: Path, options: argparse.Namespace) -> str:
     (given,) = _expect(options, 1, "revoke: NAME or PUBLIC")
     try:
         public = public_key(given).decode()
     except ValueError:
         public = ""
     now = datetime.now(UTC).replace(microsecond=0)
-
-    def change(keys: list[AllowedKey]) -> tuple[list[AllowedKey], str]:
-        """Mark the key, or all keys of the name."""
+    with locked(path):
+        keys = read_keys(path) if path.exists() else []
         found = [key for key in keys if (key.public == public if public else key.identity.name == given)]
         live = [key for key in found if key.revoked is None]
         if not live:
             raise AllowListError(f"revoke: {'revoked already' if found else 'no such key'}: {given!r}")
-        marked = [replace(key, revoked=now) if key in live else key for key in keys]
-        return marked, f"revoked {live[0].identity.name}: {len(live)} {'key' if len(live) == 1 else 'keys'}"
-
-    return change
+        write_keys(path, [replace(key, revoked=now) if key in live else key for key in keys])
+    return f"revoked {live[0].identity.name}: {len(live)} {'key' if len(live) == 1 else 'keys'}"
 
 
 def _expect(options: argparse.Namespace, count: int, what: str) -> list[str]:

@@ -4,9 +4,8 @@ import argparse
 import asyncio
 import json
 from dataclasses import dataclass, replace
-from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
@@ -52,7 +51,7 @@ class _Recording:
     path: Path
     recorder: Recorder
     worker_id: str
-    file: RawIOBase | None = None
+    file: BinaryIO | None = None
 
 
 class Files:
@@ -64,12 +63,20 @@ class Files:
         self._open: dict[str, _Recording] = {}
         """By worker: the recording of its latest life."""
         self.recordings: list[_Recording] = []
-        self.items = 0
-        self.payload_bytes = 0
         if "{worker}" not in pattern and "{epoch}" not in pattern:
             self._refuse_existing(Path(pattern))
         if "{" not in str(Path(pattern).parent) and not Path(pattern).parent.is_dir():
             raise CommandError(f"{Path(pattern).parent}: no directory", WRONG_USE)
+
+    @property
+    def items(self) -> int:
+        """How many items of all streams were written."""
+        return sum(each.recorder.items for each in self.recordings)
+
+    @property
+    def payload_bytes(self) -> int:
+        """How many bytes of payload of all streams were written."""
+        return sum(each.recorder.payload_bytes for each in self.recordings)
 
     @property
     def missing_items(self) -> int:
@@ -80,19 +87,17 @@ class Files:
         """Write an item to its stream's file."""
         recording = self._recording_of(stream)
         recorder, item = recording.recorder, watched.item
-        gaps, before = recorder.gaps, recorder.items
+        gaps = recorder.gaps
         data = recorder.add(item.sequence, item.payload_kind, watched.payload)
         if recorder.gaps > gaps:
             _log.warning("items are missing", stream=recording.worker_id, epoch=recorder.epoch, before=item.sequence)
-        if recorder.items == before:
+        if not data:  # it was seen before
             return
-        self.items += 1
-        self.payload_bytes += len(watched.payload)
         try:
             if recording.file is None:
-                # Without a buffer: what was seen is in the file, however this process ends.
-                recording.file = recording.path.open("xb", buffering=0)
-            _write(recording.file, data)
+                recording.file = recording.path.open("xb")
+            recording.file.write(data)
+            recording.file.flush()  # what was seen is in the file, however this process ends
         except OSError as error:
             raise _unwritable(recording.path, error) from None
 
@@ -158,7 +163,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker", default="", metavar="ID", help="the worker whose streams are recorded (default: every worker)"
     )
-    parser.add_argument("--count", type=whole, default=0, metavar="N", help="end after so many items in all")
+    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items in all")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON document")
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
 
@@ -214,12 +219,6 @@ def _tell(files: Files) -> None:
         print(printable(f"{each['file']}: {each['items']} items of {which}, {each['payload_bytes']} bytes{missing}"))
     if not files.recordings:
         print("nothing was seen")
-
-
-def _write(file: RawIOBase, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) or 0 :]
 
 
 def _close(recording: _Recording) -> None:

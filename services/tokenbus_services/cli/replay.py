@@ -6,15 +6,15 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from dataclasses import asdict
+from typing import BinaryIO
 
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.terminal import Progress
 from tokenbus_services.printable import printable
 from tokenbus_services.recording import Entry, RecordingError, entries
-from tokenbus_services.settings import Settings
-from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 
@@ -90,16 +90,8 @@ def _read(file: BinaryIO) -> Iterator[Entry]:
 
 
 def _tell(done: Replayed, *, as_json: bool) -> None:
-    values: dict[str, Any] = {
-        "worker_id": done.worker_id,
-        "epoch": str(done.epoch),
-        "items": done.items,
-        "payload_bytes": done.payload_bytes,
-        "missing_items": done.missing_items,
-        "unacknowledged": done.unacknowledged,
-    }
     if as_json:
-        print(json.dumps(values, indent=2))
+        print(json.dumps(asdict(done) | {"epoch": str(done.epoch)}, indent=2))
         return
     missing = f", {done.missing_items} MISSING in the recording" if done.missing_items else ""
     waiting = f", {done.unacknowledged} NOT ACKNOWLEDGED" if done.unacknowledged else ""

@@ -52,7 +52,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
     parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
-    parser.add_argument("--count", type=whole, default=0, metavar="N", help="end after so many items")
+    parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items")
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
 
 
@@ -142,7 +142,7 @@ def lines_of(values: Values) -> list[str]:
     if values["what"] == "left_out":
         left_out = styled(f"{values['items']} items left out", "red")
         return [f"{name} {left_out}: {values['first_sequence']} to {values['last_sequence']}"]
-    word, style, text = _WORDS[values["what"]](values)
+    word, style, text = _words(values)
     line = f"{name} #{values['sequence']} {styled(word, style)} {printable(text)}"
     return [line, *(_row_line(row) for row in values.get("rows", ()))]
 
@@ -201,38 +201,24 @@ def _event_values(event: RequestEvent) -> Values:
             return {"what": "unknown", "payload_kind": PayloadKind.PAYLOAD_KIND_REQUEST_EVENT}
 
 
-def _batch_words(values: Values) -> tuple[str, str, str]:
-    statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
-    latency = "" if values["latency_ms"] is None else f", {values['latency_ms']:.3f} ms ago"
-    step = f"step {values['step']} part {values['part']}"
-    text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{latency}"
-    return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
-
-
-def _admitted_words(values: Values) -> tuple[str, str, str]:
-    return "ADMITTED", "bold", f"key {values['request_key']}, prompt of {values['prompt_tokens']} tokens"
-
-
-def _error_words(values: Values) -> tuple[str, str, str]:
-    text = f"key {values['request_key']} {values['code']} after {values['emitted_tokens']} tokens: {values['message']}"
-    return "ERROR", "red", text
-
-
-def _refused_words(values: Values) -> tuple[str, str, str]:
-    return "REFUSED", "red", values["error"]
-
-
-def _unknown_words(values: Values) -> tuple[str, str, str]:
-    return "UNKNOWN", "bold", f"payload kind {values['payload_kind']}, {values['bytes']} bytes"
-
-
-_WORDS: dict[str, Callable[[Values], tuple[str, str, str]]] = {
-    "batch": _batch_words,
-    "admitted": _admitted_words,
-    "error": _error_words,
-    "refused": _refused_words,
-    "unknown": _unknown_words,
-}
+def _words(values: Values) -> tuple[str, str, str]:
+    """Return an item's word, its style, and the text behind it."""
+    match values["what"]:
+        case "batch":
+            statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
+            latency = "" if values["latency_ms"] is None else f", {values['latency_ms']:.3f} ms ago"
+            step = f"step {values['step']} part {values['part']}"
+            text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{latency}"
+            return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text
+        case "admitted":
+            return "ADMITTED", "bold", f"key {values['request_key']}, prompt of {values['prompt_tokens']} tokens"
+        case "error":
+            ended = f"{values['code']} after {values['emitted_tokens']} tokens: {values['message']}"
+            return "ERROR", "red", f"key {values['request_key']} {ended}"
+        case "refused":
+            return "REFUSED", "red", values["error"]
+        case _:
+            return "UNKNOWN", "bold", f"payload kind {values['payload_kind']}, {values['bytes']} bytes"
 
 
 def _row_line(row: Values) -> str:

@@ -6,15 +6,17 @@ import sys
 from contextlib import suppress
 from functools import partial
 
+from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, engine_names
+from tokenbus_services.cli.engines import DEFAULT_ENGINE
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
-from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.screen import Screen, described, shown, status_line
-from tokenbus_services.cli.local.signals import stop_on_signal, suspended_together
+from tokenbus_services.cli.local.signals import until_signal
 from tokenbus_services.client import Client
+from tokenbus_services.plugins import ENGINES, names
 from tokenbus_services.settings import Settings
 
 _DESCRIPTION = """\
@@ -42,6 +44,7 @@ stopping may take), metrics.address and gateway.address (another port is used wh
 bus.workers_address and bus.clients_address (set them to let other machines in), limits.*; every service gets all of
 them.
 """
+_MOST_WORKERS = 1_000_000
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
@@ -51,20 +54,25 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument(
-        "--engine", choices=engine_names(), default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
+        "--engine", choices=names(ENGINES), default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
     )
     for option, default, what in (
         ("--workers", 1, "mixed workers"),
         ("--prefill", 1, "prefill workers"),
         ("--decode", 1, "decode workers"),
     ):
-        parser.add_argument(option, type=_count, default=default, metavar="N", help=f"how many {what} ({default})")
+        parser.add_argument(
+            option, type=whole(0, _MOST_WORKERS), default=default, metavar="N", help=f"how many {what} ({default})"
+        )
     parser.add_argument(
-        "--port", type=_port, metavar="N", help="the gateway's; unless given, its default if that is free, else any"
+        "--port",
+        type=whole(1, _MOST_PORT),
+        metavar="N",
+        help="the gateway's; unless given, its default if that is free, else any",
     )
     parser.add_argument(
         "--start-seconds",
-        type=_seconds,
+        type=whole(1, _MOST_START_SECONDS),
         default=START_SECONDS,
         metavar="N",
         help=f"how long a service may take until it is ready, as for large weights ({START_SECONDS})",
@@ -77,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
     settings = load_settings(options)
     _check_counts(options, settings)
-    with faults_told(), RuntimeFolder() as folder:
+    with faults_told(), runtime_folder() as folder:
         plan = plan_for(
             settings,
             folder.path,
@@ -92,20 +100,8 @@ def run(options: argparse.Namespace) -> int:
 
 async def _run(plan: Plan, lock: int, screen: Screen, start_seconds: float) -> int:
     system = LocalSystem(plan, lock, screen.news, start_seconds)
-    with stop_on_signal(system.hurry) as stop, suspended_together(system.groups):
-        screen.on_failure = stop.set
-        # A signal while it starts cancels the start.
-        running = asyncio.create_task(_serve(system, screen, stop))
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not _is_up(system):
-            running.cancel()
-        try:
-            await running
-        except asyncio.CancelledError:
-            pass
-        finally:
-            stopping.cancel()
+    screen.on_failure = system.leave.set
+    await until_signal(system, _serve(system, screen))
     if screen.failure is not None:
         raise screen.failure
     died = [child.service.name for child in system.children if child.has_failed]
@@ -113,34 +109,21 @@ async def _run(plan: Plan, lock: int, screen: Screen, start_seconds: float) -> i
     return 1 if died else 0
 
 
-def _is_up(system: LocalSystem) -> bool:
-    """Return whether all of it has been ready at once."""
-    return all(child.is_ready for child in system.children)
-
-
-async def _serve(system: LocalSystem, screen: Screen, stop: asyncio.Event) -> None:
+async def _serve(system: LocalSystem, screen: Screen) -> None:
+    """Run the system until this is cancelled, or until nothing can answer a request."""
     async with system:
         screen.show(described(system), shown(system))
         watching = asyncio.create_task(_show_state(system, screen))
         try:
-            await _until_over(system, screen, stop)
+            while system.is_of_use:
+                await system.one_ended()
+            screen.tell("useless", "no request can be answered any more: the rest stops too")
+        except asyncio.CancelledError:
+            screen.tell("stopping", "stopping; once more kills what is still there")
+            raise
         finally:
             watching.cancel()
             screen.progress.clear()
-        if stop.is_set():
-            screen.tell("stopping", "stopping; once more kills what is still there")
-
-
-async def _until_over(system: LocalSystem, screen: Screen, stop: asyncio.Event) -> None:
-    """Return when there is a signal, or nothing that can answer a request."""
-    while not stop.is_set():
-        ending, stopping = asyncio.ensure_future(system.one_ended()), asyncio.ensure_future(stop.wait())
-        await asyncio.wait([ending, stopping], return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        stopping.cancel()
-        if not system.is_of_use:
-            screen.tell("useless", "no request can be answered any more: the rest stops too")
-            return
 
 
 async def _show_state(system: LocalSystem, screen: Screen) -> None:
@@ -165,22 +148,3 @@ def _check_counts(options: argparse.Namespace, settings: Settings) -> None:
         raise CommandError(f"prefill and decode workers: some of both or none of either, got {given}", WRONG_USE)
     if not 1 <= total <= most:
         raise CommandError(f"workers: 1 to {most} in all (processor.max_workers), got {total}", WRONG_USE)
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0, 1_000_000)
-
-
-def _seconds(text: str) -> int:
-    return _whole(text, 1, _MOST_START_SECONDS)
-
-
-def _port(text: str) -> int:
-    return _whole(text, 1, _MOST_PORT)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(most)) else -1
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"a whole number from {least} to {most}, got {text!r}")
-    return number

@@ -37,13 +37,13 @@ class Watching:
     """Takes what several clients see, in one bounded queue."""
 
     def __init__(self, settings: Settings, worker_id: str, transport: Transport | None = None) -> None:
-        """Take the worker to watch; empty: every worker, as they come, up to processor.max_workers."""
+        """Begin to watch a worker; empty: every worker, as they come, up to processor.max_workers."""
         self._settings = settings
-        self._worker_id = worker_id
         self._transport = transport
         self._seen: asyncio.Queue[Seen] = asyncio.Queue(_MOST_WAITING)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
+        self._spawn(worker_id)
 
     async def next(self, stop: asyncio.Event) -> Seen | None:
         """Return what comes next; None once `stop` is set and what waited then was returned."""
@@ -62,10 +62,6 @@ class Watching:
         if self._failed.done():
             self._failed.result()
         return getting.result() if getting.done() and not getting.cancelled() else None
-
-    def start(self) -> None:
-        """Begin."""
-        self._spawn(self._worker_id)
 
     async def close(self) -> None:
         """End all of its clients."""
@@ -118,7 +114,6 @@ class Watching:
 async def watching(settings: Settings, worker_id: str, transport: Transport | None = None) -> AsyncIterator[Watching]:
     """Watch a worker's streams, or every worker's, for as long as this lasts."""
     watch = Watching(settings, worker_id, transport)
-    watch.start()
     try:
         yield watch
     finally:

@@ -11,7 +11,7 @@ from weakref import ref
 
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.client_pb2 import ClientHello, ProcessorStatus, ServerFrame, WatchedStream
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.bus import Transport, transport_for
@@ -20,6 +20,7 @@ from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
 from tokenbus_services.client.stream import Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
+from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.tokens import Generation
 from tokenbus_services.link import Link
 from tokenbus_services.settings import Settings
@@ -127,13 +128,7 @@ class Client:
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus)
-        started = asyncio.Event()
-        running = asyncio.create_task(self._link.run(transport, self.settings.bus.clients_address, started.set))
-        waiting = asyncio.create_task(started.wait())
-        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if running.done():
-            running.result()
+        running = await self._link.start(transport, self.settings.bus.clients_address)
         # However the connection ended: nothing more comes, and every request must have an end.
         running.add_done_callback(lambda _: self._session.give_up("the client was closed"))
         self._tasks = [running, asyncio.create_task(self._watch_over())]
@@ -377,18 +372,12 @@ class Client:
     def _check_room(self, request_id: int) -> None:
         most = self.settings.client.max_requests
         if self._session.is_open(request_id):
-            raise RequestFailedError(
-                RequestError(
-                    request_key=request_id,
-                    code=ErrorCode.ERROR_CODE_DUPLICATE_REQUEST,
-                    message="this client has an open request with that id",
-                )
-            )
-        if self._session.open_count >= most:
-            message = f"client.max_requests: at most {most}, got {most + 1}"
-            raise RequestFailedError(
-                RequestError(request_key=request_id, code=ErrorCode.ERROR_CODE_OVERLOADED, message=message)
-            )
+            code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "this client has an open request with that id"
+        elif self._session.open_count >= most:
+            code, message = ErrorCode.ERROR_CODE_OVERLOADED, f"client.max_requests: at most {most}, got {most + 1}"
+        else:
+            return
+        raise RequestFailedError(request_error(request_id, code, message))
 
 
 class _Slot:

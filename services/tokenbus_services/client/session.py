@@ -4,9 +4,10 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,9 @@ from tokenbus_contracts.generated.client_pb2 import (
     Watch,
 )
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.step import FINISHED
-from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState, check_times
+from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState
 
 _MOST_ENDED_IDS = 1024
 _MOST_POSITION = 2**31 - 1
@@ -93,8 +93,7 @@ class ClientSession(ReconnectingSession):
     def __init__(self, hello: ClientHello, limits: Limits, max_rows: int, *, interval: float, timeout: float) -> None:
         """Take the hello, the limits to decode by, how many rows of a request may wait, and heartbeats in seconds."""
         super().__init__(interval, timeout)
-        self._introduction = ClientHello()
-        self._introduction.CopyFrom(hello)
+        self._introduction = deepcopy(hello)
         self._introduction.proof = secrets.token_bytes(PROOF_BYTES)
         self._limits = limits
         self._max_rows = max_rows
@@ -260,26 +259,16 @@ class ClientSession(ReconnectingSession):
 
         It changes nothing, unless tokens are in what cannot be read: then every request that may miss them ends.
         """
-        frame = read_frame(ServerFrame, parts[0]) if parts else None
-        if frame is None:
-            raise ContractError("message", "a frame, and its batches", 0, rule=Rule.LENGTH)
         try:
-            self._receive(frame, parts[1:], now)
+            super().receive(parts, now)
         finally:
             if self._ends:
                 self._flush_ends()
 
-    def _receive(self, frame: ServerFrame, parts: list[bytes], now: float) -> None:
-        body = frame.WhichOneof("body")
-        if body is None or self.state is SessionState.LEFT:
-            return
-        if body == "welcome":
-            self._welcome(frame.welcome)
-        elif body == "refusal":
-            self._refused(frame.refusal, now)
-        elif self.state is SessionState.OPEN and (not frame.number or self._is_next(frame.number, now)):
-            self._open_frame(frame, body, parts, now)
-        self._last_heard = now
+    def _read(self, parts: list[bytes]) -> ServerFrame:
+        if not parts:
+            raise ContractError("message", "a frame, and its batches", 0, rule=Rule.LENGTH)
+        return read_frame(ServerFrame, parts[0])
 
     def _is_next(self, number: int, now: float) -> bool:
         if number == self._number + 1:
@@ -291,7 +280,9 @@ class ClientSession(ReconnectingSession):
             self.repeated += 1
         return False
 
-    def _open_frame(self, frame: ServerFrame, body: str, parts: list[bytes], now: float) -> None:
+    def _take(self, frame: ServerFrame, body: str, parts: list[bytes], now: float) -> None:
+        if frame.number and not self._is_next(frame.number, now):
+            return
         match body:
             case "outputs":
                 self._outputs(parts, has_draft=frame.outputs.has_draft)
@@ -301,15 +292,11 @@ class ClientSession(ReconnectingSession):
                     request.deadline_unix_ms = frame.admitted.deadline_unix_ms or request.deadline_unix_ms
             case "error":
                 self._failed(frame.error)
-            case "heartbeat":
-                self._echo_ns = frame.heartbeat.sent_at_ns
             case "status":
                 self._answer_status(frame.status)
             case "watched_item" | "watched_stream":
                 if self._on_watched is not None:
                     self._on_watched(frame, parts[0] if parts else b"")
-            case "goodbye":
-                self._greet_again(now + self._interval)
 
     def _answer_status(self, status: ProcessorStatus) -> None:
         asked, self._status = self._status, None
@@ -461,11 +448,10 @@ class ClientSession(ReconnectingSession):
             self._end(request, code, message)
 
     def _welcome(self, welcome: ClientWelcome) -> None:
-        check_times(welcome)
-        self.lost_since = None
         # Several hellos may be answered at once, after an outage: only the first answer is news.
         resumed = welcome.resumed and welcome.processor_id == self.processor_id
         self._welcomed(welcome)
+        self.lost_since = None
         self._number = self._acked = 0
         if not resumed:
             self._outgoing.clear()
@@ -490,19 +476,16 @@ class ClientSession(ReconnectingSession):
 
     # Frames that go out.
 
-    def _next(self, now: float) -> list[bytes] | None:
+    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+        return write_frame(ClientFrame(**body))
+
+    def _next(self) -> list[bytes] | None:
         if self._outgoing:
             return [self._outgoing.popleft()]
         if self._number > self._acked and not self.is_paused:
             self._acked = self._number
-            return [write_frame(ClientFrame(confirm=Confirm(through_number=self._number)))]
-        beat = self._heartbeat(now)
-        return None if beat is None else [write_frame(ClientFrame(heartbeat=beat))]
-
-    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        """Leave: return the last message to send."""
-        self.state = SessionState.LEFT
-        return [write_frame(ClientFrame(goodbye=Goodbye(reason=reason, message=message)))]
+            return [self._written(confirm=Confirm(through_number=self._number))]
+        return None
 
     def _greeting(self, now: float) -> list[bytes] | None:
         if not self.requests:
@@ -511,8 +494,8 @@ class ClientSession(ReconnectingSession):
             self.lost_since = now
         return super()._greeting(now)
 
-    def _hello(self) -> list[bytes]:
-        return [write_frame(ClientFrame(hello=self._introduction))]
+    def _hello(self) -> ClientHello:
+        return self._introduction
 
 
 def _read(parts: list[bytes], limits: Limits, *, has_draft: bool) -> tuple[LogprobBatch, LogprobBatch | None]:

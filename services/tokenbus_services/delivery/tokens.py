@@ -5,7 +5,6 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import repeat
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from tokenbus_contracts import Row, RowStatus, Scoring
@@ -258,9 +257,7 @@ class Generation:
         """Return itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close it."""
         self._close()
 

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenbus_services.gateway.api_keys import Caller, Callers
 from tokenbus_services.gateway.connection import host_of
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.metrics import Counts
 from tokenbus_services.gateway.response import error_response
+from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings
-from tokenbus_services.settings.gateway import listed
+from tokenbus_services.settings.sections import listed
 
 _log = logger("gateway")
 _EXTENSION = "tokenbus.visitor"

@@ -43,21 +43,11 @@ class Answer:
         self.error: ApiError | None = None
         """Why it ended early, if it did."""
         self._most = most
-        self._close: Callable[[], None] = _nothing
+        self._close: Callable[[], None] = lambda: None
 
     def begin(self, close: Callable[[], None]) -> None:
         """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
         self._close = close
-
-    @property
-    def held(self) -> int:
-        """How many bytes wait for its client."""
-        return self.outbox.size
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes the socket holds that its client has not read."""
-        return self.outbox.unsent()
 
     def evict(self) -> None:
         """End because all answers together hold too much, and this one the most."""
@@ -107,10 +97,6 @@ class _ChoicesAnswer(Answer, ABC):
     @abstractmethod
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's text and pieces."""
-
-    def fail(self, _choice: Choice, error: ApiError) -> None:
-        """End with a choice's error."""
-        self.end(error)
 
     @property
     def _tokens(self) -> int:
@@ -234,15 +220,11 @@ class InspectedAnswer(Answer):
         error = broken(view, place, self.tokens)
         reason = "stop" if self._stopping.is_stopped else reason_of(view, place)
         if error is not None:
-            self.fail(error)
+            self.end(error)
         elif reason is not None:
             self.outbox.put(event("end", {"reason": reason, "tokens": self.tokens}))
             self.outbox.close()
         return reason is None and error is None
-
-    def fail(self, error: ApiError) -> None:
-        """End with an error."""
-        self.end(error)
 
     def _error_event(self, error: ApiError) -> bytes:
         members = {"code": error.code or "error", "message": error.message, "tokens": self.tokens}
@@ -309,7 +291,3 @@ def _draft(view: RenderedStep, place: int, ids: Sequence[int]) -> Iterator[dict[
 def _name(view: RenderedStep, token_id: int) -> str:
     """Return a token's unique name: as text, two parts of characters would look the same."""
     return str(orjson.loads(view.vocabulary.names[token_id]))
-
-
-def _nothing() -> None:
-    """Abort nothing: no request is open yet."""

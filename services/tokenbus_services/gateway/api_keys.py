@@ -5,15 +5,12 @@ in constant time, against every key, so that timing reveals nothing about a gues
 """
 
 import contextlib
-import fcntl
 import json
 import math
-import os
 import re
 import secrets
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from hmac import compare_digest
@@ -24,14 +21,15 @@ from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown, shown
-from tokenbus_services.settings.gateway import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
-from tokenbus_services.watched_files import WatchedFiles
+from tokenbus_services.settings.sections import MOST_REQUESTS_PER_MINUTE, ORIGIN_FORM, is_origin
+from tokenbus_services.watched_files import WatchedFiles, locked, replace_file
 
 MOST_KEYS = 1024
 _MOST_BYTES = 2**20
 _PREFIX = "tb-"
 _RANDOM_BYTES = 32
 _VERSION = 1
+_MODE = 0o600
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_CONCURRENT = 2**31 - 1
@@ -81,16 +79,6 @@ def digest(clear: str) -> str:
     return sha256(clear.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def found(keys: Iterable[ApiKey], clear: str) -> ApiKey | None:
-    """Return the key with this clear text, in constant time."""
-    wanted = digest(clear)
-    which = None
-    for key in keys:
-        if compare_digest(key.sha256, wanted):
-            which = key
-    return which
-
-
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Return the keys of a file, none if there is no file; raises a KeysError."""
     try:
@@ -114,28 +102,15 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Replace a file's keys atomically; only its owner may read it."""
     content = {"version": _VERSION, "keys": [asdict(key) for key in _checked(keys)]}
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # made with mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(content, indent=2).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(path, json.dumps(content, indent=2) + "\n", _MODE)
 
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Lock the file against other commands for as long as `with` lasts."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with locked(path):
         yield
-    finally:
-        os.close(folder)
 
 
 def _checked(keys: Sequence[ApiKey]) -> tuple[ApiKey, ...]:
@@ -231,9 +206,8 @@ class Caller:
         if count > self._most:
             message = f"n: at most {self._most} choices of {self._name}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
-        if len(self._open) + count > self._most:
-            message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
-            raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
+        message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
+        raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
     @property
     def open_requests(self) -> int:
@@ -270,10 +244,8 @@ class Callers:
         self._path = Path(settings.keys_file)
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
         self.anonymous = Caller(None, settings, now)
-        self.on_revoked: Callable[[Caller], None] = _nothing
+        self.on_revoked: Callable[[Caller], None] = lambda _: None
         """Called with the caller of a revoked key."""
-        self.is_unread = False
-        """Whether the file has changed and cannot be read: the keys before stay in force."""
         try:
             self._take(read_keys(self._path) if settings.keys_file else ())
         except KeysError as error:
@@ -282,6 +254,11 @@ class Callers:
             ) from None
         if settings.keys_file and not self._by_hash:
             _log.warning("no API keys yet", keys_file=settings.keys_file)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the file has changed and cannot be read: the keys before stay in force."""
+        return self._files.is_unread
 
     @property
     def are_asked(self) -> bool:
@@ -294,24 +271,19 @@ class Callers:
         return frozenset(origin for caller in self._by_hash.values() if caller.key for origin in caller.key.origins)
 
     def find(self, clear: str) -> Caller | None:
-        """Return the caller of a key, None if it is unknown."""
-        key = found([caller.key for caller in self._by_hash.values() if caller.key is not None], clear)
-        return None if key is None else self._by_hash.get(key.sha256)
+        """Return the caller of a key, None if it is unknown; in constant time."""
+        wanted = digest(clear)
+        matches = [caller for known, caller in self._by_hash.items() if compare_digest(known, wanted)]
+        return matches[0] if matches else None
 
     def refresh(self) -> None:
         """Read the file again if it has changed; call it periodically."""
         self._repeated_log.expire()
-        if not self._files.changed():
-            return
         try:
-            keys = read_keys(self._path)
+            if self._files.refresh(lambda: self._take(read_keys(self._path))):
+                _log.info("API keys read", keys=len(self._by_hash))
         except KeysError as error:
-            self.is_unread = True
             self._repeated_log.begin("keys", _log.error, "API keys cannot be read", reason=str(error))
-            return
-        self.is_unread = False
-        self._take(keys)
-        _log.info("API keys read", keys=len(keys))
 
     def _take(self, keys: Sequence[ApiKey]) -> None:
         before, self._by_hash = self._by_hash, {}
@@ -323,7 +295,3 @@ class Callers:
             self._by_hash[key.sha256] = caller
         for caller in before.values():
             self.on_revoked(caller)
-
-
-def _nothing(_caller: Caller) -> None:
-    """Do nothing: no request is open yet."""

@@ -25,12 +25,8 @@ class Holder(Protocol):
     """An answer that may hold bytes which its client has not read."""
 
     @property
-    def held(self) -> int:
-        """How many bytes it holds."""
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes its socket holds that the client has not read."""
+    def outbox(self) -> "Outbox":
+        """What waits for its client."""
 
     def evict(self) -> None:
         """End, and free what it holds."""
@@ -65,7 +61,7 @@ class Buffers:
         self.size += count
         self.peak = max(self.peak, self.size)
         if self.size > self.most:
-            sizes = {each: each.held for each in self._holders}
+            sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
     def evict(
@@ -75,7 +71,7 @@ class Buffers:
 
         An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
         """
-        sizes = {each: each.held + each.unsent + beside.get(each, 0) for each in self._holders}
+        sizes = {each: each.outbox.size + each.outbox.unsent() + beside.get(each, 0) for each in self._holders}
         self._evict(sizes, wanted, at_least, most)
 
     def _evict(self, sizes: dict[Holder, int], wanted: int, at_least: int, most: int) -> None:
@@ -85,7 +81,7 @@ class Buffers:
         # Of those with the same size the newest first: what went well before they came goes on.
         newest_first = list(reversed(sizes.items()))
         try:
-            for holder, size in sorted(newest_first, key=_second, reverse=True)[:most]:
+            for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
                 if wanted <= 0 or size < at_least:
                     break
                 wanted -= size
@@ -139,7 +135,7 @@ class Outbox:
         """Whether nothing more is added."""
         self.write: Write | None = None
         """Writes a chunk to the socket at once, if it has room."""
-        self.unsent: Callable[[], int] = _none
+        self.unsent: Callable[[], int] = lambda: 0
         """Returns how many bytes the socket holds that its client has not read."""
         self.is_sent = False
         """Whether the last chunk was given to the socket."""
@@ -272,11 +268,3 @@ def selected(batch: LogprobBatch, wanted: Container[int]) -> LogprobBatch | None
 def _sizes(batch: LogprobBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     tokens = batch.token_counts.astype(np.int64)
     return _ROW_BYTES + tokens * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * batch.top_ks.astype(np.int64))
-
-
-def _second(pair: tuple[Holder, int]) -> int:
-    return pair[1]
-
-
-def _none() -> int:
-    return 0

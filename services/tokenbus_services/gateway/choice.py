@@ -41,8 +41,8 @@ class Sink(Protocol):
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's text and pieces; the last row sets the choice's `reason`."""
 
-    def fail(self, choice: "Choice", error: ApiError) -> None:
-        """End with a choice's error."""
+    def end(self, error: ApiError) -> None:
+        """End with an error."""
 
 
 class Choice:
@@ -82,7 +82,7 @@ class Choice:
         self.tokens += count
         error = broken(view, place, self.tokens)
         if error is not None:
-            self._sink.fail(self, error)
+            self._sink.end(error)
             return False
         self.reason = "stop" if self._text.is_stopped else reason_of(view, place)
         if self.reason is not None:
@@ -93,10 +93,10 @@ class Choice:
             self._sink.emit(self, text, taken, view.produced_at_ns)
         return self.reason is None
 
-    def fail(self, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
         """End with an error."""
         error.tokens = self.tokens
-        self._sink.fail(self, error)
+        self._sink.end(error)
 
     def _add_until_stop(self, view: RenderedStep, place: int) -> tuple[str, int]:
         """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are."""

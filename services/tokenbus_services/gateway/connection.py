@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from tokenbus_services.gateway.errors import ApiError
-from tokenbus_services.gateway.metrics import Counts
+from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.settings import GatewaySettings
 
 _EXTENSION = "tokenbus.connection"

@@ -46,7 +46,7 @@ class Listener(Protocol):
     def take(self, view: RenderedStep, place: int) -> bool:
         """Take a row of a step; return whether more are wanted."""
 
-    def fail(self, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
         """Take the error that ends it."""
 
 
@@ -161,6 +161,9 @@ class Dispatcher:
 
     def _end_heaviest(self) -> None:
         """End the answers that hold the most, with what waits here for them, until half of that is gone."""
+        self.backlog.keep(self._opened)
+        if self.backlog.size <= self.most_backlog:  # most of it was of requests that have ended
+            return
         beside: Counter[Holder] = Counter()
         for key, weight in self.backlog.weights().items():
             if key in self._opened:
@@ -206,7 +209,7 @@ class Dispatcher:
     def revoke(self, caller: Caller) -> None:
         """End the open requests of an API key that was revoked."""
         for one in [each for each in self._opened.values() if each.caller is caller]:
-            one.listener.fail(ApiError(401, "the API key was revoked", code="invalid_api_key"))
+            one.listener.end(ApiError(401, "the API key was revoked", code="invalid_api_key"))
             self.close([one.request_id])
 
     def give_up(self) -> None:
@@ -214,7 +217,7 @@ class Dispatcher:
         for one in list(self._opened.values()):
             self._opened.pop(one.request_id, None)
             self._client.abort(one.request_id)
-            one.listener.fail(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
+            one.listener.end(ApiError(503, "the gateway stopped before the request had ended", code="stopping"))
 
     def _refusal(self, status: int, message: str, code: str) -> ApiError:
         self.refused += 1
@@ -234,7 +237,7 @@ class Dispatcher:
             wants_more = one.listener.take(view, place)
         except Exception:  # noqa: BLE001 - a defect in one answer must not end all others
             self._repeated_log.begin("row", _log.exception, "a row could not be written")
-            one.listener.fail(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
+            one.listener.end(ApiError(500, "a defect of the gateway; its log says more", code="internal"))
             wants_more = False
         if view.statuses[place] in _ENDS:
             self._opened.pop(one.request_id, None)
@@ -252,7 +255,7 @@ class Dispatcher:
         if failure.status in _SERVERS:
             values = {"request": request_id, "code": failure.code, "reason": failure.message}
             self._repeated_log.begin(("failed", failure.code), _log.warning, "request failed", **values)
-        one.listener.fail(failure)
+        one.listener.end(failure)
 
     def look(self) -> None:
         """Write the summaries of repeated log lines that are due; to be called now and then."""

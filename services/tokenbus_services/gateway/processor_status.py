@@ -15,10 +15,6 @@ _FRESH_SECONDS = 0.5
 """An answer is used again for so long: the processor is asked no more often, however many callers there are."""
 
 
-class UnknownStatusError(Exception):
-    """The processor did not answer with its status in time."""
-
-
 class StatusCache:
     """Asks the processor for its status over the bus, at most twice a second."""
 
@@ -31,7 +27,7 @@ class StatusCache:
         self._asked_at = -math.inf
 
     async def get(self) -> ProcessorStatus:
-        """Return the status, or raise an UnknownStatusError."""
+        """Return the status, or raise a TimeoutError."""
         async with self._lock:
             if time.monotonic() - self._asked_at > _FRESH_SECONDS:
                 try:
@@ -40,7 +36,7 @@ class StatusCache:
                     self._status = None
                 self._asked_at = time.monotonic()
         if self._status is None:
-            raise UnknownStatusError(f"no processor sent its status within {self._timeout_ms} ms")
+            raise TimeoutError(f"no processor sent its status within {self._timeout_ms} ms")
         return self._status
 
 

@@ -75,20 +75,14 @@ class RenderedStep:
         return _written(self.batch.logprobs)
 
     @cached_property
-    def _pairs(self) -> "_Written":
+    def pairs(self) -> "_Written":
+        """Alternatives as members of objects: each's key, after a comma, and its logprob."""
         return _Written(self, self.vocabulary.keys)
 
     @cached_property
-    def _entries(self) -> "_Written":
+    def entries(self) -> "_Written":
+        """Alternatives as objects of chats: each's beginning, after another's end, and its logprob."""
         return _Written(self, self.vocabulary.entries)
-
-    def pairs(self, place: int) -> list[bytes]:
-        """Return a row's alternatives as members of objects: each's key, after a comma, and its logprob."""
-        return self._pairs.of(place)
-
-    def entries(self, place: int) -> list[bytes]:
-        """Return a row's alternatives as objects of chats: each's beginning, after another's end, and its logprob."""
-        return self._entries.of(place)
 
     def data(self, place: int) -> bytes:
         """Return the bytes of a row's text."""
@@ -105,6 +99,7 @@ class _Written:
         self._blocks: dict[int, list[bytes]] = {}
 
     def of(self, place: int) -> list[bytes]:
+        """Return those of a row."""
         begins = self._view.alternative_begins
         block = place // _BLOCK_ROWS
         written = self._blocks.get(block)

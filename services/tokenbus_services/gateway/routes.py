@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
@@ -22,13 +22,14 @@ from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
-from tokenbus_services.gateway.metrics import Counts
+from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
-from tokenbus_services.gateway.processor_status import UnknownStatusError, bus_panel
+from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import parse_json, read_body
 from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
 from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class Routes:
     def __init__(self, gateway: Gateway) -> None:
         """Take the gateway."""
         self._gateway = gateway
+        self._collector = gateway_collector(gateway)
         self._page = _Page(packages=[("tokenbus_services.gateway", "page")])
         self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
@@ -175,7 +177,7 @@ class Routes:
     async def _bus(self, _request: Request) -> Response:
         try:
             return _json(bus_panel(await self._gateway.status.get(), time.time()))
-        except UnknownStatusError as error:
+        except TimeoutError as error:
             return _json({"error": str(error)}, 503)
 
     async def _healthz(self, request: Request) -> Response:
@@ -193,7 +195,7 @@ class Routes:
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
-        page = generate_latest(self._gateway.collector)
+        page = generate_latest(self._collector)
         return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:
@@ -283,9 +285,6 @@ class _Counted:
         # Chunks of answers bypass the middleware, which ignores them.
         scope.setdefault("extensions", {})[RAW_SEND] = send
         await self._app(scope, receive, counting)
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 async def _api_error(_request: Request, error: ApiError) -> Response:

@@ -6,24 +6,22 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 import uvicorn
 
-from tokenbus_services.bus.binding import bind
-from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
+from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.state import Gateway, gateway_of
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.metrics import MetricsServer
+from tokenbus_services.metrics.server import MetricsServer, listen
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
 _log = logger("gateway")
-_SCHEME = "tcp://"
 _BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
@@ -73,18 +71,17 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+@dataclass(frozen=True, slots=True)
 class Serving:
-    """A gateway that is being served."""
+    """A gateway that is being served, and the address that it listens at."""
 
-    def __init__(self, gateway: Gateway, address: str) -> None:
-        """Take the gateway, and the address that it listens at."""
-        self.gateway = gateway
-        self.address = address
+    gateway: Gateway
+    address: str
 
     @property
     def url(self) -> str:
         """Its base URL."""
-        return _url(self.gateway.settings, self.address)
+        return f"http{'s' if self.gateway.certificate else ''}://{self.address}"
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +91,7 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
     Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
     """
     _check_exposure(settings.gateway)
-    listening, address = await _listen(settings.gateway.address)
+    listening, address = await listen("gateway.address", settings.gateway.address)
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
     # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
@@ -118,10 +115,11 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 timeout_graceful_shutdown=_LAST_SECONDS,
             )
             server = _Server(config, gateway, routes)
+            serving = Serving(gateway, address)
             running = asyncio.create_task(server.serve([listening]))
-            _log.info("listening", address=_url(settings, address), tokenizer=settings.gateway.tokenizer)
+            _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
             try:
-                yield Serving(gateway, address)
+                yield serving
             finally:
                 await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
@@ -152,24 +150,9 @@ async def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
                 await asyncio.sleep(0.02)
 
 
-@contextlib.asynccontextmanager
-async def _metrics(gateway: Gateway) -> AsyncIterator[None]:
-    server = MetricsServer(
-        "gateway.metrics_address",
-        gateway.settings.gateway.metrics_address,
-        gateway.collector,
-        gateway.health,
-        gateway.watch,
-    )
-    await asyncio.to_thread(server.start)
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(server.stop)
-
-
-def _url(settings: Settings, address: str) -> str:
-    return f"http{'s' if settings.gateway.tls_certificate else ''}://{address}"
+def _metrics(gateway: Gateway) -> contextlib.AbstractAsyncContextManager[None]:
+    address, collector = gateway.settings.gateway.metrics_address, gateway_collector(gateway)
+    return MetricsServer("gateway.metrics_address", address, collector, gateway.health, gateway.watch).running()
 
 
 def _check_exposure(settings: GatewaySettings) -> None:
@@ -186,16 +169,6 @@ def _check_exposure(settings: GatewaySettings) -> None:
         raise SettingsError("gateway.address", limit, settings.address)
     if settings.keys_file and not settings.tls_certificate:
         _log.warning("API keys come over plain HTTP", address=settings.address)
-
-
-async def _listen(address: str) -> tuple[socket.socket, str]:
-    try:
-        binding = await bind(_SCHEME + address)
-    except AddressError as error:
-        raise AddressError(f"gateway.address: {address}", error.reason.replace(_SCHEME, "")) from None
-    listening = socket.socket(fileno=binding.descriptor)
-    binding.hand_over()
-    return listening, binding.address.removeprefix(_SCHEME)
 
 
 class _Handler(logging.Handler):

@@ -3,25 +3,20 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
-from tokenbus_services.gateway.metrics import GATEWAY, Counts
-from tokenbus_services.gateway.processor_status import StatusCache, UnknownStatusError, takes_requests
+from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
+from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.link import SessionState
 from tokenbus_services.logs import DeduplicatedLog
-from tokenbus_services.metrics.collectors import of_process
-from tokenbus_services.metrics.families import collect
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
 
@@ -45,7 +40,6 @@ class Gateway:
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
         loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
-        self.collector: Collector = _GatewayCollector(self)
         self.feeding: asyncio.Task[None] | None = None
         """The task that hands out rows, while the gateway is served."""
         self.connections = 0
@@ -84,7 +78,7 @@ class Gateway:
 
     async def learn_models(self) -> None:
         """Ask the processor which models its workers serve; without an answer those of before stay."""
-        with contextlib.suppress(UnknownStatusError):
+        with contextlib.suppress(TimeoutError):
             status = await self.status.get()
             self.reader.learn_models(worker for worker in status.workers if worker.is_connected)
 
@@ -96,7 +90,7 @@ class Gateway:
             return ["no processor answers"]
         try:
             status = await self.status.get()
-        except UnknownStatusError as error:
+        except TimeoutError as error:
             return [str(error)]
         models = self.reader.fixed_models or (DEFAULT_MODEL,)
         if not takes_requests(status.workers, models):
@@ -121,15 +115,3 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
             gateway.feeding = None
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-
-
-class _GatewayCollector(Collector):
-    """Reads a gateway's counters when it is scraped."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
-        yield from collect(GATEWAY, self._gateway)
-        yield from of_process("gateway")

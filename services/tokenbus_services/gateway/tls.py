@@ -20,8 +20,6 @@ class Certificate:
         self._files = WatchedFiles([Path(settings.tls_certificate), Path(settings.tls_key)])
         self._repeated_log = DeduplicatedLog()
         self.context = _context()
-        self.is_unread = False
-        """Whether a file has changed and cannot be used: the certificate before stays in use."""
         try:
             self._load()
         except OSError as error:  # ssl.SSLError is one
@@ -31,22 +29,22 @@ class Certificate:
     def refresh(self) -> None:
         """Load it again if it has changed; call it periodically."""
         self._repeated_log.expire()
-        if not self._files.changed():
-            return
         try:
-            self._load()
+            if self._files.refresh(self._load):
+                _log.info("certificate read", file=self._settings.tls_certificate)
         except OSError as error:
-            self.is_unread = True
             self._repeated_log.begin("tls", _log.error, "the certificate cannot be read", reason=_reason(error))
-            return
-        self.is_unread = False
-        _log.info("certificate read", file=self._settings.tls_certificate)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a file has changed and cannot be used: the certificate before stays in use."""
+        return self._files.is_unread
 
     def _load(self) -> None:
         files = self._settings.tls_certificate, self._settings.tls_key
         # First into a new context: one that has loaded half of a pair serves neither.
         for context in (_context(), self.context):
-            context.load_cert_chain(*files, password=_no_password)
+            context.load_cert_chain(*files, password=lambda: "")  # without one OpenSSL asks at the terminal
 
 
 def _context() -> ssl.SSLContext:
@@ -55,11 +53,6 @@ def _context() -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _no_password() -> str:
-    """Return no password; without this OpenSSL asks at the terminal."""
-    return ""
 
 
 def _reason(error: OSError) -> str:

@@ -1,5 +1,6 @@
 """Where log lines go and how they look: structlog, configured for Tokenbus alone and not for the process around it."""
 
+import contextlib
 import json
 import logging
 import os
@@ -36,21 +37,13 @@ class _Output:
 
     def write(self, line: str) -> None:
         """Write a line; one that cannot be written is lost, because logging must not end the process."""
-        if self.stream is None:  # as after `2>&-`
-            return
-        with _ONE_WRITE:
-            try:
-                self._put(line)
-            except (OSError, ValueError):  # a ValueError is a stream that was closed
-                return
-
-    def _put(self, line: str) -> None:
         stream = self.stream
-        if stream is None:
+        if stream is None:  # as after `2>&-`
             return
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        stream.flush()
+        with _ONE_WRITE, contextlib.suppress(OSError, ValueError):  # a ValueError is a stream that was closed
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            stream.flush()
 
 
 class _Configured:
@@ -69,7 +62,11 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     terminal = stream is not None and stream.isatty()
     console = settings.format == "console" or (settings.format == "auto" and terminal)
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    render = _console(colours=colours) if console else structlog.processors.JSONRenderer(serializer=_json)
+    render: Processor = (
+        structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
+        if console
+        else structlog.processors.JSONRenderer(serializer=_json)
+    )
     _Configured.output = _Output(stream, _LEVELS[settings.level], render)
 
 
@@ -142,10 +139,6 @@ def _hand_to_python(level: int, event: EventDict) -> NoReturn:
         pairs = "".join(f" {name}={json.dumps(value)}" for name, value in values.items())
         to.log(level, "%s%s%s", text, pairs, f"\n{trace}" if trace else "")
     raise structlog.DropEvent
-
-
-def _console(*, colours: bool) -> Processor:
-    return structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
 
 
 def _json(value: object, **_: object) -> str:

@@ -1,14 +1,10 @@
 """Metrics and health of a processor and a worker, over HTTP."""
 
-from tokenbus_services.metrics.collectors import ProcessorCollector, PublisherCollector
 from tokenbus_services.metrics.serve import serve_processor, serve_publisher
-from tokenbus_services.metrics.server import MetricsAddressError, MetricsServer
+from tokenbus_services.metrics.server import MetricsServer
 
 __all__ = [
-    "MetricsAddressError",
     "MetricsServer",
-    "ProcessorCollector",
-    "PublisherCollector",
     "serve_processor",
     "serve_publisher",
 ]

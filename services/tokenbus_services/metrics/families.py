@@ -1,17 +1,21 @@
-"""A metric: its name, its meaning, what to do about it, and how it is read."""
+"""A metric: its name, its help text, its labels, and how it is read."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.metadata import version
 from itertools import accumulate
 from typing import Generic, TypeVar
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 Subject = TypeVar("Subject")
 Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values, each with the values of its labels."""
 
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -53,24 +57,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Subject]):
-    """One metric of a subject."""
+    """One metric of a subject; docs/metrics.md says what to do about it."""
 
     kind: Kind
     name: str
     """As it is queried; its last word, or the one before `total`, is its unit."""
-    meaning: str
-    advice: str
-    """What to do when it is high, or when it moves."""
-    read: Callable[[Subject], Samples | Histogram]
+    help: str
+    read: Callable[[Subject], float | Samples | Histogram]
     labels: tuple[str, ...] = ()
     """Labels with few values: never a request, a client's name or the text of an error."""
-    alert: str = ""
-    """The condition of its alert, in PromQL; empty: it has none."""
-
-    @property
-    def help(self) -> str:
-        """The help text."""
-        return f"{self.meaning} {self.advice}"
 
     def collect(self, subject: Subject) -> Metric:
         """Read the metric."""
@@ -81,16 +76,50 @@ class Family(Generic[Subject]):
             return histogram
         maker = CounterMetricFamily if self.kind is Kind.COUNTER else GaugeMetricFamily
         family = maker(self.name, self.help, labels=self.labels)
-        for labels, value in found:
+        for labels, value in found if isinstance(found, Iterable) else (((), found),):
             family.add_metric(labels, value)
         return family
 
 
-def one(value: float | None) -> Samples:
-    """Return the samples of a metric without labels; none if there is no value."""
-    return () if value is None else (((), value),)
+def counter(name: str, meaning: str, read: Callable[[Subject], float | Samples], *labels: str) -> Family[Subject]:
+    """Return a metric that only grows."""
+    return Family(Kind.COUNTER, name, meaning, read, labels)
 
 
-def collect(families: Sequence[Family[Subject]], subject: Subject) -> Iterator[Metric]:
-    """Read metrics, one after the other."""
-    return (family.collect(subject) for family in families)
+def gauge(name: str, meaning: str, read: Callable[[Subject], float | Samples], *labels: str) -> Family[Subject]:
+    """Return a metric that rises and falls."""
+    return Family(Kind.GAUGE, name, meaning, read, labels)
+
+
+def histogram(name: str, meaning: str, read: Callable[[Subject], Histogram]) -> Family[Subject]:
+    """Return a metric of how many values lie below each of a few bounds."""
+    return Family(Kind.HISTOGRAM, name, meaning, read)
+
+
+def each(counts: Mapping[str, float]) -> Samples:
+    """Return the samples of a metric with one label, from its values by label; copied, as they change meanwhile."""
+    return (((name,), value) for name, value in dict(counts).items())
+
+
+class FamilyCollector(Collector, Generic[Subject]):
+    """Reads a service's plain counters when it is scraped, on the thread that scrapes."""
+
+    def __init__(self, service: str, families: Sequence[Family[Subject]], subject: Callable[[], Subject]) -> None:
+        """Take the service's name, its metrics, and what returns the subject that they are read from."""
+        self._service = service
+        self._families = families
+        self._subject = subject
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics, then the version that runs, and what prometheus_client tells of every process."""
+        subject = self._subject()
+        for family in self._families:
+            yield family.collect(subject)
+        build = GaugeMetricFamily(
+            "tokenbus_build_info",
+            "Always 1; says which version of Tokenbus runs as what.",
+            labels=("version", "service"),
+        )
+        build.add_metric((version("tokenbus"), self._service), 1)
+        yield build
+        yield from ProcessCollector(registry=None).collect()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from http import HTTPStatus
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from tokenbus_services.bus.binding import Binding, bind
+from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.loop_thread import start_loop_thread
@@ -37,18 +37,18 @@ _METHODS = ("GET", "HEAD")
 _TEXT = "text/plain; charset=utf-8"
 
 
-class MetricsAddressError(AddressError):
-    """Metrics cannot be served at the address in the settings: names the key, the address and the reason."""
+async def listen(key: str, address: str) -> tuple[socket.socket, str]:
+    """Return a socket that listens at HOST:PORT, and the address with the port in use.
 
-    def __init__(self, key: str, address: str, reason: str) -> None:
-        """Keep the key: a host may run many processes, each with a setting of its own."""
-        super().__init__(address, reason)
-        self.args = (key, address, reason)
-        self.key = key
-
-    def __str__(self) -> str:
-        """Return one printable line."""
-        return f"{self.key}: {super().__str__()}"
+    Raises an AddressError that names the setting's key too: a host may run many processes, each with one of its own.
+    """
+    try:
+        binding = await bind(_SCHEME + address)
+    except AddressError as error:
+        raise AddressError(f"{key}: {address}", error.reason.replace(_SCHEME, "")) from None
+    listening = socket.socket(fileno=binding.descriptor)
+    binding.hand_over()
+    return listening, binding.address.removeprefix(_SCHEME)
 
 
 class Answer(NamedTuple):
@@ -57,60 +57,6 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     kind: str = _TEXT
-
-
-Page = Callable[[], Awaitable[Answer]]
-
-
-class Pages:
-    """Answers GET and HEAD for a few paths; a slow or silent client is cut off, and delays no other."""
-
-    def __init__(self, pages: dict[str, Page]) -> None:
-        """Take the function that answers each path."""
-        self._pages = pages
-        self._connections = 0
-        self._repeated_log = DeduplicatedLog()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the one request of a connection."""
-        if self._connections >= _MOST_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._connections += 1
-        try:
-            # A client that goes away, or takes too long, gets no answer; that is no event worth a log line.
-            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(_MOST_SECONDS):
-                    method, answer = await self._answer(reader)
-                    writer.write(_written(method, answer))
-                    writer.close()
-                    await writer.wait_closed()
-        finally:
-            writer.transport.abort()
-            self._connections -= 1
-
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
-        try:
-            method, path = _request(await reader.readuntil(_END))
-        except asyncio.LimitOverrunError:
-            return "GET", Answer(HTTPStatus.BAD_REQUEST, b"the request's header is too long\n")
-        except ValueError as error:
-            return "GET", Answer(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
-        page = self._pages.get(path)
-        if method not in _METHODS:
-            answer = Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n")
-        elif page is None:
-            answer = Answer(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self._pages)}\n".encode())
-        else:
-            answer = await self._made(page, path)
-        return method, answer
-
-    async def _made(self, page: Page, path: str) -> Answer:
-        try:
-            return await page()
-        except Exception:  # noqa: BLE001 - a defect in one page must not end the server
-            self._repeated_log.begin("page", _log.exception, "metrics handler failed", path=path)
-            return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"the handler of this page failed; the log says why\n")
 
 
 def _request(head: bytes) -> tuple[str, str]:
@@ -149,6 +95,9 @@ class MetricsServer:
         self._watch = watch
         self._stopping: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
+        self._pages = {"/metrics": self._metrics, "/healthz": self._healthz}
+        self._connections = 0
+        self._repeated_log = DeduplicatedLog()
         self.address = ""
         """Where it listens, HOST:PORT with the port in use; empty while it does not listen."""
 
@@ -158,11 +107,20 @@ class MetricsServer:
         return f"http://{self.address}" if self.address else ""
 
     def start(self) -> None:
-        """Listen, or raise a MetricsAddressError."""
+        """Listen, or raise an AddressError."""
         if not self._given:
             return
         self._thread, self.address = start_loop_thread("tokenbus-metrics", self._serve, daemon=True)
         _log.info("serving metrics", address=self.url)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Listen for as long as `async with` lasts, without blocking the event loop."""
+        await asyncio.to_thread(self.start)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.stop)
 
     def stop(self) -> None:
         """Stop listening; the address is free on return."""
@@ -173,15 +131,12 @@ class MetricsServer:
             self.address = ""
 
     async def _serve(self, started: "Future[str]") -> None:
-        binding = await self._bind()
-        listening = socket.socket(fileno=binding.descriptor)
-        binding.hand_over()
-        pages = Pages({"/metrics": self._metrics, "/healthz": self._healthz})
-        server = await asyncio.start_server(pages.serve, sock=listening, limit=MOST_HEADER_BYTES)
+        listening, address = await listen(self._key, self._given)
+        server = await asyncio.start_server(self._answer, sock=listening, limit=MOST_HEADER_BYTES)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._stopping = lambda: loop.call_soon_threadsafe(stop.set)
-        started.set_result(binding.address.removeprefix(_SCHEME))
+        started.set_result(address)
         try:
             while not stop.is_set():
                 self._watch.ask()
@@ -191,11 +146,44 @@ class MetricsServer:
         finally:
             server.close()
 
-    async def _bind(self) -> Binding:
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the one request of a connection; a slow or silent client is cut off, and delays no other."""
+        if self._connections >= _MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections += 1
         try:
-            return await bind(_SCHEME + self._given)
-        except AddressError as error:
-            raise MetricsAddressError(self._key, self._given, error.reason.replace(_SCHEME, "")) from None
+            # A client that goes away, or takes too long, gets no answer; that is no event worth a log line.
+            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(_MOST_SECONDS):
+                    method, answer = await self._answer_to(reader)
+                    writer.write(_written(method, answer))
+                    writer.close()
+                    await writer.wait_closed()
+        finally:
+            writer.transport.abort()
+            self._connections -= 1
+
+    async def _answer_to(self, reader: asyncio.StreamReader) -> tuple[str, Answer]:
+        try:
+            method, path = _request(await reader.readuntil(_END))
+        except asyncio.LimitOverrunError:
+            return "GET", Answer(HTTPStatus.BAD_REQUEST, b"the request's header is too long\n")
+        except ValueError as error:
+            return "GET", Answer(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        page = self._pages.get(path)
+        if method not in _METHODS:
+            answer = Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n")
+        elif page is None:
+            answer = Answer(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self._pages)}\n".encode())
+        else:
+            try:
+                answer = await page()
+            except Exception:  # noqa: BLE001 - a defect in one page must not end the server
+                self._repeated_log.begin("page", _log.exception, "metrics handler failed", path=path)
+                reason = b"the handler of this page failed; the log says why\n"
+                answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, reason)
+        return method, answer
 
     async def _metrics(self) -> Answer:
         page = []

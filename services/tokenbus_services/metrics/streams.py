@@ -1,201 +1,121 @@
 """The metrics of workers' streams, as the processor sees them."""
 
-from tokenbus_services.metrics.families import Family, Kind
-from tokenbus_services.metrics.view import ProcessorView
+from collections.abc import Callable
 
-_WORKER = ("worker",)
-_IDLE = "Low with busy clients: look at stream_lag_items, stream_credit_items and the worker's own metrics."
+from tokenbus_services.metrics.families import Family, counter, gauge
+from tokenbus_services.metrics.view import ProcessorView
+from tokenbus_services.processor.intake import Worker
+from tokenbus_services.processor.stream import StreamCounts
+
+
+def _counter(name: str, meaning: str, read: Callable[[StreamCounts], float]) -> Family[ProcessorView]:
+    return counter(name, meaning, lambda view: view.each_count(read), "worker")
+
+
+def _gauge(name: str, meaning: str, read: Callable[[Worker], float]) -> Family[ProcessorView]:
+    return gauge(name, meaning, lambda view: view.each_worker(read), "worker")
+
 
 STREAMS: tuple[Family[ProcessorView], ...] = (
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_items_total",
         "Items that came from a worker, repeated ones too.",
-        _IDLE,
-        lambda view: view.each_count(lambda counts: counts.items),
-        _WORKER,
+        lambda counts: counts.items,
     ),
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_bytes_total",
         "Payload bytes that came from a worker, repeated ones too.",
-        "High for its tokens: requests ask for many alternatives; lower limits.max_top_k if no client needs them.",
-        lambda view: view.each_count(lambda counts: counts.bytes),
-        _WORKER,
+        lambda counts: counts.bytes,
     ),
-    Family(
-        Kind.COUNTER,
-        "tokenbus_stream_steps_total",
-        "Steps of a worker that were handed out.",
-        _IDLE,
-        lambda view: view.each_count(lambda counts: counts.steps),
-        _WORKER,
-    ),
-    Family(
-        Kind.COUNTER,
+    _counter("tokenbus_stream_steps_total", "Steps of a worker that were handed out.", lambda counts: counts.steps),
+    _counter(
         "tokenbus_stream_rows_total",
         "Rows of a worker that were new to their requests.",
-        _IDLE,
-        lambda view: view.each_count(lambda counts: counts.rows),
-        _WORKER,
+        lambda counts: counts.rows,
     ),
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_tokens_total",
         "Tokens of a worker that were handed to requests.",
-        _IDLE,
-        lambda view: view.each_count(lambda counts: counts.tokens),
-        _WORKER,
+        lambda counts: counts.tokens,
     ),
-    Family(
-        Kind.GAUGE,
+    gauge(
         "tokenbus_stream_lag_seconds",
         "How long ago the last step that was handed out was made, by the worker's clock.",
-        "High while the worker has requests: its engine is stuck, or the clocks differ. An idle worker's only grows.",
         lambda view: view.lags(),
-        _WORKER,
+        "worker",
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_lag_items",
         "Items that a worker has sent and that are not in order here yet.",
-        "High for long: items are missing and being asked for again; look at the network and at stream_replays_total.",
-        lambda view: view.each_worker(lambda worker: worker.stream.lag),
-        _WORKER,
-        "min_over_time(tokenbus_stream_lag_items[1m]) > 0",
+        lambda worker: worker.stream.lag,
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_credit_items",
         "Items that a worker may still send.",
-        "At 0 for long: consumers do not take its items; fill_ratio shows which bound is reached.",
-        lambda view: view.each_worker(lambda worker: worker.stream.credit_left[0]),
-        _WORKER,
-        "max_over_time(tokenbus_stream_credit_items[1m]) == 0",
+        lambda worker: worker.stream.credit_left[0],
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_credit_bytes",
         "Payload bytes that a worker may still send.",
-        "Near 0 for long: as stream_credit_items, or raise processor.credit_bytes.",
-        lambda view: view.each_worker(lambda worker: worker.stream.credit_left[1]),
-        _WORKER,
+        lambda worker: worker.stream.credit_left[1],
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_pending_items",
         "Items of a worker that wait for consumers, so that the worker must keep them.",
-        "High: a client acks late or an iterator is slow; at processor.pending_items the slowest consumer is evicted.",
-        lambda view: view.each_worker(lambda worker: len(worker.stream.acks)),
-        _WORKER,
+        lambda worker: len(worker.stream.acks),
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_pending_bytes",
         "Payload bytes of a worker that wait for consumers.",
-        "High: as stream_pending_items.",
-        lambda view: view.each_worker(lambda worker: worker.stream.acks.bytes),
-        _WORKER,
+        lambda worker: worker.stream.acks.bytes,
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_peak_pending_items",
         "The most items of a worker that waited for consumers at once, since it came.",
-        "Near processor.pending_items: the next slow consumer ends requests; find it, or raise the bound.",
-        lambda view: view.each_worker(lambda worker: worker.stream.acks.peak),
-        _WORKER,
+        lambda worker: worker.stream.acks.peak,
     ),
-    Family(
-        Kind.GAUGE,
+    _gauge(
         "tokenbus_stream_open_steps",
         "Steps of a worker that wait for their other parts or their draft.",
-        "High: parts come late or not at all; look at the ranks that send them.",
-        lambda view: view.each_worker(lambda worker: worker.assembler.open_steps),
-        _WORKER,
+        lambda worker: worker.assembler.open_steps,
     ),
-    Family(
-        Kind.COUNTER,
-        "tokenbus_stream_gaps_total",
-        "Runs of items that could not be had.",
-        "Moves: requests ended with the code gap; look at stream_lost_items_total and the worker's retention.",
-        lambda view: view.each_count(lambda counts: counts.gaps),
-        _WORKER,
-    ),
-    Family(
-        Kind.COUNTER,
-        "tokenbus_stream_lost_items_total",
-        "Items that could not be had.",
-        "Moves: raise worker.retention_items, or look at why the worker's items are refused.",
-        lambda view: view.each_count(lambda counts: counts.lost),
-        _WORKER,
-        "increase(tokenbus_stream_lost_items_total[5m]) > 0",
-    ),
-    Family(
-        Kind.COUNTER,
+    _counter("tokenbus_stream_gaps_total", "Runs of items that could not be had.", lambda counts: counts.gaps),
+    _counter("tokenbus_stream_lost_items_total", "Items that could not be had.", lambda counts: counts.lost),
+    _counter(
         "tokenbus_stream_replays_total",
         "How often missing items were asked for again.",
-        "Moves steadily: the network loses messages, or a worker's connection breaks again and again.",
-        lambda view: view.each_count(lambda counts: counts.replays),
-        _WORKER,
-        "rate(tokenbus_stream_replays_total[5m]) > 0.1",
+        lambda counts: counts.replays,
     ),
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_duplicate_items_total",
         "Items that had come before, and were dropped.",
-        "Moves: after a replay that is right; steadily it is traffic for nothing.",
-        lambda view: view.each_count(lambda counts: counts.duplicates),
-        _WORKER,
+        lambda counts: counts.duplicates,
     ),
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_duplicate_parts_total",
         "Parts of steps that had come in another item, and were dropped.",
-        "Moves steadily: several ranks publish the same; let rank 0 alone do it.",
-        lambda view: view.each_count(lambda counts: counts.repeated_parts),
-        _WORKER,
+        lambda counts: counts.repeated_parts,
     ),
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_divergent_items_total",
         "Items and parts that had come before with other contents; the first is what counts.",
-        "Moves: ranks disagree, or something rewrites messages; dead letters of parts hold what came second.",
-        lambda view: view.each_count(lambda counts: counts.divergences + counts.divergent_parts),
-        _WORKER,
-        "increase(tokenbus_stream_divergent_items_total[5m]) > 0",
+        lambda counts: counts.divergences + counts.divergent_parts,
     ),
-    Family(
-        Kind.COUNTER,
+    _counter(
         "tokenbus_stream_damaged_items_total",
         "Items whose bytes are not those that were sent, by their checksum; they are asked for again.",
-        "Moves: memory or network hardware is at fault.",
-        lambda view: view.each_count(lambda counts: counts.damaged),
-        _WORKER,
-        "increase(tokenbus_stream_damaged_items_total[5m]) > 0",
+        lambda counts: counts.damaged,
     ),
-    Family(
-        Kind.COUNTER,
-        "tokenbus_stream_refused_items_total",
-        "Items that break the contract.",
-        "Moves: the worker's engine emits what the schema forbids; `tokenbus check` on the dead letters says what.",
-        lambda view: view.each_count(lambda counts: counts.refused),
-        _WORKER,
-    ),
-    Family(
-        Kind.COUNTER,
+    _counter("tokenbus_stream_refused_items_total", "Items that break the contract.", lambda counts: counts.refused),
+    _counter(
         "tokenbus_stream_incomplete_steps_total",
         "Steps that were given up before all of their rows came.",
-        "Moves: the requests of the rows that did not come ended with the code gap; look at the ranks that send parts.",
-        lambda view: view.each_count(lambda counts: counts.incomplete_steps),
-        _WORKER,
-        "increase(tokenbus_stream_incomplete_steps_total[5m]) > 0",
+        lambda counts: counts.incomplete_steps,
     ),
-    Family(
-        Kind.COUNTER,
+    counter(
         "tokenbus_stream_missing_drafts_total",
         "Steps whose draft was announced and was not there in time, or did not match.",
-        "Moves: raise processor.draft_lag_steps or processor.step_timeout_ms; the steps' tokens are not affected.",
         lambda view: view.missing_drafts(),
-        _WORKER,
+        "worker",
     ),
 )

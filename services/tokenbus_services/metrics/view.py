@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from tokenbus_services.delivery import RequestTokens, Step
-from tokenbus_services.metrics.families import Histogram
+from tokenbus_services.metrics.families import Histogram, Samples
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.processor import Processor
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts
 
-Samples = Iterator[tuple[tuple[str, ...], float]]
 _NS = 1_000_000_000
 
 
@@ -41,12 +40,12 @@ class ProcessorView:
     for a lock: two numbers of one scrape may be a moment apart.
     """
 
-    def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch, wall: Callable[[], float]) -> None:
-        """Take the processor, the times of its steps, the watch of its loop, and the time of day in seconds."""
+    def __init__(self, processor: Processor, times: StepTimes, watch: LoopWatch) -> None:
+        """Take the processor, the times of its steps, and the watch of its loop."""
         self.processor = processor
         self.times = times
         self.watch = watch
-        self.now = wall()
+        self.now = time.time()
         self.workers: list[Worker] = list(processor.workers.by_id.values())
         self.sessions: list[Session] = list(processor.clients.sessions.values())
 

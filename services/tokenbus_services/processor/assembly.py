@@ -48,11 +48,10 @@ class _Open:
     target: _Parts = field(default_factory=_Parts)
     draft: _Parts = field(default_factory=_Parts)
     wants_draft: bool = False
-    gives_up_draft: bool = False
 
     @property
     def is_ready(self) -> bool:
-        return self.target.is_whole and (not self.wants_draft or self.draft.is_whole or self.gives_up_draft)
+        return self.target.is_whole and (not self.wants_draft or self.draft.is_whole)
 
 
 class Assembler:
@@ -69,7 +68,6 @@ class Assembler:
         self._lost_rows = 0
         self._lost_after = 0
         self.last_released = 0
-        self.incomplete = 0
         self.drafts_missing = 0
         self.unpaired: tuple[LogprobBatch, ContractError] | None = None
         """A draft part that is not about its target's rows, until the intake has reported it."""
@@ -167,8 +165,6 @@ class Assembler:
         if target is None:  # a draft alone: its step's target never came
             target = LogprobBatch.joined(list(step.draft.parts.values())).select([])
             draft = None
-        if not step.target.is_whole:
-            self.incomplete += 1
         if step.wants_draft and draft is None:
             self.drafts_missing += 1
         if draft is not None:

@@ -1,6 +1,6 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from itertools import count
 from zlib import crc32
@@ -17,13 +17,13 @@ from tokenbus_contracts.generated.client_pb2 import (
     ServerFrame,
     WatchedStream,
 )
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item, RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
-from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
+from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
 from tokenbus_services.processor.intake import Worker
@@ -44,26 +44,25 @@ _MOST_HANDSHAKES = 10
 class ClientConnections(Connections[Session]):
     """Takes what clients send, and sends each the tokens of its requests."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
+    def __init__(
         self,
         settings: Settings,
         dispatch: Dispatch,
         dead_letters: DeadLetters,
-        peers: Peers,
         now: Callable[[], float],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take what hands new requests to workers, where refused frames go, the transport's peers, and the time.
+        """Take what hands new requests to workers, where refused frames go, and the time.
 
         `call_soon` calls a function after what has come by now was taken.
         """
-        super().__init__("client", ServerFrame, settings, dead_letters, peers)
+        super().__init__("client", ServerFrame, settings, dead_letters)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch
         self._routes = count(_FIRST_ROUTE)
         self._budget = Budget(settings.clients.buffer_bytes)
-        self.watchers = Watchers(dispatch.workers)
+        self.watchers = Watchers(dispatch.workers.by_id)
         self.sessions: dict[int, Session] = {}
         self._status = StatusReport(dispatch)
         self.resumes = Resumes(
@@ -151,16 +150,16 @@ class ClientConnections(Connections[Session]):
         if self.is_draining:
             session.put_error(closing_error(request_id))
             return
-        error = self._dispatch.submit(generate, session.route, owner=session.owner, may_wait=True)
-        if error is None:
-            session.requests.add(request_id)
+        request = self._dispatch.submit(generate, session.route, owner=session.owner, may_wait=True)
+        if isinstance(request, RequestError):
+            session.put_error(request)
         else:
-            session.put_error(error)
+            session.requests.add(request_id)
 
     # The handshake.
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
-        identity = self._peers.identity(peer)
+        identity = self.listener.identity(peer)
         may_ask = identity.may(Role.CLIENT, hello.name)
         may_watch = identity.may(Role.OBSERVER)
         if not (may_ask or may_watch):
@@ -286,7 +285,7 @@ class ClientConnections(Connections[Session]):
         while self._budget.is_exceeded:
             self._end_slow(max(self.sessions.values(), key=lambda each: each.send_queue.bytes))
         while known.peer is not None and (message := known.send_queue.next_message()) is not None:
-            if self._peers.send(known.peer, message) is not Outcome.SENT:
+            if self.listener.send(known.peer, message) is not Outcome.SENT:
                 return
             known.send_queue.sent()
 
@@ -316,7 +315,7 @@ class ClientConnections(Connections[Session]):
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
-            if session.peer is not None and self._peers.send(session.peer, message) is Outcome.SENT:
+            if session.peer is not None and self.listener.send(session.peer, message) is Outcome.SENT:
                 session.wants_status, session.next_status = False, now + STATUS_INTERVAL
 
 
@@ -334,8 +333,8 @@ def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private
 class Watchers:
     """The sessions that watch streams as they are, and what each of them watches."""
 
-    def __init__(self, workers: Callable[[], Iterable[Worker]]) -> None:
-        """Take how to list the workers."""
+    def __init__(self, workers: Mapping[str, Worker]) -> None:
+        """Take the workers by their ids."""
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self.skipped_items = 0
@@ -353,7 +352,7 @@ class Watchers:
         if self._watched.get(session) == worker_id:
             return
         self._watched[session] = worker_id
-        for worker in self._workers():
+        for worker in self._workers.values():
             if worker_id in ("", worker.stream.worker_id):
                 _announce(session, worker)
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
@@ -13,7 +13,7 @@ from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_contracts.schema import MINOR
-from tokenbus_services.bus import ANONYMOUS, Identity, Listener, Outcome
+from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.settings import Settings
@@ -21,40 +21,6 @@ from tokenbus_services.settings import Settings
 _log = logger("processor")
 _NS = 1_000_000_000
 _MOST_UNKNOWN = 1024
-
-
-class Peers(Protocol):
-    """The peers at one of the processor's addresses, as the transport knows them."""
-
-    def send(self, peer: bytes, parts: list[bytes]) -> Outcome:
-        """Send to one peer, without waiting."""
-
-    def identity(self, peer: bytes) -> Identity:
-        """Return the identity of a peer, as far as the transport has proved it."""
-
-    def admit(self, peer: bytes) -> None:
-        """Learn that a peer has completed its handshake."""
-
-
-class ListenerPeers:
-    """The peers of a listener, as soon as there is one; until then every peer is gone."""
-
-    def __init__(self) -> None:
-        """Begin without a listener."""
-        self.listener: Listener | None = None
-
-    def send(self, peer: bytes, parts: list[bytes]) -> Outcome:
-        """Send to one peer, without waiting."""
-        return Outcome.GONE if self.listener is None else self.listener.send(peer, parts)
-
-    def identity(self, peer: bytes) -> Identity:
-        """Return the identity of a peer, as far as the transport has proved it."""
-        return ANONYMOUS if self.listener is None else self.listener.identity(peer)
-
-    def admit(self, peer: bytes) -> None:
-        """Learn that a peer has completed its handshake."""
-        if self.listener is not None:
-            self.listener.admit(peer)
 
 
 class RefusedError(Exception):
@@ -124,15 +90,15 @@ P = TypeVar("P", bound=KnownPeer)
 class Connections(ABC, Generic[P]):
     """The peers at one address. It has no sockets and no clock: its methods are given messages and the time."""
 
-    def __init__(
-        self, kind: str, frame: Callable[..., Message], settings: Settings, dead_letters: DeadLetters, peers: Peers
-    ) -> None:
-        """Take the kind of peer for the log, the frames they are sent, where refused frames go, and the transport."""
+    listener: Listener
+    """Where they connect, once the processor listens: before that there are none."""
+
+    def __init__(self, kind: str, frame: Callable[..., Message], settings: Settings, dead_letters: DeadLetters) -> None:
+        """Take the kind of peer for the log, the frames they are sent, the settings, and where refused frames go."""
         self._kind = kind
         self._frame_of = frame
         self._settings = settings
         self._dead_letters = dead_letters
-        self._peers = peers
         self._by_peer: dict[bytes, P] = {}
         self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
@@ -195,7 +161,7 @@ class Connections(ABC, Generic[P]):
 
     def _send_refusal(self, peer: bytes, refused: RefusedError) -> None:
         refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
-        self._peers.send(peer, [write_frame(self._frame_of(refusal=refusal))])
+        self.listener.send(peer, [write_frame(self._frame_of(refusal=refusal))])
 
     def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
         self._repeated_log.begin(key, _log.warning, event, **values, **self._names(known))
@@ -210,7 +176,7 @@ class Connections(ABC, Generic[P]):
         known.next_heartbeat = now + self._interval
         self._by_peer[peer] = known
         self._unknown_peers.forget(peer)
-        self._peers.admit(peer)
+        self.listener.admit(peer)
 
     def _welcome(self) -> dict[str, Any]:
         """Return what every peer learns at its handshake."""
@@ -283,4 +249,4 @@ class Connections(ABC, Generic[P]):
     def _send(self, known: P, frame: Message) -> Outcome:
         if known.peer is None:
             return Outcome.GONE
-        return self._peers.send(known.peer, [write_frame(frame)])
+        return self.listener.send(known.peer, [write_frame(frame)])

@@ -1,6 +1,6 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import inf
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
@@ -10,7 +10,6 @@ from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
-from tokenbus_services.processor.stream import StreamCounts
 from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
@@ -26,7 +25,7 @@ class Dispatch:
         """Take the requests and the workers."""
         self._settings = settings
         self.registry = registry
-        self._workers = workers
+        self.workers = workers
         self._waiting: list[Request] = []
         self._waits_until = -inf
         self._turns = 0
@@ -45,47 +44,25 @@ class Dispatch:
         """
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
-    def workers(self) -> Iterable[Worker]:
-        """Return the workers that are known."""
-        return self._workers.by_id.values()
-
-    def departed(self) -> Iterable[StreamCounts]:
-        """Return what was counted of workers that left."""
-        return self._workers.departed.values()
-
     def submit(
-        self,
-        generate: Generate,
-        route: int,
-        prepare: Callable[[Request], None] = lambda _: None,
-        *,
-        owner: int = NO_OWNER,
-        may_wait: bool = False,
-    ) -> RequestError | None:
-        """Open a request of an owner's and hand it to a worker, or return why not."""
-        error = self._submit(generate, route, prepare, owner, may_wait=may_wait)
-        if error is not None:
-            name = code_name(error.code)
-            self.refused[name] = self.refused.get(name, 0) + 1
-        return error
-
-    def _submit(
-        self, generate: Generate, route: int, prepare: Callable[[Request], None], owner: int, *, may_wait: bool
-    ) -> RequestError | None:
+        self, generate: Generate, route: int, *, owner: int = NO_OWNER, may_wait: bool = False
+    ) -> Request | RequestError:
+        """Open a request of an owner's, hand it to a worker and return it, or return why not."""
         error = self._refusal(generate, owner)
-        if error is not None:
-            return error
-        worker = self._choice(generate)
-        if worker is None:
-            has_room = len(self._waiting) < self._settings.processor.max_requests
-            if not (may_wait and has_room and self._waits_until > -inf):
-                return self._no_worker(generate)
-            self._waiting.append(self.registry.submit(generate, NO_STREAM, route, owner))
-            return None
-        request = self.registry.submit(generate, worker.source.stream, route, owner)
-        prepare(request)
-        self._hand_out(request, worker)
-        return None
+        worker = None if error is not None else self._choice(generate)
+        if worker is not None:
+            request = self.registry.submit(generate, worker.source.stream, route, owner)
+            self._hand_out(request, worker)
+            return request
+        has_room = len(self._waiting) < self._settings.processor.max_requests
+        if error is None and may_wait and has_room and self._waits_until > -inf:
+            request = self.registry.submit(generate, NO_STREAM, route, owner)
+            self._waiting.append(request)
+            return request
+        error = error or self._no_worker(generate)
+        name = code_name(error.code)
+        self.refused[name] = self.refused.get(name, 0) + 1
+        return error
 
     def _hand_out(self, request: Request, worker: Worker) -> None:
         """Send a worker its request; one that hands it off learns the hand-off target."""
@@ -134,7 +111,7 @@ class Dispatch:
     def resend(self, worker: Worker, request: Request) -> None:
         """Hand a request to its worker again, which never got it."""
         if request.generate is not None:
-            self._workers.generate(worker, request.generate)
+            self.workers.generate(worker, request.generate)
 
     def _refusal(self, generate: Generate, owner: int) -> RequestError | None:
         """Return why a request cannot be taken, or None."""
@@ -187,7 +164,7 @@ class Dispatch:
             return []
         return [
             other
-            for other in self._workers.by_id.values()
+            for other in self.workers.by_id.values()
             if other.source.takes_over
             and other.stream.hello.handoff_address
             and not other.stream.hello.tp_rank
@@ -198,7 +175,7 @@ class Dispatch:
         """Return the workers that serve what a request asks for, busy or not."""
         return [
             worker
-            for worker in self._workers.by_id.values()
+            for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given

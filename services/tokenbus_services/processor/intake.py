@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 from tokenbus_services.bus import Identity
 from tokenbus_services.delivery import PendingAck, Step
@@ -13,11 +13,12 @@ from tokenbus_services.logs import logger
 from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.connections import KnownPeer
-from tokenbus_services.processor.dead_letters import DeadLetters
-from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import Request, Source
 from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
 from tokenbus_services.settings import Settings
+
+if TYPE_CHECKING:
+    from tokenbus_services.processor.core import Core
 
 _log = logger("processor")
 _SHARE_WITH_CREDIT = 0.5
@@ -63,47 +64,18 @@ class Worker(KnownPeer):
         self.stream.produced_at_ns = rows.header.produced_at_ns
 
 
-class Downstream(Protocol):
-    """What the intake needs of the clients' side of the processor."""
-
-    def item_arrived(self, worker: Worker, entry: Arrived) -> None:
-        """Show an item to the clients that watch its stream."""
-
-    def stream_connected(self, worker: Worker) -> None:
-        """Learn that a worker is there, or there again."""
-
-    def admitted(self, request: Request, admitted: Admitted) -> None:
-        """Tell a request's client that a worker took it."""
-
-    def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """End the requests of the consumers that hold a stream back the longest."""
-
-    def all_clients_lag(self, worker: Worker) -> bool:
-        """Tell whether every client with requests at a worker is behind."""
-
-    def resend(self, worker: Worker, request: Request) -> None:
-        """Send a worker a request again that it never got."""
-
-
 class Intake:
     """Takes items from the workers' streams, and settles their steps against the requests."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        registry: RequestRegistry,
-        dead_letters: DeadLetters,
-        now: Callable[[], float],
-        downstream: Downstream,
-    ) -> None:
-        """Take the requests, where refused items go, the time in seconds, and the clients' side."""
+    def __init__(self, settings: Settings, core: "Core", now: Callable[[], float]) -> None:
+        """Take the core, which has the requests and the dead letters already, and the time in seconds."""
         self._settings = settings
-        self._dead_letters = dead_letters
+        self._dead_letters = core.dead_letters
         self._now = now
-        self._downstream = downstream
+        self._core = core
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
-        self.registry = registry
+        self.registry = core.registry
         self.step_queue: StepQueue | None = None
         """The queue of the iterator over all steps, while there is one."""
         self.step_observers: list[Callable[[Step], object]] = []
@@ -135,7 +107,8 @@ class Intake:
 
     def connected(self, worker: Worker) -> None:
         """Learn that a worker is there, or there again."""
-        self._downstream.stream_connected(worker)
+        self._core.clients.watchers.show_stream(worker)
+        self._core.dispatch.hand_out_waiting()
         for observe in self.stream_observers:
             observe(worker)
 
@@ -163,10 +136,10 @@ class Intake:
         is_read_here = oldest.count > len(oldest.holders)
         if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
             return True
-        return self._downstream.all_clients_lag(worker)
+        return self._core.clients.all_lag(worker.source.stream)
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
-        self._downstream.item_arrived(worker, entry)
+        self._core.clients.watchers.show_item(worker, entry)
         pending_ack = PendingAck()
         if isinstance(entry.contents, LogprobBatch):
             pending_ack = self._batch(worker, entry, entry.contents, now)
@@ -206,8 +179,8 @@ class Intake:
                 if request is None and worker.source.takes_over:
                     self.registry.take_over(event.admitted.request_key, worker.source)
                 elif request is not None:
-                    self.registry.table.admitted(request, event.admitted.prompt_tokens)
-                    self._downstream.admitted(request, event.admitted)
+                    self.registry.table.admitted(request)
+                    self._core.clients.admitted(request, event.admitted)
             case "error":
                 request_id = event.error.request_key
                 request = self._own(worker, request_id)
@@ -283,7 +256,7 @@ class Intake:
                 why = f"worker {worker.stream.worker_id} does not have it any more"
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
-                self._downstream.resend(worker, request)
+                self._core.dispatch.resend(worker, request)
 
     # Backpressure.
 
@@ -307,8 +280,11 @@ class Intake:
         """End the requests of those that hold the stream back, the furthest behind first, until enough is free."""
         acks = worker.stream.acks
         while (oldest := acks.oldest) is not None and not worker.assembler.keeps(oldest):
-            has_remote_holders = bool(oldest.holders)
-            self._downstream.evict(oldest, acks.middle)
+            has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
+            through = acks.middle
+            self._core.clients.evict(oldest)
+            if is_pending_here:
+                self.registry.evict_slowest(oldest, through)
             is_free = acks.advance() or not acks.oldest
             if not (is_free and has_remote_holders) or self._share_pending(worker) <= _SHARE_AFTER_EVICTION:
                 return

@@ -8,14 +8,13 @@ from types import TracebackType
 from typing import Self
 
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
 from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.buffers import StepQueue
-from tokenbus_services.processor.connections import ListenerPeers
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.dispatch import closing_error
 from tokenbus_services.processor.router import BUFFERED, UNROUTED
@@ -44,11 +43,12 @@ class Processor:
         self.settings = _named(settings or Settings.load())
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
-        self._worker_peers, self._client_peers = ListenerPeers(), ListenerPeers()
-        self._core = core = Core(self.settings, self.clock, self._worker_peers, self._client_peers, _call_soon)
+        self._core = core = Core(self.settings, self.clock, _call_soon)
         self.dead_letters, self.registry, self.intake = core.dead_letters, core.registry, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
         self._transport = transport
+        self._listeners: list[Listener] = []
+        """Of the workers and of the clients, once it listens."""
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -62,14 +62,16 @@ class Processor:
     async def __aenter__(self) -> Self:
         """Listen for workers and clients."""
         transport = self._transport or transport_for(self.settings.bus)
-        bus = self.settings.bus
         self._core.begin(self.clock.now())
         try:
-            workers = self._worker_peers.listener = await transport.listen(bus.workers_address, self._transport_refused)
-            clients = self._client_peers.listener = await transport.listen(bus.clients_address, self._transport_refused)
+            for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
+                self._listeners.append(await transport.listen(address, self._transport_refused))
         except BaseException:
             await self._close_listeners()
+            self._listeners.clear()
             raise
+        workers, clients = self._listeners
+        self.workers.listener, self.clients.listener = workers, clients
         self._tasks = [
             asyncio.create_task(self._carry(workers, self.workers.receive)),
             asyncio.create_task(self._carry(clients, self.clients.receive)),
@@ -112,12 +114,8 @@ class Processor:
         _log.info("closed", processor=self.id)
 
     async def _close_listeners(self) -> None:
-        for listener in self._listeners():
+        for listener in self._listeners:
             await listener.close()
-
-    def _listeners(self) -> list[Listener]:
-        peers = self._worker_peers, self._client_peers
-        return [each.listener for each in peers if each.listener is not None]
 
     @property
     def is_listening(self) -> bool:
@@ -132,14 +130,12 @@ class Processor:
     @property
     def workers_address(self) -> str:
         """Where workers connect, with the port that was chosen."""
-        listener = self._worker_peers.listener
-        return listener.address if listener else self.settings.bus.workers_address
+        return self._listeners[0].address if self._listeners else self.settings.bus.workers_address
 
     @property
     def clients_address(self) -> str:
         """Where clients connect, with the port that was chosen."""
-        listener = self._client_peers.listener
-        return listener.address if listener else self.settings.bus.clients_address
+        return self._listeners[1].address if self._listeners else self.settings.bus.clients_address
 
     # What runs.
 
@@ -170,7 +166,7 @@ class Processor:
             self._changed.set()
 
     def _look_for_addresses(self) -> None:
-        self.unreachable = tuple(each.address for each in self._listeners() if not each.is_reachable())
+        self.unreachable = tuple(each.address for each in self._listeners if not each.is_reachable())
         for address in self.unreachable:
             self._repeated_log.begin(
                 ("address", address), _log.warning, "address gone: its file was removed or replaced", address=address
@@ -178,8 +174,7 @@ class Processor:
 
     def usage(self) -> Usage:
         """Return how much of the transport's bounds all peers use together."""
-        listener = self._worker_peers.listener
-        return Usage() if listener is None else listener.usage()
+        return self._listeners[0].usage() if self._listeners else Usage()
 
     @property
     def _tick_seconds(self) -> float:
@@ -230,13 +225,10 @@ class Processor:
         if self.clients.is_draining:
             raise RequestFailedError(closing_error(generate.request_key))
         self.registry.has_iterators = True
-        opened: list[RequestTokens] = []
-        error = self.dispatch.submit(
-            generate, BUFFERED, lambda request: opened.append(self.registry.buffers.open(request))
-        )
-        if error is not None:
-            raise RequestFailedError(error)
-        return opened[0]
+        request = self.dispatch.submit(generate, BUFFERED)
+        if isinstance(request, RequestError):
+            raise RequestFailedError(request)
+        return self.registry.buffers.open(request)
 
     def abort(self, request_id: int) -> None:
         """End a request; it is no error if it has ended, or was never known."""

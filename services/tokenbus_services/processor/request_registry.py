@@ -1,10 +1,11 @@
 """RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_services.clock import Clock
 from tokenbus_services.delivery import PendingAck, RequestTokens
 from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -22,33 +23,10 @@ from tokenbus_services.processor.requests import (
 from tokenbus_services.processor.router import BUFFERED, UNROUTED, Consumer, Router
 from tokenbus_services.settings import ProcessorSettings
 
+if TYPE_CHECKING:
+    from tokenbus_services.processor.core import Core
+
 _log = logger("processor")
-
-
-class Time(Protocol):
-    """Tells the time as a clock that never goes back, and as moments that other processes know, too."""
-
-    def now(self) -> float:
-        """Return seconds of a clock that never goes back."""
-
-    def unix_ms(self) -> int:
-        """Return milliseconds since 1970-01-01 UTC."""
-
-
-class Upstream(Protocol):
-    """What the registry needs of the workers' and the clients' side of the processor."""
-
-    def abort_at_worker(self, stream: int, request_id: int) -> None:
-        """Tell the worker of a stream to end a request."""
-
-    def source_of(self, request_id: int) -> Source | None:
-        """Return the stream whose worker said in its handshake that it has a request."""
-
-    def is_known_stream(self, stream: int) -> bool:
-        """Tell whether the worker of a stream is there, or may come back."""
-
-    def vouched(self, request: Request, owner: int) -> None:
-        """Learn from a worker which client a request belongs to that was resumed before."""
 
 
 @dataclass(slots=True)
@@ -67,12 +45,12 @@ class RequestRegistry:
     The table of requests makes the changes; rows go through the router.
     """
 
-    def __init__(self, settings: ProcessorSettings, clock: Time, upstream: Upstream) -> None:
-        """Begin without requests."""
+    def __init__(self, settings: ProcessorSettings, clock: Clock, core: "Core") -> None:
+        """Begin without requests; the core's other parts are made later."""
         self._settings = settings
         self._clock = clock
         self._now = clock.now
-        self._upstream = upstream
+        self._core = core
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
         self.buffers = RequestBuffers(self.table, settings.request_buffer_rows)
         self.router = Router(self.table, self, settings.request_buffer_rows)
@@ -120,7 +98,7 @@ class RequestRegistry:
         begins_here = position == 0 or shown_only
         may_be = begins_here or source.is_resumed or source.takes_over or request_id in source.owners
         if not may_be or not self.table.has_room_for(source.payer):
-            self._upstream.abort_at_worker(source.stream, request_id)
+            self._core.workers.abort(source.stream, request_id)
             return None
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         deadline, route = Deadline(now + wait_ms / 1000), self.default_route
@@ -137,16 +115,16 @@ class RequestRegistry:
         request = self.table.get(request_id)
         if request is None:
             if self.table.ended(request_id) is not None:  # as when its worker had been given up
-                self._upstream.abort_at_worker(source.stream, request_id)
+                self._core.workers.abort(source.stream, request_id)
             return
         if self.is_unvouched(request):
-            self._upstream.vouched(request, source.owners.get(request_id, NO_OWNER))
+            self._core.clients.resumes.settle_owner(request, source.owners.get(request_id, NO_OWNER))
             if self.table.get(request_id) is not request:  # as when the refusal was too much for its session's queue
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
         if state is State.RUNNING and stream != source.stream:
             if not source.takes_over:
-                self._upstream.abort_at_worker(source.stream, request_id)  # asked for again, and another has it now
+                self._core.workers.abort(source.stream, request_id)  # asked for again, and another has it now
             return
         # A worker that takes over may have it before the stream it came from has let go.
         if stream == NO_STREAM and state is not State.ENDED and not source.takes_over:
@@ -160,7 +138,7 @@ class RequestRegistry:
 
     def source_of(self, request_id: int) -> Source | None:
         """Return the stream whose worker said in its handshake that it has a request."""
-        return self._upstream.source_of(request_id)
+        return self._core.workers.source_of(request_id)
 
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it."""
@@ -207,7 +185,7 @@ class RequestRegistry:
         request = self.table.get(request_id)
         if request is None:
             if self.table.ended(request_id) is not None:
-                self._upstream.abort_at_worker(source.stream, request_id)
+                self._core.workers.abort(source.stream, request_id)
             return None
         if self.table.state_of(request) is State.HANDED_OFF:
             self._go_on(request, source.stream)
@@ -220,7 +198,7 @@ class RequestRegistry:
     def _go_on(self, request: Request, stream: int) -> None:
         self.table.go_on(request, stream)
         if request.aborted_at is not None:  # while no stream had it, no worker could be asked to end it
-            self._upstream.abort_at_worker(stream, request.id)
+            self._core.workers.abort(stream, request.id)
 
     def hand_off(self, request: Request, now: float) -> None:
         """Let another stream go on with a request: the one that has it already, or one that does so in time."""
@@ -322,10 +300,9 @@ class RequestRegistry:
         if request is None or request.aborted_at is not None:
             return
         now = self._now()
-        self.table.abort(request, now)
-        self.table.look_again(request, now + self._settings.abort_timeout_ms / 1000)
+        self.table.abort(request, now, now + self._settings.abort_timeout_ms / 1000)
         if (stream := self.table.stream_of(request)) != NO_STREAM:
-            self._upstream.abort_at_worker(stream, request_id)
+            self._core.workers.abort(stream, request_id)
 
     def expire(self) -> None:
         """End what has waited too long."""
@@ -371,8 +348,8 @@ class RequestRegistry:
         The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
         that takes; its silence means something only where one of them is gone.
         """
-        target, is_known = int(self.table.handoff_target[request.slot]), self._upstream.is_known_stream
-        return is_known(request.handed_off_by) and is_known(target)
+        target, known = int(self.table.handoff_target[request.slot]), self._core.workers.by_stream
+        return request.handed_off_by in known and target in known
 
     def _fail_handed_off(self, request: Request) -> None:
         expected = int(self.table.next_position[request.slot])
@@ -400,9 +377,9 @@ class RequestRegistry:
         if request.is_taken_over:
             others.add(int(self.table.handoff_target[request.slot]))
         if tell_its_own and stream != NO_STREAM:
-            self._upstream.abort_at_worker(stream, request.id)
+            self._core.workers.abort(stream, request.id)
         for other in sorted(others - {stream}):
-            self._upstream.abort_at_worker(other, request.id)
+            self._core.workers.abort(other, request.id)
 
     def _drop_early(self, request: Request) -> None:
         for early in self.table.take_early(request):

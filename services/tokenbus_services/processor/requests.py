@@ -169,7 +169,6 @@ class Request:
     """What was sent to a worker, until that worker admits it."""
     is_claimed: bool = False
     """Whether a consumer takes its tokens."""
-    prompt_tokens: int = 0
     aborted_at: float | None = None
     released_at: float | None = None
     """Since when no stream has it, after one had it or its client resumed it."""
@@ -502,15 +501,14 @@ class RequestTable:
         """Note that the stream that was to go on with a request is gone."""
         self.handoff_target[request.slot] = NO_STREAM
 
-    def admitted(self, request: Request, prompt_tokens: int | None = None) -> None:
+    def admitted(self, request: Request) -> None:
         """Note that a worker has a request: it need not be sent again."""
         request.generate = None
-        if prompt_tokens is not None:
-            request.prompt_tokens = prompt_tokens
 
-    def abort(self, request: Request, now: float) -> None:
-        """Note when a request's end was asked for."""
+    def abort(self, request: Request, now: float, due: float) -> None:
+        """Note when a request's end was asked for, and when to look whether it has come."""
         request.aborted_at = now
+        self.look_again(request, due)
 
     def sent_last_row(self, request: Request, session: int, frame: int) -> None:
         """Note which frame of which session has a request's last row."""

@@ -20,7 +20,8 @@ _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
 _log = logger("processor")
 _CHEAP_SEARCH = 64
 """How many queued frames may be looked through at any time; more than that, once a tick."""
-_MOST_RIVALS = 1024
+_MOST_PUT_OFF = 1024
+"""Of requests that another client resumed first, and that no worker has vouched for yet."""
 
 
 class Resumes:
@@ -42,12 +43,10 @@ class Resumes:
         self._is_alive = is_alive
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
-        self._rivals: dict[int, list[tuple[Session, Resume]]] = {}
-        """The other sessions that resumed a request that no worker has vouched for yet."""
         self._unvouched: set[int] = set()
         """The requests that were resumed here, and that no worker has said yet that it has."""
-        self._contested: dict[tuple[int, int], tuple[Resume, float]] = {}
-        """What an earlier life may still have, and since when a later one wants it."""
+        self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
+        """What another session has and may lose, and since when: its owner is not known, or its life may be over."""
         self._is_searched_out = False
         self._repeated_log = DeduplicatedLog()
         self.refused = 0
@@ -60,7 +59,7 @@ class Resumes:
             self._call_soon(self.take_up)
 
     def tick(self, *, all_are_back: bool) -> None:
-        """Take up what had to wait because much had been looked through, and end what no worker has.
+        """Take up what was put off, or had to wait because much had been looked through; end what no worker has.
 
         Once all workers are back, and have sent again what they retained, none of them will come with it.
         """
@@ -72,14 +71,7 @@ class Resumes:
                 if self._registry.is_unvouched(request):
                     self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
         self._repeated_log.expire()
-        for request_id in list(self._rivals):
-            found = table.get(request_id)
-            if found is None:
-                for session, _ in self._rivals.pop(request_id):
-                    self._refuse(session, request_id)
-            elif not self._registry.is_unvouched(found):
-                self.settle_owner(found, NO_OWNER)
-        for place, (resume, _) in self._contested.items():
+        for place, (resume, _) in self._put_off.items():
             self._waiting.setdefault(place, resume)
         if self._waiting:
             self.take_up()
@@ -89,7 +81,7 @@ class Resumes:
         if self._is_searched_out:
             return
         waiting, self._waiting = self._waiting, {}
-        self._contested = {place: entry for place, entry in self._contested.items() if place[0] in self._sessions}
+        self._put_off = {place: entry for place, entry in self._put_off.items() if place[0] in self._sessions}
         resumed = [(self._sessions[place[0]], each) for place, each in waiting.items() if place[0] in self._sessions]
         found = self._search(resumed)
         sessions = {session for session, _ in resumed}
@@ -107,24 +99,14 @@ class Resumes:
 
     def settle_owner(self, request: Request, owner: int) -> None:
         """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
-        rivals = self._rivals.pop(request.id, [])
         if owner in (NO_OWNER, request.owner):
-            for session, _ in rivals:
-                self._refuse(session, request.id)
             return
         holder = self._holder(request)
-        if holder is None:
-            self._registry.table.set_owner(request, owner)
-            return
-        holder.requests.discard(request.id)
         self._registry.table.set_owner(request, owner)
-        self._registry.disown(request)
-        self._refuse(holder, request.id)
-        for session, resume in rivals:
-            if session.owner == owner:
-                self.add(session, resume)
-            else:
-                self._refuse(session, request.id)
+        if holder is not None:
+            holder.requests.discard(request.id)
+            self._registry.disown(request)
+            self._refuse(holder, request.id)
 
     # What is found where.
 
@@ -172,6 +154,7 @@ class Resumes:
     def _take_up(self, session: Session, resume: Resume, found: list[_Rows]) -> RequestError | None:
         """Take up one request; return the error that it ended with, if it did."""
         request_id, table = resume.request_key, self._registry.table
+        _, since = self._put_off.pop((session.id, request_id), (resume, session.last_heard))
         ended, request = table.ended(request_id), table.get(request_id)
         if ended is not None:
             return self._take_rest(session, resume, ended, found)
@@ -179,7 +162,7 @@ class Resumes:
             return self._take_unknown(session, resume)
         holder = self._holder(request)
         if request.is_claimed and holder is not session:
-            return self._take_over(session, resume, request, found)
+            return self._take_over(session, resume, request, found, since)
         if request.owner not in (NO_OWNER, session.owner):
             return self._not_theirs(session, request_id)
         return self._claim(session, resume)
@@ -197,21 +180,23 @@ class Resumes:
             self._registry.answer(request_id, source)
         return None
 
-    def _take_over(self, session: Session, resume: Resume, request: Request, found: list[_Rows]) -> RequestError | None:
-        """Take a request from another session, if that is an earlier life of the same client."""
+    def _take_over(
+        self, session: Session, resume: Resume, request: Request, found: list[_Rows], since: float
+    ) -> RequestError | None:
+        """Take a request from another session, if that is an earlier life of the same client; `since` it is wanted."""
         request_id, holder = request.id, self._holder(request)
-        contested = self._contested.pop((session.id, request_id), None)
         if holder is None or request.owner != session.owner:
-            if self._registry.is_unvouched(request):
-                self._add_rival(session, resume)
-                return None
-            return self._not_theirs(session, request_id)
+            if not self._registry.is_unvouched(request):
+                return self._not_theirs(session, request_id)
+            # Until a worker names the owner: the first that came has no better right.
+            if len(self._put_off) < _MOST_PUT_OFF:
+                self._put_off[session.id, request_id] = resume, since
+            return None
         if not session.is_proven and self._is_alive(holder):
             # A life that was killed looks alive until its silence has lasted; one that is heard again lives.
-            since = session.last_heard if contested is None else contested[1]
             if holder.last_heard > since:
                 return self._not_theirs(session, request_id)
-            self._contested[session.id, request_id] = resume, since
+            self._put_off[session.id, request_id] = resume, since
             return None
         holder.requests.discard(request_id)
         holder.put_error(request_error(request_id, ErrorCode.ERROR_CODE_TAKEN_UP, "another connection took it up"))
@@ -278,13 +263,6 @@ class Resumes:
             return None
         message = "it has ended, and what it had was taken before"
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message, emitted_tokens=ended.tokens)
-
-    def _add_rival(self, session: Session, resume: Resume) -> None:
-        """Let a resume wait until a worker names the owner of the request; the first that came has no better right."""
-        if len(self._rivals) < _MOST_RIVALS or resume.request_key in self._rivals:
-            rivals = self._rivals.setdefault(resume.request_key, [])
-            rivals[:] = [entry for entry in rivals if entry[0] is not session][: _MOST_RIVALS - 1]
-            rivals.append((session, resume))
 
     def _not_theirs(self, session: Session, request_id: int) -> RequestError:
         self.refused += 1

@@ -74,8 +74,10 @@ class SendQueue:
         self._window_bytes = 0
         self._next_number = 1
         self._sent_bytes = 0
-        self._outputs = 0
-        self._put = 0
+        self.outputs = 0
+        """How many frames with tokens it has."""
+        self.last_ordinal = 0
+        """The number of the last frame that was put here, counted from one over all connections."""
         self.bytes = 0
         self.peak = 0
         self.peak_bytes = 0
@@ -87,21 +89,11 @@ class SendQueue:
     @property
     def is_over_full(self) -> bool:
         """Whether it has more than it may: its client reads too slowly."""
-        return self._outputs > self._max_frames or self.bytes > self._max_bytes
-
-    @property
-    def outputs(self) -> int:
-        """How many frames with tokens it has."""
-        return self._outputs
-
-    @property
-    def last_ordinal(self) -> int:
-        """The number of the last frame that was put here, counted from one over all connections."""
-        return self._put
+        return self.outputs > self._max_frames or self.bytes > self._max_bytes
 
     def still_holds(self, ordinal: int) -> bool:
         """Tell whether the frame with a number is not acknowledged yet; nothing was dropped since it was put."""
-        return ordinal > self._put - len(self)
+        return ordinal > self.last_ordinal - len(self)
 
     @property
     def has_room_in_window(self) -> bool:
@@ -122,8 +114,8 @@ class SendQueue:
             frame.pending_ack.keep()
             frame.pending_ack.holders.append(self)
         self._waiting.append(frame)
-        self._put += 1
-        self._outputs += bool(frame.parts)
+        self.last_ordinal += 1
+        self.outputs += bool(frame.parts)
         self.bytes += frame.cost
         self._budget.bytes += frame.cost
         self.peak = max(self.peak, len(self))
@@ -190,7 +182,7 @@ class SendQueue:
         )
 
     def _let_go(self, frame: Frame) -> None:
-        self._outputs -= bool(frame.parts)
+        self.outputs -= bool(frame.parts)
         self.bytes -= frame.cost
         self._budget.bytes -= frame.cost
         if frame.pending_ack is not None:

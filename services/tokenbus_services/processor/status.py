@@ -32,8 +32,8 @@ class StatusReport:
 
     def _status(self, connected_clients: int) -> ProcessorStatus:
         dispatch, registry = self._dispatch, self._dispatch.registry
-        workers = sorted(dispatch.workers(), key=lambda worker: worker.peer is None)
-        counts = [*dispatch.departed(), *(worker.stream.counts for worker in workers)]
+        workers = sorted(dispatch.workers.by_id.values(), key=lambda worker: worker.peer is None)
+        counts = [*dispatch.workers.departed.values(), *(worker.stream.counts for worker in workers)]
         return ProcessorStatus(
             open_requests=len(registry.table),
             finished_requests=registry.counts.finished,

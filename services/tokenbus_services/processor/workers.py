@@ -20,6 +20,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     Refusal,
     RefusalReason,
     ReplayRequest,
+    StreamLimits,
     Welcome,
     WorkerFrame,
     WorkerRole,
@@ -27,7 +28,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.assembly import Assembler
-from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
+from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.intake import Intake, Worker
 from tokenbus_services.processor.requests import NO_OWNER, Source
@@ -45,9 +46,9 @@ _MOST_SEQUENCE = 2**61
 class WorkerConnections(Connections[Worker]):
     """Takes what workers send, and sends them credit, acks, replay requests, and requests."""
 
-    def __init__(self, settings: Settings, intake: Intake, dead_letters: DeadLetters, peers: Peers) -> None:
-        """Take where items go, where refused frames go, and the transport's side of the peers."""
-        super().__init__("worker", ProcessorFrame, settings, dead_letters, peers)
+    def __init__(self, settings: Settings, intake: Intake, dead_letters: DeadLetters) -> None:
+        """Take where items go, and where refused frames go."""
+        super().__init__("worker", ProcessorFrame, settings, dead_letters)
         self._intake = intake
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
@@ -68,6 +69,11 @@ class WorkerConnections(Connections[Worker]):
     def are_caught_up(self) -> bool:
         """Whether every worker has sent again what it retained when it introduced itself."""
         return all(worker.reconcile is None for worker in self.by_id.values())
+
+    def source_of(self, request_id: int) -> Source | None:
+        """Return the stream whose worker said in its handshake that it has a request."""
+        sources = (worker.source for worker in self.by_stream.values())
+        return next((source for source in sources if request_id in source.owners), None)
 
     # What comes in.
 
@@ -133,7 +139,7 @@ class WorkerConnections(Connections[Worker]):
     # The handshake.
 
     def _hello(self, peer: bytes, epoch: int, hello: Hello, now: float) -> None:
-        identity = self._peers.identity(peer)
+        identity = self.listener.identity(peer)
         _check_hello(hello, self._settings.limits, identity)
         if self.is_draining:
             raise RefusedError(RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS, "the processor is closing")
@@ -158,7 +164,7 @@ class WorkerConnections(Connections[Worker]):
         """Return the known worker if it is the one that says hello, or None where another life may take its place."""
         name = known.stream.worker_id
         if epoch == known.stream.epoch:
-            is_same_key = known.identity.name == self._peers.identity(peer).name
+            is_same_key = known.identity.name == self.listener.identity(peer).name
             if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
                 message = f"worker {name}: epoch {epoch} of it is another connection's"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
@@ -354,10 +360,10 @@ def _check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:
     if not identity.may(Role.WORKER, hello.worker_id):
         message = f"key {identity.name} may not be worker {hello.worker_id}"
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
-    for name in ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k"):
-        most, found = getattr(limits, name), getattr(hello.limits, name)
+    for field in StreamLimits.DESCRIPTOR.fields:
+        most, found = getattr(limits, field.name), getattr(hello.limits, field.name)
         if found > most:
-            error = ContractError(f"hello.limits.{name}", most, found, rule=Rule.MAX)
+            error = ContractError(f"hello.limits.{field.name}", most, found, rule=Rule.MAX)
             raise RefusedError(RefusalReason.REFUSAL_REASON_LIMITS, str(error))
     if hello.next_sequence < hello.first_sequence:
         error = ContractError("hello.next_sequence", hello.first_sequence, hello.next_sequence, rule=Rule.MIN)

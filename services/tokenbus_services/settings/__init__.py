@@ -1,24 +1,27 @@
 """Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
 
 from tokenbus_services.settings.errors import SettingsError
-from tokenbus_services.settings.gateway import GatewaySettings
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    GatewaySettings,
     LogSettings,
     MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
 )
-from tokenbus_services.settings.settings import Settings
+from tokenbus_services.settings.settings import ENTRIES, SECTIONS, Entry, Settings
 
 __all__ = [
+    "ENTRIES",
+    "SECTIONS",
     "BusSettings",
     "ClientSettings",
     "ClientsSettings",
     "DeadLetterSettings",
+    "Entry",
     "GatewaySettings",
     "LogSettings",
     "MetricsSettings",

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from tokenbus_services.settings.entries import ENTRIES, SECTIONS, Entry
+from tokenbus_services.settings import ENTRIES, SECTIONS, Entry
 
 _INTRODUCTION = """\
 # Settings

@@ -13,21 +13,17 @@ class SettingsError(ValueError):
     file and the key in it, or the key alone; `limit` is a phrase; `actual` is the value, printable and short.
     """
 
-    def __init__(self, key: str, limit: str, actual: object, *, where: str = "") -> None:
+    def __init__(self, key: str, limit: str, actual: object, where: str = "") -> None:
         """Keep the four; a value is kept as it is shown, because it may be of any size."""
-        super().__init__(key, limit, actual)
         self.key = key
         self.limit = limit
         self.actual = actual if isinstance(actual, Shown) else Shown(shown(actual))
         self.where = where or key
+        super().__init__(key, limit, self.actual, self.where)  # by which test runners send it across processes
 
     def __str__(self) -> str:
         """Return one line with the place, the limit and the value."""
         return f"{self.where}: {self.limit}" + (f", got {self.actual}" if self.actual else "")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with the place, which is no positional argument: test runners send errors across processes."""
-        return (_rebuild, (self.key, self.limit, self.actual, self.where))
 
 
 class Shown(str):
@@ -42,7 +38,3 @@ def shown(value: object) -> str:
         return _SHORT.repr(value)
     except ValueError:  # an integer of thousands of digits
         return "a number of too many digits to print"
-
-
-def _rebuild(key: str, limit: str, actual: object, where: str) -> SettingsError:
-    return SettingsError(key, limit, actual, where=where)

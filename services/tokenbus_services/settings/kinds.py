@@ -36,10 +36,6 @@ class Kind:
     read: Callable[[str], object] = str
     """Returns the value that a text stands for; a text that stands for none comes back as it is."""
     unit: str = ""
-    bounds: tuple[int, int] | None = None
-    """The least and the most, of a whole number and of the bytes of a text."""
-    words: tuple[str, ...] = ()
-    """The words, of a choice."""
 
 
 def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
@@ -55,28 +51,31 @@ def whole(low: int, high: int, unit: str, meaning: str) -> Kind:
     def read(text: str) -> object:
         return int(text) if len(text) <= _LONGEST_NUMBER and _WHOLE_NUMBER.fullmatch(text) else text
 
-    return Kind(meaning, f"{low} to {high}", fault, read, unit, (low, high))
+    return Kind(meaning, f"{low} to {high}", fault, read, unit)
 
 
-def count(unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Kind:
-    """Return the kind of a number of things."""
-    return whole(low, high, unit, meaning)
+# Each of the following returns the dataclass field of a setting, which stands for a value of its type.
 
 
-def milliseconds(meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Kind:
-    """Return the kind of a time."""
-    return whole(low, high, "ms", meaning)
+def count(default: int, unit: str, meaning: str, *, low: int = 1, high: int = _MANY) -> Any:  # noqa: ANN401
+    """Return the field of a number of things."""
+    return _field(default, whole(low, high, unit, meaning))
 
 
-def size(meaning: str) -> Kind:
-    """Return the kind of a number of bytes."""
-    return whole(1, _MOST_BYTES, "bytes", meaning)
+def milliseconds(default: int, meaning: str, *, low: int = 1, high: int = _DAY_MS) -> Any:  # noqa: ANN401
+    """Return the field of a time."""
+    return count(default, "ms", meaning, low=low, high=high)
 
 
-def share(meaning: str) -> Kind:
-    """Return the kind of a number from 0 to 1."""
+def size(default: int, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of a number of bytes."""
+    return count(default, "bytes", meaning, high=_MOST_BYTES)
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
+
+def share(default: float, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of a number from 0 to 1."""
+
+    def fault(value: Any) -> str | None:  # noqa: ANN401
         return None if type(value) in (int, float) and 0 <= value <= 1 else "a number from 0 to 1"
 
     def read(text: str) -> object:
@@ -85,24 +84,23 @@ def share(meaning: str) -> Kind:
         except ValueError:
             return text
 
-    return Kind(meaning, "0 to 1", fault, read, "share")
+    return _field(default, Kind(meaning, "0 to 1", fault, read, "share"))
 
 
-def flag(meaning: str) -> Kind:
-    """Return the kind of true or false."""
-    return Kind(
-        meaning,
-        "true, false",
-        lambda value: None if type(value) is bool else "true or false",
-        lambda text: _TRUTH.get(text.lower(), text),
-    )
+def flag(meaning: str, *, default: bool) -> Any:  # noqa: ANN401
+    """Return the field of true or false."""
+
+    def fault(value: Any) -> str | None:  # noqa: ANN401
+        return None if type(value) is bool else "true or false"
+
+    return _field(default, Kind(meaning, "true, false", fault, lambda text: _TRUTH.get(text.lower(), text)))
 
 
-def text(low: int, high: int, meaning: str) -> Kind:
-    """Return the kind of a text whose length in UTF-8 lies within two bounds, in bytes."""
+def text(default: str, low: int, high: int, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of a text whose length in UTF-8 lies within two bounds, in bytes."""
     valid = f"{low} to {high} bytes"
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
+    def fault(value: Any) -> str | None:  # noqa: ANN401
         if not isinstance(value, str):
             return "text"
         try:
@@ -111,31 +109,29 @@ def text(low: int, high: int, meaning: str) -> Kind:
             return "text in UTF-8"
         return None if low <= length <= high else f"text of {valid}"
 
-    return Kind(meaning, valid, fault, bounds=(low, high))
+    return _field(default, Kind(meaning, valid, fault))
 
 
-def path(meaning: str) -> Kind:
-    """Return the kind of a file's path, or nothing."""
-    return text(0, 4096, meaning)
+def path(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of a file's path, or nothing."""
+    return text(default, 0, 4096, meaning)
 
 
-def choice(words: tuple[str, ...], meaning: str) -> Kind:
-    """Return the kind of one of a few words."""
+def choice(default: str, words: tuple[str, ...], meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of one of a few words."""
     valid = ", ".join(words)
-    is_word = words.__contains__
-    return Kind(
-        meaning,
-        valid,
-        lambda value: None if isinstance(value, str) and is_word(value) else f"one of {valid}",
-        words=words,
-    )
+
+    def fault(value: Any) -> str | None:  # noqa: ANN401
+        return None if isinstance(value, str) and value in words else f"one of {valid}"
+
+    return _field(default, Kind(meaning, valid, fault))
 
 
-def endpoint(meaning: str) -> Kind:
-    """Return the kind of an address at which a ZeroMQ socket binds or connects."""
+def endpoint(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of an address at which a ZeroMQ socket binds or connects."""
     forms = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
+    def fault(value: Any) -> str | None:  # noqa: ANN401
         if isinstance(value, str) and value.isprintable():
             scheme, _, rest = value.partition("://")
             if scheme in ("ipc", "memory") and rest:
@@ -144,22 +140,21 @@ def endpoint(meaning: str) -> Kind:
                 return None
         return forms
 
-    return Kind(meaning, forms, fault)
+    return _field(default, Kind(meaning, forms, fault))
 
 
-def host_and_port(meaning: str) -> Kind:
-    """Return the kind of an address at which a server listens, or nothing."""
+def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of an address at which a server listens, or nothing."""
     form = "HOST:PORT, or empty"
 
-    def fault(value: Any) -> str | None:  # noqa: ANN401 - whatever a file holds
+    def fault(value: Any) -> str | None:  # noqa: ANN401
         valid = isinstance(value, str) and value.isprintable() and (not value or _is_host_and_port(value))
         return None if valid else form
 
-    return Kind(meaning, form, fault)
+    return _field(default, Kind(meaning, form, fault))
 
 
-def setting(default: Any, kind: Kind) -> Any:  # noqa: ANN401 - a dataclass field stands for a value of its type
-    """Return the dataclass field of one setting."""
+def _field(default: object, kind: Kind) -> Any:  # noqa: ANN401
     return field(default=default, metadata={_KIND: kind})
 
 

@@ -1,9 +1,10 @@
-"""The sections of the settings but the gateway's: each value with its default, its range, its unit and its meaning."""
+"""The sections of the settings: each value with its default, its range, its unit and its meaning."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.errors import SettingsError, Shown
 from tokenbus_services.settings.kinds import (
     HOUR_MS,
     Kind,
@@ -15,12 +16,26 @@ from tokenbus_services.settings.kinds import (
     host_and_port,
     milliseconds,
     path,
-    setting,
     share,
     size,
     text,
     whole,
 )
+
+MOST_REQUESTS_PER_MINUTE = 10_000_000
+_ORIGIN = re.compile(r"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+_HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
+ORIGIN_FORM = "the origin of a web page, as https://app.example or http://localhost:3000"
+
+
+def is_origin(text: str) -> bool:
+    """Return whether a text is a web page's origin: a scheme, a host and perhaps a port, and nothing else."""
+    return _ORIGIN.fullmatch(text) is not None
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the parts of a list with commas between, in lower case."""
+    return tuple(filter(None, (part.strip().lower() for part in text.split(","))))
 
 
 def _wildcard(address: str) -> bool:
@@ -38,99 +53,71 @@ class BusSettings(Section):
 
     section = "bus"
 
-    workers_address: str = setting(
-        "tcp://127.0.0.1:5570", endpoint("where the processor takes workers, and where workers connect")
+    workers_address: str = endpoint(
+        "tcp://127.0.0.1:5570", "where the processor takes workers, and where workers connect"
     )
-    clients_address: str = setting(
-        "tcp://127.0.0.1:5571", endpoint("where the processor takes clients, and where clients connect")
+    clients_address: str = endpoint(
+        "tcp://127.0.0.1:5571", "where the processor takes clients, and where clients connect"
     )
-    high_water_mark: int = setting(
-        4096, count("messages", "the most that a socket holds in each direction for one peer", high=2**20)
+    high_water_mark: int = count(
+        4096, "messages", "the most that a socket holds in each direction for one peer", high=2**20
     )
-    linger_ms: int = setting(
-        1000, milliseconds("how long a closing socket tries to send what it holds; 0: not at all", low=0, high=HOUR_MS)
+    linger_ms: int = milliseconds(
+        1000, "how long a closing socket tries to send what it holds; 0: not at all", low=0, high=HOUR_MS
     )
-    max_part_bytes: int = setting(
-        8_388_608, size("the largest part of a message; a peer that sends a larger one is cut off")
-    )
-    max_pending_bytes: int = setting(
+    max_part_bytes: int = size(8_388_608, "the largest part of a message; a peer that sends a larger one is cut off")
+    max_pending_bytes: int = size(
         100_663_296,
-        size(
-            "the most that one peer may have sent and not been read, an unfinished message too; one that sends more is "
-            "cut off; at least processor.credit_bytes and twice max_part_bytes"
-        ),
+        "the most that one peer may have sent and not been read, an unfinished message too; one that sends more is "
+        "cut off; at least processor.credit_bytes and twice max_part_bytes",
     )
-    max_unadmitted_bytes: int = setting(
+    max_unadmitted_bytes: int = size(
         33_554_432,
-        size(
-            "as above, of all peers together that have not introduced themselves, and of each; those that hold most "
-            "are cut off; at least twice max_part_bytes"
-        ),
+        "as above, of all peers together that have not introduced themselves, and of each; those that hold most "
+        "are cut off; at least twice max_part_bytes",
     )
-    max_total_pending_bytes: int = setting(
-        134_217_728, size("as above, of all peers together; at least max_pending_bytes")
-    )
-    max_connections: int = setting(
+    max_total_pending_bytes: int = size(134_217_728, "as above, of all peers together; at least max_pending_bytes")
+    max_connections: int = count(
         4096,
-        count(
-            "connections",
-            "the most at once to all addresses of a process; fewer where it may not open two files for each",
-            low=2,
-            high=2**20,
-        ),
+        "connections",
+        "the most at once to all addresses of a process; fewer where it may not open two files for each",
+        low=2,
+        high=2**20,
     )
-    max_unadmitted_connections: int = setting(
+    max_unadmitted_connections: int = count(
         256,
-        count(
-            "connections",
-            "the most that have not introduced themselves; the oldest make room; at most max_connections",
-            high=2**20,
-        ),
+        "connections",
+        "the most that have not introduced themselves; the oldest make room; at most max_connections",
+        high=2**20,
     )
-    introduction_timeout_ms: int = setting(
-        5000, milliseconds("how long a connection may take to introduce itself; then it is cut off", high=HOUR_MS)
+    introduction_timeout_ms: int = milliseconds(
+        5000, "how long a connection may take to introduce itself; then it is cut off", high=HOUR_MS
     )
-    heartbeat_interval_ms: int = setting(1000, milliseconds("how often each side must be heard", high=HOUR_MS))
-    heartbeat_timeout_ms: int = setting(
+    heartbeat_interval_ms: int = milliseconds(1000, "how often each side must be heard", high=HOUR_MS)
+    heartbeat_timeout_ms: int = milliseconds(
         3000,
-        milliseconds(
-            "after how long a silent peer is lost; at least twice heartbeat_interval_ms, and reconnect_max_ms",
-            high=HOUR_MS,
-        ),
+        "after how long a silent peer is lost; at least twice heartbeat_interval_ms, and reconnect_max_ms",
+        high=HOUR_MS,
     )
-    reconnect_ms: int = setting(100, milliseconds("how long a broken connection waits for its next try at first"))
-    reconnect_max_ms: int = setting(
-        500, milliseconds("how long it waits at most, after many tries; at least reconnect_ms")
+    reconnect_ms: int = milliseconds(100, "how long a broken connection waits for its next try at first")
+    reconnect_max_ms: int = milliseconds(500, "how long it waits at most, after many tries; at least reconnect_ms")
+    key_file: str = path("", "the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none")
+    server_key: str = path(
+        "", "the processor's public key, or the path of its certificate: what workers and clients with a key need"
     )
-    key_file: str = setting(
+    allowed_keys: str = path(
         "",
-        path(
-            "the file of this process's own key, as `tokenbus keygen` writes it, for tcp; empty: none",
-        ),
+        "the file of the keys that may connect, as `tokenbus keys` writes it: what the processor needs that has a "
+        "key, and decode workers, for hand-offs; it is read again when it changes",
     )
-    server_key: str = setting(
-        "",
-        path(
-            "the processor's public key, or the path of its certificate: what workers and clients with a key need",
-        ),
-    )
-    allowed_keys: str = setting(
-        "",
-        path(
-            "the file of the keys that may connect, as `tokenbus keys` writes it: what the processor needs that has a "
-            "key, and decode workers, for hand-offs; it is read again when it changes",
-        ),
-    )
-    insecure: bool = setting(default=False, kind=flag("whether tcp addresses beyond loopback may be used without keys"))
+    insecure: bool = flag("whether tcp addresses beyond loopback may be used without keys", default=False)
 
     def _check_rules(self) -> None:
         _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_pending_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_total_pending_bytes", "bus.max_pending_bytes", self.max_pending_bytes)
         _at_least(self, "max_connections", "bus.max_unadmitted_connections", self.max_unadmitted_connections)
-        if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
-            limit = f"at least twice bus.heartbeat_interval_ms, {2 * self.heartbeat_interval_ms}"
-            raise SettingsError("bus.heartbeat_timeout_ms", limit, self.heartbeat_timeout_ms)
+        _at_least(self, "heartbeat_timeout_ms", "twice bus.heartbeat_interval_ms", 2 * self.heartbeat_interval_ms)
         _at_least(self, "reconnect_max_ms", "bus.reconnect_ms", self.reconnect_ms)
         # Else a peer that comes back as slowly as it may is lost before it has said a word.
         _at_least(self, "heartbeat_timeout_ms", "bus.reconnect_max_ms", self.reconnect_max_ms)
@@ -142,62 +129,56 @@ class WorkerSettings(Section):
 
     section = "worker"
 
-    id: str = setting("worker-0", text(1, 64, "what the worker is called; no two live workers have one id"))
-    role: Literal["mixed", "prefill", "decode"] = setting(
+    id: str = text("worker-0", 1, 64, "what the worker is called; no two live workers have one id")
+    role: Literal["mixed", "prefill", "decode"] = choice(
         "mixed",
-        choice(
-            ("mixed", "prefill", "decode"),
-            "what it does: all of a request, its prompt and first token, or what follows them",
-        ),
+        ("mixed", "prefill", "decode"),
+        "what it does: all of a request, its prompt and first token, or what follows them",
     )
-    model: str = setting("", text(0, 256, "the model's name, as clients ask for it; empty: the only one"))
-    tp_rank: int = setting(0, count("", "its tensor-parallel rank", low=0, high=65535))
-    dp_rank: int = setting(0, count("", "its data-parallel rank", low=0, high=65535))
-    retention_items: int = setting(4096, count("items", "the most that it keeps until they are acknowledged", low=2))
-    retention_bytes: int = setting(
-        268_435_456, size("the most that it keeps until they are acknowledged; at least limits.max_message_bytes")
+    model: str = text("", 0, 256, "the model's name, as clients ask for it; empty: the only one")
+    tp_rank: int = count(0, "", "its tensor-parallel rank", low=0, high=65535)
+    dp_rank: int = count(0, "", "its data-parallel rank", low=0, high=65535)
+    retention_items: int = count(4096, "items", "the most that it keeps until they are acknowledged", low=2)
+    retention_bytes: int = size(
+        268_435_456, "the most that it keeps until they are acknowledged; at least limits.max_message_bytes"
     )
-    policy: Literal["block", "shed", "fail"] = setting(
+    policy: Literal["block", "shed", "fail"] = choice(
         "block",
-        choice(
-            ("block", "shed", "fail"),
-            "what happens when retention fills: the engine waits, alternatives are dropped, or requests end",
-        ),
+        ("block", "shed", "fail"),
+        "what happens when retention fills: the engine waits, alternatives are dropped, or requests end",
     )
-    block_timeout_ms: int = setting(
-        60_000, milliseconds("how long the engine waits for room under the policies block and shed; then requests end")
+    block_timeout_ms: int = milliseconds(
+        60_000, "how long the engine waits for room under the policies block and shed; then requests end"
     )
-    shed_at: float = setting(0.75, share("how full retention is when the policy shed begins to drop alternatives"))
-    checksum: bool = setting(default=True, kind=flag("whether each payload carries its CRC-32"))
-    max_requests: int = setting(
-        1024, count("requests", "the most that it works on at once; 0: it takes none from the processor", low=0)
+    shed_at: float = share(0.75, "how full retention is when the policy shed begins to drop alternatives")
+    checksum: bool = flag("whether each payload carries its CRC-32", default=True)
+    max_requests: int = count(
+        1024, "requests", "the most that it works on at once; 0: it takes none from the processor", low=0
     )
-    handoff_address: str = setting(
+    handoff_address: str = endpoint(
         "tcp://127.0.0.1:0",
-        endpoint("where a decode worker takes requests from prefill workers, which must reach it; port 0: any"),
+        "where a decode worker takes requests from prefill workers, which must reach it; port 0: any",
     )
-    handoff_timeout_ms: int = setting(
-        5000, milliseconds("how long a prefill worker waits for a decode worker to take a request; then it ends")
+    handoff_timeout_ms: int = milliseconds(
+        5000, "how long a prefill worker waits for a decode worker to take a request; then it ends"
     )
-    handoff_bytes: int = setting(
-        268_435_456, size("the most of states that wait for a decode worker's engine; one alone may be of any size")
+    handoff_bytes: int = size(
+        268_435_456, "the most of states that wait for a decode worker's engine; one alone may be of any size"
     )
-    handoff_connections: int = setting(
-        64, count("connections", "to how many decode workers a prefill worker stays connected", high=65536)
+    handoff_connections: int = count(
+        64, "connections", "to how many decode workers a prefill worker stays connected", high=65536
     )
-    outbox: int = setting(
-        8, count("batches", "how many the engine's thread may have handed over that are not published yet", high=4096)
+    outbox: int = count(
+        8, "batches", "how many the engine's thread may have handed over that are not published yet", high=4096
     )
-    failed_steps: int = setting(
-        3, count("steps", "how many steps may fail one after the other until the engine is taken for broken")
+    failed_steps: int = count(
+        3, "steps", "how many steps may fail one after the other until the engine is taken for broken"
     )
-    metrics_address: str = setting(
-        "",
-        host_and_port("where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"),
+    metrics_address: str = host_and_port(
+        "", "where it serves its metrics, an address of its own on its host; port 0: any; empty: nowhere"
     )
-    drain_timeout_ms: int = setting(
-        10_000,
-        milliseconds("how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0),
+    drain_timeout_ms: int = milliseconds(
+        10_000, "how long a stopping worker waits for its requests and acknowledgements; 0: not at all", low=0
     )
 
     def _check_rules(self) -> None:
@@ -212,56 +193,48 @@ class ProcessorSettings(Section):
 
     section = "processor"
 
-    id: str = setting("processor", text(1, 48, "what the processor is called; what is drawn at each start is added"))
-    max_workers: int = setting(64, count("workers", "the most at once; others are refused", high=65536))
-    credit_items: int = setting(256, count("items", "the most that a worker may have sent and not yet seen taken"))
-    credit_bytes: int = setting(
-        67_108_864,
-        size("the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"),
+    id: str = text("processor", 1, 48, "what the processor is called; what is drawn at each start is added")
+    max_workers: int = count(64, "workers", "the most at once; others are refused", high=65536)
+    credit_items: int = count(256, "items", "the most that a worker may have sent and not yet seen taken")
+    credit_bytes: int = size(
+        67_108_864, "the most that a worker may have sent and not yet seen taken; at least limits.max_message_bytes"
     )
-    max_open_steps: int = setting(
-        16, count("steps", "the most of a stream that wait for their other parts", high=65536)
+    max_open_steps: int = count(16, "steps", "the most of a stream that wait for their other parts", high=65536)
+    step_timeout_ms: int = milliseconds(2000, "after how long a step whose other parts do not come is given up")
+    draft_lag_steps: int = count(
+        1, "steps", "how many later steps may begin before a draft that was announced is given up", low=0
     )
-    step_timeout_ms: int = setting(
-        2000, milliseconds("after how long a step whose other parts do not come is given up")
+    replay_attempts: int = count(3, "attempts", "how often missing items are asked for again", high=1000)
+    replay_timeout_ms: int = milliseconds(1000, "how long each such attempt waits for the items")
+    max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
+    requests_per_peer: int = count(
+        8192, "requests", "the most that one client may have open, or a worker bring unasked"
     )
-    draft_lag_steps: int = setting(
-        1, count("steps", "how many later steps may begin before a draft that was announced is given up", low=0)
+    ended_requests: int = count(
+        65_536, "requests", "the most that are remembered after their end, so that a late row is known"
     )
-    replay_attempts: int = setting(3, count("attempts", "how often missing items are asked for again", high=1000))
-    replay_timeout_ms: int = setting(1000, milliseconds("how long each such attempt waits for the items"))
-    max_requests: int = setting(65_536, count("requests", "the most that are open at once; others are refused"))
-    requests_per_peer: int = setting(
-        8192,
-        count("requests", "the most that one client may have open, or a worker bring unasked"),
+    unclaimed_timeout_ms: int = milliseconds(
+        10_000, "how long what belongs to no known request is kept for its client to come back"
     )
-    ended_requests: int = setting(
-        65_536, count("requests", "the most that are remembered after their end, so that a late row is known")
+    pending_items: int = count(
+        2048, "items", "the most of a stream that may wait for consumers; then the slowest consumer is evicted"
     )
-    unclaimed_timeout_ms: int = setting(
-        10_000, milliseconds("how long what belongs to no known request is kept for its client to come back")
+    pending_bytes: int = size(134_217_728, "the most of a stream that may wait for consumers, as above")
+    handoff_timeout_ms: int = milliseconds(
+        10_000, "how long a request that was handed off waits for its decode worker's first row"
     )
-    pending_items: int = setting(
-        2048, count("items", "the most of a stream that may wait for consumers; then the slowest consumer is evicted")
-    )
-    pending_bytes: int = setting(134_217_728, size("the most of a stream that may wait for consumers, as above"))
-    handoff_timeout_ms: int = setting(
-        10_000, milliseconds("how long a request that was handed off waits for its decode worker's first row")
-    )
-    request_timeout_ms: int = setting(600_000, milliseconds("how long a request may take, unless it asks for less"))
-    abort_timeout_ms: int = setting(5000, milliseconds("how long a worker may take to end a request that was aborted"))
-    step_queue: int = setting(64, count("steps", "the most that wait for the iterator over steps"))
-    request_buffer_rows: int = setting(1024, count("rows", "the most that wait for the iterator over one request"))
-    slow_consumer: Literal["end", "wait"] = setting(
+    request_timeout_ms: int = milliseconds(600_000, "how long a request may take, unless it asks for less")
+    abort_timeout_ms: int = milliseconds(5000, "how long a worker may take to end a request that was aborted")
+    step_queue: int = count(64, "steps", "the most that wait for the iterator over steps")
+    request_buffer_rows: int = count(1024, "rows", "the most that wait for the iterator over one request")
+    slow_consumer: Literal["end", "wait"] = choice(
         "wait",
-        choice(
-            ("end", "wait"),
-            "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
-            "worker waits; a client that is slow loses its requests in any case, and no other client notices",
-        ),
+        ("end", "wait"),
+        "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
+        "worker waits; a client that is slow loses its requests in any case, and no other client notices",
     )
-    drain_timeout_ms: int = setting(
-        10_000, milliseconds("how long a stopping processor waits for its requests; 0: not at all", low=0)
+    drain_timeout_ms: int = milliseconds(
+        10_000, "how long a stopping processor waits for its requests; 0: not at all", low=0
     )
 
 
@@ -271,17 +244,14 @@ class ClientsSettings(Section):
 
     section = "clients"
 
-    max_clients: int = setting(256, count("clients", "the most at once; others are refused", high=65536))
-    send_queue_frames: int = setting(16_384, count("frames", "the most that wait for one client"))
-    send_queue_bytes: int = setting(
-        67_108_864, size("the most that waits for one client; at least limits.max_message_bytes")
+    max_clients: int = count(256, "clients", "the most at once; others are refused", high=65536)
+    send_queue_frames: int = count(16_384, "frames", "the most that wait for one client")
+    send_queue_bytes: int = size(67_108_864, "the most that waits for one client; at least limits.max_message_bytes")
+    buffer_bytes: int = size(
+        268_435_456, "the most that waits for all clients together; then the one with most loses its requests"
     )
-    buffer_bytes: int = setting(
-        268_435_456,
-        size("the most that waits for all clients together; then the one with most loses its requests"),
-    )
-    detached_timeout_ms: int = setting(
-        30_000, milliseconds("how long the requests of a client that went away wait for it to come back")
+    detached_timeout_ms: int = milliseconds(
+        30_000, "how long the requests of a client that went away wait for it to come back"
     )
 
 
@@ -291,17 +261,123 @@ class ClientSettings(Section):
 
     section = "client"
 
-    name: str = setting("client", text(1, 64, "what the client is called in logs; several may have one name"))
-    window_frames: int = setting(64, count("frames", "the most that are sent and not acknowledged yet", high=65536))
-    window_bytes: int = setting(16_777_216, size("the most that is on its way; one frame may be of any size"))
-    request_buffer_rows: int = setting(4096, count("rows", "the most that wait for the iterator over one request"))
-    max_requests: int = setting(65_536, count("requests", "the most that are open at once; others are refused"))
-    resume_timeout_ms: int = setting(
-        30_000, milliseconds("how long open requests wait for a processor that went away to come back")
+    name: str = text("client", 1, 64, "what the client is called in logs; several may have one name")
+    window_frames: int = count(64, "frames", "the most that are sent and not acknowledged yet", high=65536)
+    window_bytes: int = size(16_777_216, "the most that is on its way; one frame may be of any size")
+    request_buffer_rows: int = count(4096, "rows", "the most that wait for the iterator over one request")
+    max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
+    resume_timeout_ms: int = milliseconds(
+        30_000, "how long open requests wait for a processor that went away to come back"
     )
-    drain_timeout_ms: int = setting(
-        5000, milliseconds("how long a closing client waits for its requests; 0: not at all", low=0)
+    drain_timeout_ms: int = milliseconds(5000, "how long a closing client waits for its requests; 0: not at all", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings(Section):
+    """The gateway, and what it holds for its HTTP clients."""
+
+    section = "gateway"
+
+    address: str = host_and_port("127.0.0.1:8000", "where it serves HTTP; port 0: any free one; it cannot be empty")
+    metrics_address: str = host_and_port(
+        "", "where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"
     )
+    insecure: bool = flag("whether it serves more than loopback addresses without gateway.keys_file", default=False)
+    keys_file: str = path(
+        "",
+        "the file of the API keys that `tokenbus api-keys` writes, read again when it changes; while it is not "
+        "there no key is known; empty: no keys are asked for",
+    )
+    key_share: float = share(
+        0.5, "the most of max_requests that one API key has open, unless the key has a limit of its own"
+    )
+    key_requests_per_minute: int = count(
+        0,
+        "requests",
+        "the most that one API key, or all clients without a key, may ask for, unless the key has a limit of its "
+        "own; 0: as many as they like",
+        low=0,
+        high=MOST_REQUESTS_PER_MINUTE,
+    )
+    tls_certificate: str = path(
+        "", "the file of the certificate and its chain, in PEM, read again when it changes; empty: no TLS"
+    )
+    tls_key: str = path("", "the file of the certificate's private key, in PEM, without a password")
+    hosts: str = path(
+        "",
+        "the names by which clients may call it, without ports and with commas between, beside localhost, the host "
+        "of gateway.address and the IP address that they connected to; others get status 421",
+    )
+    origins: str = path(
+        "",
+        "the origins of web pages that may use it, as https://app.example, with commas between; its own page "
+        "always may; others get status 403",
+    )
+    models: str = path(
+        "",
+        "the models that may be asked for, as workers name them, with commas between; empty: those of the workers, "
+        "and `tokenbus` for any of them",
+    )
+    tokenizer: str = text(
+        "ngram",
+        1,
+        4096,
+        "the tokenizer of the workers' engine: `ngram`, `bytes` (paddle's), that of another installed package, the "
+        "path of a model's folder (one with a slash), or `numbers`: each token's text is its id",
+    )
+    chat_template: Literal["auto", "text", "roles"] = choice(
+        "auto",
+        ("auto", "text", "roles"),
+        "what becomes of a chat's messages: what the model's own template writes, or, for a tokenizer that is no "
+        "model's, their texts alone; always their texts alone; or each with its role's name before it",
+    )
+    max_requests: int = count(
+        1024, "requests", "the most that are open at once, each choice of an answer one; others get status 429"
+    )
+    max_choices: int = count(128, "choices", "the most of one answer: its prompts times n", high=1024)
+    max_connections: int = count(4096, "connections", "the most at once; others get status 503")
+    max_body_bytes: int = size(4_194_304, "the largest body of a request; a larger one gets status 413")
+    max_header_bytes: int = count(
+        16_384, "bytes", "the most of a request's line and headers; more gets status 431", low=256, high=2**20
+    )
+    request_timeout_ms: int = milliseconds(
+        10_000, "how long a request's headers and body may take to arrive, each; then status 408"
+    )
+    idle_timeout_ms: int = milliseconds(60_000, "how long a connection may stay open without a request")
+    max_prompt_tokens: int = count(131_072, "tokens", "the most of a prompt; more gets status 400", high=2**20)
+    max_tokens: int = count(1_048_576, "tokens", "the most that a request may ask for")
+    stream_buffer_bytes: int = size(
+        1_048_576, "the most that waits for a client that reads too slowly; then its request ends"
+    )
+    buffer_bytes: int = size(
+        268_435_456, "the most that waits for all clients together, and before them; then the largest answer ends first"
+    )
+    answer_bytes: int = size(
+        67_108_864, "the most that is collected for an answer that is not streamed; then its request ends"
+    )
+    write_timeout_ms: int = milliseconds(
+        10_000, "how long a client may take nothing of what waits for it; then it is cut off"
+    )
+    retry_after_ms: int = milliseconds(1000, "the Retry-After of status 429 and 503")
+    bus_timeout_ms: int = milliseconds(
+        1000, "how long the processor may take to tell its status, which /bus and /readyz ask for"
+    )
+    drain_timeout_ms: int = milliseconds(
+        10_000, "how long a stopping gateway waits for its open requests; 0: not at all", low=0
+    )
+
+    def _check_rules(self) -> None:
+        if not self.address:
+            raise SettingsError("gateway.address", "HOST:PORT", self.address)
+        for name in listed(self.hosts):
+            if not _HOST.fullmatch(name):
+                raise SettingsError("gateway.hosts", "names of hosts, or addresses, without ports", name)
+        for origin in listed(self.origins):
+            if not is_origin(origin):
+                raise SettingsError("gateway.origins", ORIGIN_FORM, origin)
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            lacking = "gateway.tls_key" if self.tls_certificate else "gateway.tls_certificate"
+            raise SettingsError(lacking, "a file: gateway.tls_certificate and gateway.tls_key go together", Shown(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +386,13 @@ class DeadLetterSettings(Section):
 
     section = "dead_letters"
 
-    directory: str = setting("dead-letters", text(1, 4096, "the folder they are kept in"))
-    max_files: int = setting(
-        1000, count("files", "the most messages, each with a note beside it that does not count; the oldest go first")
+    directory: str = text("dead-letters", 1, 4096, "the folder they are kept in")
+    max_files: int = count(
+        1000, "files", "the most messages, each with a note beside it that does not count; the oldest go first"
     )
-    max_bytes: int = setting(268_435_456, size("the most of all files together, notes too; the oldest go first"))
-    per_second: int = setting(
-        50, count("files", "the most messages that are written in a second; others are only counted", high=1000)
+    max_bytes: int = size(268_435_456, "the most of all files together, notes too; the oldest go first")
+    per_second: int = count(
+        50, "files", "the most messages that are written in a second; others are only counted", high=1000
     )
 
 
@@ -326,11 +402,11 @@ class MetricsSettings(Section):
 
     section = "metrics"
 
-    address: str = setting(
-        "127.0.0.1:9470", host_and_port("where the processor serves its metrics; port 0: any free one; empty: nowhere")
+    address: str = host_and_port(
+        "127.0.0.1:9470", "where the processor serves its metrics; port 0: any free one; empty: nowhere"
     )
-    stall_timeout_ms: int = setting(
-        5000, milliseconds("after how long an event loop that does not answer makes its process unhealthy")
+    stall_timeout_ms: int = milliseconds(
+        5000, "after how long an event loop that does not answer makes its process unhealthy"
     )
 
 
@@ -340,12 +416,11 @@ class LogSettings(Section):
 
     section = "log"
 
-    format: Literal["auto", "json", "console"] = setting(
-        "auto",
-        choice(("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"),
+    format: Literal["auto", "json", "console"] = choice(
+        "auto", ("auto", "json", "console"), "JSON lines, lines for people, or whichever suits where they are written"
     )
-    level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", choice(("debug", "info", "warning", "error"), "the least that is logged")
+    level: Literal["debug", "info", "warning", "error"] = choice(
+        "info", ("debug", "info", "warning", "error"), "the least that is logged"
     )
 
 

@@ -1,39 +1,36 @@
-"""The settings of a deployment as one frozen object, and the rules that hold between its sections."""
+"""The settings of a deployment as one frozen object, every setting by its key, and the rules between sections."""
 
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tokenbus_contracts import Limits
-from tokenbus_services.settings.entries import ENTRIES, SECTIONS, Entry
 from tokenbus_services.settings.errors import SettingsError, Shown, shown
-from tokenbus_services.settings.gateway import GatewaySettings
-from tokenbus_services.settings.kinds import refuse
+from tokenbus_services.settings.kinds import Kind, kind_of, refuse
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    GatewaySettings,
     LogSettings,
     MetricsSettings,
     ProcessorSettings,
     WorkerSettings,
+    limit_kind,
 )
 
 _HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.send_queue_bytes")
-
-
 _PREFIX = "TOKENBUS_"
 _FILE_VARIABLE = "TOKENBUS_SETTINGS"
 # The contract's own, and those of FastDeploy's ops.
 _OF_OTHERS = {_FILE_VARIABLE, "TOKENBUS_PURE_PYTHON", "TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS"}
 _LARGEST_FILE = 2**20
 _NEAR = 0.8  # the prefix that all variables share makes any two of them alike
-_VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +88,47 @@ class Settings:
     def describe(self) -> dict[str, object]:
         """Return every key with its value, for logs and for people."""
         return {key: entry.value_in(self) for key, entry in ENTRIES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting."""
+
+    section: str
+    name: str
+    default: object
+    kind: Kind
+
+    @property
+    def key(self) -> str:
+        """Its name in files and on the command line."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return f"TOKENBUS_{self.section}_{self.name}".upper()
+
+    def value_in(self, settings: object) -> object:
+        """Return its value in a settings object."""
+        return getattr(getattr(settings, self.section), self.name)
+
+
+def _entries() -> Iterator[Entry]:
+    default, schema = Limits.default(), Limits.schema()
+    for section, maker in SECTIONS.items():
+        for item in fields(maker):
+            if maker is Limits:
+                kind = limit_kind(item.name, getattr(schema, item.name))
+                yield Entry(section, item.name, getattr(default, item.name), kind)
+            else:
+                yield Entry(section, item.name, item.default, kind_of(item.metadata))
+
+
+SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(Settings)}
+ENTRIES: dict[str, Entry] = {entry.key: entry for entry in _entries()}
+"""By key, in the order of the documentation."""
+_VARIABLES = {entry.variable: entry for entry in ENTRIES.values()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 from zlib import crc32
@@ -39,18 +39,10 @@ class _Pending:
 
     key: int
     parts: list[bytes]
-    address: str
-    server_key: bytes
+    target: _Target
     deadline: float
-    next_try: float
-
-
-@dataclass(slots=True)
-class _TargetConnection:
-    """A connection to one hand-off target."""
-
-    connection: Connection
-    receiving: "asyncio.Task[None]"
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: str = ""
 
 
 class HandoffSender:
@@ -74,40 +66,35 @@ class HandoffSender:
         self._clock = clock
         self._failed = failed
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._new: deque[tuple[int, _Pending]] = deque()
         self._pending: dict[int, _Pending] = {}
-        self._reporting: set[asyncio.Task[None]] = set()
-        self._settled = asyncio.Event()
-        self._connections: OrderedDict[_Target, _TargetConnection] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting = asyncio.Lock()
+        self._connections: OrderedDict[_Target, tuple[Connection, asyncio.Task[None]]] = OrderedDict()
         self._repeated_log = DeduplicatedLog()
 
     async def __aenter__(self) -> Self:
         """Begin to send."""
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait until each hand-off is answered or has timed out, and close the connections."""
-        while error is None and self.pending:  # each ends by its timeout
-            self._settled.clear()
-            await self._settled.wait()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        await asyncio.gather(*self._reporting)
+        await asyncio.sleep(0)  # what other threads have sent begins
+        if error is not None:
+            for task in self._tasks:
+                task.cancel()
+        while self._tasks:  # each ends by its timeout
+            await asyncio.wait(self._tasks)
+        self._loop = None
         for target in list(self._connections):
             await self._close(target)
 
     @property
     def pending(self) -> int:
         """How many hand-offs are not answered yet."""
-        return len(self._new) + len(self._pending)
+        return len(self._pending)
 
     def send(self, generate: Generate, state: bytes) -> None:
         """Hand a request off, from any thread. Raises ValueError, with the reason, if it cannot be sent."""
@@ -123,62 +110,62 @@ class HandoffSender:
             parts = handoff_of(generate, state, number, self._settings)
         except ContractError as error:
             raise ValueError(str(error)) from None
-        now = self._clock.now()
-        deadline = now + worker.handoff_timeout_ms / 1000
-        key, address, server_key = generate.request_key, generate.handoff_address, generate.handoff_server_key
-        self._new.append((number, _Pending(key, parts, address, server_key, deadline, now)))
+        target = generate.handoff_address, generate.handoff_server_key
+        deadline = self._clock.now() + worker.handoff_timeout_ms / 1000
+        self._pending[number] = pending = _Pending(generate.request_key, parts, target, deadline)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: the worker has left
-                self._loop.call_soon_threadsafe(self._wake.set)
+                self._loop.call_soon_threadsafe(self._begin, number, pending)
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            while self._new:  # other threads only append
-                number, pending = self._new[0]
-                self._pending[number] = pending
-                self._new.popleft()
+    def _begin(self, number: int, pending: _Pending) -> None:
+        if self._loop is not None:
             self.counts.handing_off = len(self._pending)
-            now = self._clock.now()
-            for number, pending in list(self._pending.items()):
-                if number not in self._pending:  # it was answered while another one was sent
-                    continue
-                if now >= pending.deadline:
-                    waited = self._settings.worker.handoff_timeout_ms
-                    self._end(number, f"the decode worker at {pending.address} did not answer for {waited} ms")
-                elif now >= pending.next_try:
-                    await self._try(number, pending, now)
-            times = [min(pending.next_try, pending.deadline) for pending in self._pending.values()]
-            await self._clock.wait(self._wake, max(0.0, min(times) - self._clock.now()) if times else 1.0)
+            task = self._loop.create_task(self._hand_off(number, pending))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _try(self, number: int, pending: _Pending, now: float) -> None:
-        try:
-            target = await self._connection((pending.address, pending.server_key))
-            is_sent = target.connection.send(pending.parts)
-        except Exception as error:  # noqa: BLE001 - it ends this hand-off, and not the sender
-            self._end(number, f"the decode worker at {pending.address} cannot be reached: {error}")
+    async def _hand_off(self, number: int, pending: _Pending) -> None:
+        """Hand a request off, and report it if no decode worker accepts it."""
+        why = await self._failure(pending)
+        del self._pending[number]
+        self.counts.handing_off = len(self._pending)
+        if not why:
+            self.counts.handed_off += 1
             return
-        every = self._settings.worker.handoff_timeout_ms / 1000 / _TRIES
-        pending.next_try = now + (every if is_sent else _FULL_WAIT)
+        self.counts.untaken += 1
+        self._repeated_log.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{pending.key:016x}")
+        # In a thread, as it may block until retention has room.
+        await asyncio.to_thread(self._failed, pending.key, why)
 
-    async def _connection(self, target: _Target) -> _TargetConnection:
-        opened = self._connections.get(target)
-        if opened is None:
-            if len(self._connections) >= self._settings.worker.handoff_connections:
-                await self._close(next(iter(self._connections)))
-            connection = await self._transport.connect(*target)
-            opened = self._connections[target] = _TargetConnection(
-                connection, asyncio.create_task(self._receive(connection))
-            )
-        self._connections.move_to_end(target)
-        return opened
+    async def _failure(self, pending: _Pending) -> str:
+        """Send a hand-off until it is answered, or its time is over; return why it failed, or an empty string."""
+        timeout, where = self._settings.worker.handoff_timeout_ms, f"the decode worker at {pending.target[0]}"
+        while (remaining := pending.deadline - self._clock.now()) > 0:
+            try:
+                connection = await self._connection(pending.target)
+                pause = timeout / 1000 / _TRIES if connection.send(pending.parts) else _FULL_WAIT
+            except Exception as error:  # noqa: BLE001 - it ends this hand-off, and not the sender
+                return f"{where} cannot be reached: {error}"
+            if await self._clock.wait(pending.answered, min(pause, remaining)):
+                return f"{where} refused it: {pending.refusal}" if pending.refusal else ""
+        return f"{where} did not answer for {timeout} ms"
+
+    async def _connection(self, target: _Target) -> Connection:
+        async with self._connecting:
+            if target not in self._connections:
+                if len(self._connections) >= self._settings.worker.handoff_connections:
+                    await self._close(next(iter(self._connections)))
+                connection = await self._transport.connect(*target)
+                self._connections[target] = connection, asyncio.create_task(self._receive(connection))
+            self._connections.move_to_end(target)
+            return self._connections[target][0]
 
     async def _close(self, target: _Target) -> None:
-        opened = self._connections.pop(target)
-        opened.receiving.cancel()
+        connection, receiving = self._connections.pop(target)
+        receiving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await opened.receiving
-        await opened.connection.close()
+            await receiving
+        await connection.close()
 
     async def _receive(self, connection: Connection) -> None:
         while True:
@@ -189,42 +176,25 @@ class HandoffSender:
             except ContractError as error:
                 self._repeated_log.begin("reply", _log.warning, "answer to a hand-off refused", reason=str(error))
                 continue
-            if reply is None or reply.number not in self._pending:
-                continue  # it was sent twice and answered twice
-            if reply.refusal:
-                address = self._pending[reply.number].address
-                self._end(reply.number, f"the decode worker at {address} refused it: {reply.refusal}")
-            else:
-                self.counts.handed_off += 1
-                self._drop(reply.number)
-
-    def _end(self, number: int, why: str) -> None:
-        key = self._pending[number].key
-        self.counts.untaken += 1
-        self._repeated_log.begin("handoff", _log.error, "hand-off failed", reason=why, request=f"{key:016x}")
-        # Reporting may block until retention has room; the other hand-offs must not.
-        reporting = asyncio.create_task(asyncio.to_thread(self._failed, key, why))
-        self._reporting.add(reporting)
-        reporting.add_done_callback(self._reporting.discard)
-        self._drop(number)
-
-    def _drop(self, number: int) -> None:
-        self._pending.pop(number, None)
-        self.counts.handing_off = len(self._pending)
-        if not self.pending:
-            self._settled.set()
+            pending = None if reply is None else self._pending.get(reply.number)
+            if pending is not None and reply is not None and not pending.answered.is_set():  # the first answer counts
+                pending.refusal = reply.refusal
+                pending.answered.set()
 
 
 class HandoffReceiver:
     """Listens for hand-offs while `async with` lasts, and queues them for the publisher's engine from `serve` on."""
+
+    _listener: Listener
+    _publisher: Publisher
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         """Take a decode worker's settings."""
         self._settings = settings
         self._transport = transport
         self._ticket = secrets.token_bytes(_TICKET_BYTES)
-        self._listener: Listener | None = None
-        self._publisher: Publisher | None = None
+        self.point = HandoffPoint()
+        """Where prefill workers send to, with the port that the system chose, and the ticket and key they need."""
         self._task: asyncio.Task[None] | None = None
         self._answers: OrderedDict[int, str | None] = OrderedDict()
         self._repeated_log = DeduplicatedLog()
@@ -233,25 +203,16 @@ class HandoffReceiver:
     async def __aenter__(self) -> Self:
         """Listen; raises AddressError for an address that cannot be used."""
         self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
+        self.point = HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop listening."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._listener is not None:
-            await self._listener.close()
-
-    @property
-    def point(self) -> HandoffPoint:
-        """Where prefill workers send to, with the port that the system chose, and the ticket and key they need."""
-        if self._listener is None:
-            return HandoffPoint()
-        return HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
+        await self._listener.close()
 
     def serve(self, publisher: Publisher) -> None:
         """Begin to accept hand-offs, for the engine that takes its requests from a publisher."""
@@ -260,7 +221,7 @@ class HandoffReceiver:
         self._task = asyncio.create_task(self._receive())
 
     async def _receive(self) -> None:
-        while self._listener is not None:
+        while True:
             try:
                 peer, parts = await self._listener.receive()
             except ClosedError:
@@ -282,10 +243,10 @@ class HandoffReceiver:
         self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
     def _check_identity(self, peer: bytes, worker_id: str) -> None:
-        identity = None if self._listener is None else self._listener.identity(peer)
-        if identity is None or not identity.may(Role.HANDOFF, worker_id):
-            name = "" if identity is None else identity.name
-            raise ContractError("handoff.worker_id", f"one that the key {name!r} may hand off as", repr(worker_id))
+        identity = self._listener.identity(peer)
+        if not identity.may(Role.HANDOFF, worker_id):
+            limit = f"one that the key {identity.name!r} may hand off as"
+            raise ContractError("handoff.worker_id", limit, repr(worker_id))
 
     def _accept(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         number, key = handoff.number, handoff.generate.request_key
@@ -295,7 +256,7 @@ class HandoffReceiver:
                 self._reply(peer, handoff, answer)
             return
         publisher, worker = self._publisher, self._settings.worker
-        if publisher is None or len(publisher.session.requests) >= worker.max_requests:
+        if len(publisher.session.requests) >= worker.max_requests:
             self._decide(peer, handoff, f"it has {worker.max_requests} requests, as many as it takes")
             return
         if key in publisher.session.requests:
@@ -337,8 +298,7 @@ class HandoffReceiver:
         self._reply(peer, handoff, refusal)
 
     def _reply(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
-        if self._listener is not None:
-            self._listener.send(peer, reply_of(handoff, refusal))  # after a lost reply the hand-off is sent again
+        self._listener.send(peer, reply_of(handoff, refusal))  # after a lost reply the hand-off is sent again
 
 
 def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings) -> list[bytes]:

@@ -5,7 +5,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import fields
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -46,9 +45,7 @@ class Outbox:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Publish what is queued, and stop the thread."""
         self._waiting.put(None)
         self._thread.join()

@@ -151,11 +151,7 @@ class Publisher:
 
     async def __aenter__(self) -> Self:
         """Start, on this event loop."""
-        started: Future[None] = Future()
-        self._task = asyncio.create_task(self._run(started))
-        await asyncio.wait([self._task, asyncio.wrap_future(started)], return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            self._task.result()
+        self._task = await self._start()
         return self
 
     async def __aexit__(
@@ -171,15 +167,17 @@ class Publisher:
         self.link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
 
     async def _run(self, started: Future[None]) -> None:
-        def _connected() -> None:
-            self._running = True
-            started.set_result(None)
+        running = await self._start()
+        started.set_result(None)
+        await running
 
+    async def _start(self) -> asyncio.Task[None]:
+        """Connect, and return the task that sends what is published until the end."""
         transport = self._transport or transport_for(self.settings.bus)
-        try:
-            await self.link.run(transport, self.settings.bus.workers_address, _connected)
-        finally:  # nothing that is published from now on would be sent
-            self._stop_running()
+        running = await self.link.start(transport, self.settings.bus.workers_address)
+        self._running = True
+        running.add_done_callback(lambda _: self._stop_running())  # nothing that is published from now on would be sent
+        return running
 
     def _stop_running(self) -> None:
         with self._room:

@@ -83,8 +83,7 @@ class Replay:
         worker, bus = settings.worker, settings.bus
         self._retention = _Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
         self._retention.next_sequence = begin.hello.next_sequence
-        self._changed = asyncio.Event()
-        self._session = _Session(
+        self._session = WorkerSession(
             _hello(begin, worker_id),
             epoch,
             self._retention,
@@ -93,9 +92,10 @@ class Replay:
             on_request=lambda _: None,  # a recording answers no request
             on_room=lambda: None,
         )
-        self._session.on_change = self._changed.set
         self._link = Link(self._session, contextlib.nullcontext(), self._clock, "replay")
-        self._pace = _Pace(speed) if speed else None
+        self._speed = speed
+        self._begin: tuple[int, float] | None = None
+        """When the first item was produced, and when it was published."""
         self._running: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -107,8 +107,8 @@ class Replay:
         """
         transport = self._transport or transport_for(self._settings.bus)
         address = self._settings.bus.workers_address
-        running = asyncio.create_task(self._link.run(transport, address, lambda: None))
-        running.add_done_callback(lambda _: self._changed.set())
+        running = await self._link.start(transport, address)
+        running.add_done_callback(lambda _: self._link.progress.set())
         stopping = asyncio.create_task(self._forward(stop))
         self._running = running
         drain_seconds = 0.0
@@ -126,7 +126,7 @@ class Replay:
     async def _forward(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._is_stopped = True
-        self._changed.set()
+        self._link.progress.set()
 
     async def _publish_all(self, shown: Callable[[], None]) -> None:
         patience = self._settings.worker.block_timeout_ms / 1000
@@ -134,7 +134,7 @@ class Replay:
             raise ReplayError(f"no processor answered for {self._settings.worker.block_timeout_ms} ms")
         for entry in self._entries:
             contents = _contents_of(entry)
-            await self._until(lambda: False, self._seconds_early(contents))
+            await self._until(lambda: False, self._seconds_early(contents.produced_at_ns))
             if not await self._until(lambda: self._retention.has_room(len(entry.payload)), patience):  # noqa: B023 - now
                 raise ReplayError(
                     f"retention: no room for {self._settings.worker.block_timeout_ms} ms: "
@@ -162,13 +162,18 @@ class Replay:
             remaining = deadline - self._clock.now()
             if remaining <= 0:
                 return False
-            self._changed.clear()
-            await self._clock.wait(self._changed, remaining)
+            self._link.progress.clear()
+            await self._clock.wait(self._link.progress, remaining)
 
-    def _seconds_early(self, contents: _Contents) -> float:
-        if self._pace is None:
+    def _seconds_early(self, produced_at_ns: int) -> float:
+        """Return after how many seconds an item is due, measured from the first; one without a time is due at once."""
+        if not self._speed or not produced_at_ns:
             return 0
-        return self._pace.seconds_early(contents.produced_at_ns, self._clock.now())
+        now = self._clock.now()
+        if self._begin is None:
+            self._begin = produced_at_ns, now
+        first_ns, began = self._begin
+        return began + (produced_at_ns - first_ns) / _NS / self._speed - now
 
     def _publish(self, entry: Entry, contents: _Contents) -> None:
         if entry.frame.WhichOneof("body") == "gap":
@@ -195,34 +200,6 @@ class _Retention(Retention):
         self.next_sequence = gap.last_sequence + 1
 
 
-class _Session(WorkerSession):
-    """A worker's session that calls back after each message."""
-
-    on_change: Callable[[], None]
-
-    def receive(self, parts: list[bytes], now: float) -> None:
-        """Take one transport message."""
-        super().receive(parts, now)
-        self.on_change()
-
-
-class _Pace:
-    """How early an item is, measured from the first."""
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self._begin: tuple[int, float] | None = None
-
-    def seconds_early(self, produced_at_ns: int, now: float) -> float:
-        """Return after how many seconds an item is due; one without a time is due at once."""
-        if not produced_at_ns:
-            return 0
-        if self._begin is None:
-            self._begin = produced_at_ns, now
-        first_ns, started = self._begin
-        return started + (produced_at_ns - first_ns) / _NS / self._speed - now
-
-
 def _hello(begin: WorkerFrame, worker_id: str) -> Hello:
     hello = Hello()
     hello.CopyFrom(begin.hello)
@@ -240,9 +217,16 @@ def _contents_of(entry: Entry) -> _Contents:
     try:
         match entry.frame.item.payload_kind:
             case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-                return _batch_contents(parse(entry.payload, _LIMITS))
+                batch = parse(entry.payload, _LIMITS)
+                if batch.has_consistent_lengths():
+                    keys, leaving = batch.request_keys, LEAVES[batch.statuses]
+                    return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[leaving].tolist())
             case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-                return _event_contents(read_frame(RequestEvent, entry.payload))
+                event = read_frame(RequestEvent, entry.payload)
+                if event.HasField("admitted"):
+                    return _NOTHING._replace(present=[event.admitted.request_key])
+                if event.HasField("error"):
+                    return _NOTHING._replace(ended=[event.error.request_key])
     except ContractError:
         pass  # the processor refuses it again, and says why
     return _NOTHING
@@ -264,19 +248,3 @@ def _renamed(entry: Entry, worker_id: str, epoch: int) -> bytes:
     except ContractError as error:
         raise RecordingError(entry.offset, f"item {entry.frame.item.sequence}: {error}") from None
     return entry.payload
-
-
-def _batch_contents(batch: LogprobBatch) -> _Contents:
-    if not batch.has_consistent_lengths():
-        return _NOTHING
-    keys = batch.request_keys
-    return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[LEAVES[batch.statuses]].tolist())
-
-
-def _event_contents(event: RequestEvent) -> _Contents:
-    match event.WhichOneof("event"):
-        case "admitted":
-            return _NOTHING._replace(present=[event.admitted.request_key])
-        case "error":
-            return _NOTHING._replace(ended=[event.error.request_key])
-    return _NOTHING

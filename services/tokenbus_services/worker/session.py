@@ -6,7 +6,8 @@
 import secrets
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -14,29 +15,22 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import (
     Gap,
     GapReason,
-    Goodbye,
-    GoodbyeReason,
+    Heartbeat,
     Hello,
     Item,
     ProcessorFrame,
     StreamLimits,
     Welcome,
     WorkerFrame,
-    WorkerRole,
 )
 from tokenbus_contracts.schema import MAJOR, MINOR
-from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState, check_times
+from tokenbus_services.link import PROOF_BYTES, ReconnectingSession
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
-_ROLES = {
-    "mixed": WorkerRole.WORKER_ROLE_MIXED,
-    "prefill": WorkerRole.WORKER_ROLE_PREFILL,
-    "decode": WorkerRole.WORKER_ROLE_DECODE,
-}
 
 
 class HandoffPoint(NamedTuple):
@@ -67,8 +61,7 @@ class WorkerSession(ReconnectingSession):
         called when an ack has made room in retention.
         """
         super().__init__(interval, timeout)
-        self._introduction = Hello()
-        self._introduction.CopyFrom(hello)
+        self._introduction = deepcopy(hello)
         self._introduction.proof = secrets.token_bytes(PROOF_BYTES)
         self._epoch = epoch
         self._retention = retention
@@ -83,8 +76,6 @@ class WorkerSession(ReconnectingSession):
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
-        self._is_news = False
-        """Whether the processor does not know that yet."""
         self.acknowledged = 0
         self.replayed = 0
 
@@ -111,23 +102,12 @@ class WorkerSession(ReconnectingSession):
 
     # What comes in.
 
-    def receive(self, parts: list[bytes], now: float) -> None:
-        """Take one transport message; a ContractError says what is wrong with it, and changes nothing."""
+    def _read(self, parts: list[bytes]) -> ProcessorFrame:
         if len(parts) != 1:
             raise ContractError("message", "one part", len(parts), rule=Rule.LENGTH)
-        frame = read_frame(ProcessorFrame, parts[0])
-        body = frame.WhichOneof("body")
-        if body is None or self.state is SessionState.LEFT:
-            return
-        if body == "welcome":
-            self._welcome(frame.welcome)
-        elif body == "refusal":
-            self._refused(frame.refusal, now)
-        elif self.state is SessionState.OPEN:
-            self._open_frame(frame, body, now)
-        self._last_heard = now
+        return read_frame(ProcessorFrame, parts[0])
 
-    def _open_frame(self, frame: ProcessorFrame, body: str, now: float) -> None:
+    def _take(self, frame: ProcessorFrame, body: str, _parts: list[bytes], now: float) -> None:
         match body:
             case "credit":
                 self._granted_sequence = max(self._granted_sequence, frame.credit.through_sequence)
@@ -136,18 +116,14 @@ class WorkerSession(ReconnectingSession):
                 self._acknowledge(frame.ack.through_sequence)
             case "replay":
                 self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
-            case "heartbeat":
-                self._echo_ns = frame.heartbeat.sent_at_ns
-            case "goodbye":
-                self._greet_again(now + self._interval)
             case "generate":
                 # The processor sends a request again where it cannot know whether it arrived.
                 if frame.generate.request_key not in self.requests:
-                    self._take(frame.generate, now)
+                    self._take_request(frame.generate, now)
             case "abort":
                 self._on_request(frame.abort)
 
-    def _take(self, generate: Generate, now: float) -> None:
+    def _take_request(self, generate: Generate, now: float) -> None:
         try:
             self._on_request(generate)
         except ContractError:
@@ -159,7 +135,6 @@ class WorkerSession(ReconnectingSession):
         if welcome.resume_from > self._retention.next_sequence:
             limit = f"at most {self._retention.next_sequence}, the next item"
             raise ContractError("welcome.resume_from", limit, welcome.resume_from)
-        check_times(welcome)
         self._welcomed(welcome)
         self._is_news = self._takes_no_more
         self._replays.clear()
@@ -186,31 +161,30 @@ class WorkerSession(ReconnectingSession):
 
     # What goes out.
 
-    def _next(self, now: float) -> list[bytes] | None:
-        message = None if self._is_news else self._next_replay() or self._next_item()
-        if message is None and (beat := self._heartbeat(now, at_once=self._is_news)) is not None:
-            self._is_news = False
-            beat.last_sequence = self._next_sequence - 1
-            beat.takes_no_more = self._takes_no_more
-            message = [write_frame(WorkerFrame(epoch=self._epoch, heartbeat=beat))]
-        return message
+    @property
+    def _last_sequence(self) -> int:
+        return self._next_sequence - 1
 
-    def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
-        """Leave, and return the last message to send."""
-        self.state = SessionState.LEFT
-        body = Goodbye(reason=reason, message=message, last_sequence=self._next_sequence - 1)
-        return [write_frame(WorkerFrame(epoch=self._epoch, goodbye=body))]
+    def _written(self, **body: Any) -> bytes:  # noqa: ANN401 - messages
+        return write_frame(WorkerFrame(epoch=self._epoch, **body))
 
-    def _hello(self) -> list[bytes]:
-        hello = Hello()
-        hello.CopyFrom(self._introduction)
+    def _next(self) -> list[bytes] | None:
+        return None if self._is_news else self._next_replay() or self._next_item()
+
+    def _heartbeat(self, now: float) -> Heartbeat:
+        beat = super()._heartbeat(now)
+        beat.takes_no_more = self._takes_no_more
+        return beat
+
+    def _hello(self) -> Hello:
+        hello = deepcopy(self._introduction)
         hello.first_sequence = self._retention.first_sequence
         hello.next_sequence = self._retention.next_sequence
         hello.request_keys.extend(sorted(self.requests)[:_MOST_KEYS])
         hello.request_owners.extend(self._owners.get(key, 0) for key in hello.request_keys)
         if self._takes_no_more:
             hello.max_requests = 0
-        return [write_frame(WorkerFrame(epoch=self._epoch, hello=hello))]
+        return hello
 
     def _next_replay(self) -> list[bytes] | None:
         while self._replays:
@@ -251,7 +225,7 @@ class WorkerSession(ReconnectingSession):
             payload_bytes=len(entry.payload),
             payload_crc32=entry.checksum,
         )
-        return [write_frame(WorkerFrame(epoch=self._epoch, item=item)), entry.payload]
+        return [self._written(item=item), entry.payload]
 
     def _gap(self, first: int, last: int, keys: frozenset[int]) -> bytes:
         gap = Gap(
@@ -260,7 +234,7 @@ class WorkerSession(ReconnectingSession):
             reason=GapReason.GAP_REASON_RETENTION,
             request_keys=sorted(keys),
         )
-        return write_frame(WorkerFrame(epoch=self._epoch, gap=gap))
+        return self._written(gap=gap)
 
 
 def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) -> Hello:
@@ -270,14 +244,8 @@ def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) ->
         schema_major=MAJOR,
         schema_minor=MINOR,
         worker_id=worker.id,
-        role=_ROLES[worker.role],
-        limits=StreamLimits(
-            max_message_bytes=limits.max_message_bytes,
-            max_rows=limits.max_rows,
-            max_tokens_per_row=limits.max_tokens_per_row,
-            max_draft_tokens_per_row=limits.max_draft_tokens_per_row,
-            max_top_k=limits.max_top_k,
-        ),
+        role=f"WORKER_ROLE_{worker.role.upper()}",
+        limits=StreamLimits(**{field.name: getattr(limits, field.name) for field in StreamLimits.DESCRIPTOR.fields}),
         model=worker.model,
         vocabulary_size=vocabulary_size,
         tp_rank=worker.tp_rank,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_engines.ngram.model import CONTINUATIONS, DISCOUNT, DRAFT_LENGTH, FLOOR, WIDTH
-from tokenbus_engines.ngram.tokenizer import default_tokenizer, documents
+from benchmarks.ngram_training.learning import CONTINUATIONS, DISCOUNT, documents
+from tokenbus_engines.ngram.model import DRAFT_LENGTH, FLOOR, WIDTH
+from tokenbus_engines.ngram.tokenizer import default_tokenizer
 
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]

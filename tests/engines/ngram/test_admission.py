@@ -56,13 +56,13 @@ def test_a_prompt_may_fill_the_context_but_one() -> None:
 def test_text_and_tokens_are_the_same_prompt() -> None:
     """A prompt as text goes on as the tokens of it do, and both are as long; token id 0 is one (case 10)."""
     run = Run()
-    ids = run.engine.encode("It is. It was.")
+    ids = default_tokenizer().encode("It is. It was.")
     assert 0 in ids
     assert run.admit(asked(1, "It is. It was.", seed=2, max_tokens=20)) == len(ids)
     assert run.admit(asked(2, ids, seed=2, max_tokens=20)) == len(ids)
     run.to_the_end()
     assert run.got[1].tokens == run.got[2].tokens
-    assert b"".join(map(run.engine.token_bytes, ids)) == b"It is. It was."
+    assert b"".join(map(default_tokenizer().token_bytes, ids)) == b"It is. It was."
 
 
 @pytest.mark.parametrize("prompt", ["\0", "Grüße, 世界 \N{GRINNING FACE}", "\n\n\n", "🄰" * 40])
@@ -92,7 +92,7 @@ WRONG_OPTIONS = {
     "max_running: 1 to 1024, got 0": {"max_running": 0},
     "prefill_chunk: 1 to 1048576, got 0": {"prefill_chunk": 0},
     "kv_tokens: 2051 to 1099511627776, got 100": {"kv_tokens": 100},
-    "preempt_every: 0 or 2 to 2147483648, got 1": {"preempt_every": 1},
+    "slice_steps: 0 to 2147483647, got -1": {"slice_steps": -1},
     "max_top_logprobs: 0 to 32, got 33": {"max_top_logprobs": 33},
 }
 

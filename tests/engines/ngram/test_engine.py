@@ -206,18 +206,16 @@ def test_steps_say_what_they_are(speculate: int, method: SpeculativeMethod) -> N
 
 
 def test_rows_are_sorted_by_what_was_computed_and_can_be_put_back() -> None:
-    """New prompts come after rows that go on; batch indices say the order of admission (case 1)."""
-    options = NgramOptions(prefill_chunk=4)
-    run = Run(options, [asked(1, PROMPT * 5, seed=1, ignore_end_token=True)])
-    run.step()
-    for key in (2, 3):
-        run.admit(asked(key, seed=key, ignore_end_token=True))
-    keys = []
-    for _ in range(4):
-        (batch,) = run.step()
-        keys.append(batch.request_keys.tolist())
-        assert batch.in_batch_order().request_keys.tolist() == [1, 2, 3]
-    assert keys[0] == [2, 3, 1]
+    """Prompts come after rows that go on; batch indices say the order of admission (case 1)."""
+    wanted = [asked(key, seed=key, max_tokens=30, ignore_end_token=True) for key in (1, 2, 3)]
+    run = Run(NgramOptions(max_running=2, slice_steps=2), wanted).to_the_end()
+    keys = [batch.request_keys.tolist() for (batch,) in run.batches]
+    assert [batch.in_batch_order().request_keys.tolist() for (batch,) in run.batches] == [sorted(each) for each in keys]
+    assert sum(each != sorted(each) for each in keys) > 3
+    for (batch,) in run.batches:
+        rows = [batch.row(place) for place in range(batch.row_count)]
+        has_tokens = [row.token_ids.size > 0 for row in rows]
+        assert has_tokens == sorted(has_tokens, reverse=True)
 
 
 def test_an_abort_ends_a_request_at_the_next_step() -> None:
@@ -300,6 +298,6 @@ def test_output_is_readable() -> None:
 
 
 def _texts() -> list[str]:
-    from tokenbus_engines.ngram.tokenizer import documents  # noqa: PLC0415 - only here
+    from benchmarks.ngram_training.learning import documents  # noqa: PLC0415 - only here
 
     return documents()

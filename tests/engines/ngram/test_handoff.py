@@ -124,10 +124,11 @@ def test_a_prefill_engine_computes_long_prompts_in_chunks() -> None:
 
 def test_a_handed_off_request_may_be_preempted() -> None:
     """A request that went on elsewhere and is taken out there still gets a mixed engine's tokens (case 22)."""
-    generate = asked(1, seed=6, max_tokens=30, ignore_end_token=True)
-    prefill, states = handed_off([generate])
-    decode = Run(NgramOptions(role="decode", preempt_every=2))
+    generate, other = (asked(key, seed=6, max_tokens=30, ignore_end_token=True) for key in (1, 2))
+    prefill, states = handed_off([generate, other])
+    decode = Run(NgramOptions(role="decode", max_running=1, slice_steps=2))
     decode.admit(generate, states[1], prefill.got[1])
+    decode.admit(other, states[2], prefill.got[2])
     got = decode.to_the_end().got[1]
     assert RowStatus.PREEMPTED in got.statuses
     assert got.tokens == Run(requests=[generate]).to_the_end().got[1].tokens
@@ -144,15 +145,14 @@ DAMAGED = {
     "state: JSON, got b'not json'": b"not json",
     r"state: JSON, got b'\[\[\[": b"[" * 60_000,
     r"state: JSON, got b'\\xff": b"\xff\xfe",
-    "state: an object, got list": b"[]",
+    "and no other, got a difference in list": b"[]",
     "state: at most 65536 bytes, got 70000": b" " * 70_000,
     r"got a difference in \['seed'\]": {"seed": None},
     r"got a difference in \['more'\]": {"more": 1},
-    "state.version: 1, got 2": {"version": 2},
     "state.model: a string, got int": {"model": 5},
     "state.model: .*, got 'other'": {"model": "other"},
-    "state.prompt_tokens: 4, as the request has, got 5": {"prompt_tokens": 5},
-    "state.prompt_tokens: a whole number from 0 .*, got -1": {"prompt_tokens": -1},
+    "state.prompt: a string, got int": {"prompt": -1},
+    "state.prompt: the request's own, got another": {"prompt": "other"},
     "state.tokens: a list of 1 to 16 numbers, got 0 of them": {"tokens": []},
     "state.tokens: a list of 1 to 16 numbers, got 17 of them": {"tokens": [1] * 17},
     "state.tokens: a list of 1 to 16 numbers, got str": {"tokens": "1"},
@@ -167,6 +167,12 @@ DAMAGED = {
     r"state.proposals\[0\]: below \d+, got 100000": {"proposals": [100_000]},
     r"state.proposals\[0\]: a token that the draft proposes there, got 1700": {"proposals": [1_700]},
 }
+
+
+def test_nothing_is_carried() -> None:
+    """A context follows from the tokens, so whatever stands behind a state's fields is refused."""
+    with pytest.raises(ValueError, match=r"^state.carried: nothing, got 3 bytes$"):
+        NgramEngine(DECODE).admit(asked(1, seed=1, max_tokens=9), state_with() + b"\nabc")
 
 
 @pytest.mark.parametrize(("message", "made"), DAMAGED.items(), ids=range(len(DAMAGED)))

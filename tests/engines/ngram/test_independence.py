@@ -40,7 +40,12 @@ def requests(draw: st.DrawFn) -> Generate:
     place=st.integers(0, 11),
     late=st.integers(0, 3),
     options=st.sampled_from(
-        [NgramOptions(), NgramOptions(max_running=3), NgramOptions(preempt_every=3), NgramOptions(prefill_chunk=2)]
+        [
+            NgramOptions(),
+            NgramOptions(max_running=3),
+            NgramOptions(max_running=2, slice_steps=3),
+            NgramOptions(prefill_chunk=2),
+        ]
     ),
 )
 def test_an_outcome_does_not_depend_on_neighbours(

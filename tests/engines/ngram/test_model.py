@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.ngram_training.learning import documents, learned, learned_tables
 from tests.engines.ngram import reference
 from tokenbus_engines.ngram.model import FLOOR, WIDTH, Model, default_model
-from tokenbus_engines.ngram.tokenizer import default_tokenizer, documents
+from tokenbus_engines.ngram.tokenizer import default_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 2e-6
@@ -102,9 +103,23 @@ def test_crossed_places_lead_to_the_same_tokens() -> None:
 
 def test_another_text_is_another_model() -> None:
     """A model's fingerprint follows from what it was taught, so that two that differ are told apart."""
-    model = Model(default_tokenizer(), documents()[:30])
-    assert model.fingerprint != default_model().fingerprint
-    assert Model(default_tokenizer(), documents()[:30]).fingerprint == model.fingerprint
+    tables = [learned_tables(default_tokenizer(), documents()[:30]) for _ in range(2)]
+    first, second = (Model(default_tokenizer(), each).fingerprint for each in tables)
+    assert first == second != default_model().fingerprint
+
+
+def test_the_committed_file_is_what_is_learned() -> None:
+    """The file that the engine reads has the pieces and the tables that learning the texts gives."""
+    tokenizer, model = learned(documents()), default_model()
+    assert tokenizer.vocabulary_size == default_tokenizer().vocabulary_size
+    pieces = [
+        each.token_bytes(token) for each in (tokenizer, default_tokenizer()) for token in range(model.vocabulary_size)
+    ]
+    assert pieces[: len(pieces) // 2] == pieces[len(pieces) // 2 :]
+    tables = learned_tables(tokenizer, documents())
+    assert (tables.ids == model.ids).all()
+    assert (tables.parents == model.contexts.parents).all()
+    np.testing.assert_allclose(tables.logprobs, model.logprobs, rtol=0, atol=TOLERANCE)
 
 
 def test_the_page_tells_the_models_size() -> None:

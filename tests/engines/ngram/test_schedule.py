@@ -53,10 +53,10 @@ def check_preemption(options: NgramOptions, requests: int) -> int:
     return sum(got.statuses.count(RowStatus.PREEMPTED) for got in run.got.values())
 
 
-@pytest.mark.parametrize("every", [2, 3, 7])
-def test_preempted_requests_go_on_with_the_same_tokens(every: int) -> None:
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_preempted_requests_go_on_with_the_same_tokens(steps: int) -> None:
     """A request that is taken out and resumed gets exactly the tokens that it would have had (case 22)."""
-    assert check_preemption(NgramOptions(preempt_every=every), 6) > 1
+    assert check_preemption(NgramOptions(max_running=2, slice_steps=steps), 6) > 1
 
 
 def test_a_full_memory_preempts_the_newest() -> None:
@@ -75,10 +75,13 @@ def test_a_full_memory_preempts_the_newest() -> None:
 
 def test_a_preempted_request_can_be_aborted() -> None:
     """An abort ends a request that was taken out, too, and it does not come back."""
-    run = Run(NgramOptions(preempt_every=2), [asked(1, seed=1, ignore_end_token=True)])
+    run = Run(NgramOptions(max_running=1, slice_steps=2))
+    for key in (1, 2):
+        run.admit(asked(key, seed=key, ignore_end_token=True))
     while RowStatus.PREEMPTED not in run.got[1].statuses:
         run.step()
-    run.engine.abort(1)
+    for key in (1, 2):
+        run.engine.abort(key)
     run.step()
     assert run.got[1].statuses[-1] is RowStatus.ABORTED
     assert not run.engine.has_work
@@ -86,7 +89,9 @@ def test_a_preempted_request_can_be_aborted() -> None:
 
 def test_resumed_requests_compute_their_context_again() -> None:
     """After a preemption the context is computed in chunks again before the next tokens come."""
-    run = Run(NgramOptions(preempt_every=6, prefill_chunk=5), [asked(1, seed=1, max_tokens=60, ignore_end_token=True)])
+    run = Run(NgramOptions(max_running=1, slice_steps=6, prefill_chunk=5))
+    for key in (1, 2):
+        run.admit(asked(key, seed=key, max_tokens=60, ignore_end_token=True))
     run.to_the_end()
     statuses = run.got[1].statuses
     place = statuses.index(RowStatus.PREEMPTED)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.ngram_training.learning import documents
 from tokenbus_engines.ngram import Tokenizer, default_tokenizer
-from tokenbus_engines.ngram.tokenizer import documents
 
 
 @pytest.mark.long

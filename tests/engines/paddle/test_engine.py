@@ -1,6 +1,6 @@
 """PaddleEngine: what each request gets, whatever else the engine does."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from tests.engines.paddle.needs import NEEDS_PADDLE
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.paddle import PaddleEngine, PaddleOptions
+from tokenbus_engines.paddle.decoder import PaddleDecoder
 from tokenbus_services.worker.engine import Engine
 
 pytestmark = NEEDS_PADDLE
@@ -183,6 +184,16 @@ def test_stop_tokens_and_the_end_token_end_requests() -> None:
     assert run.got[3].tokens[:8] == run.got[2].tokens
 
 
+def test_an_ignored_end_token_may_be_a_stop_token() -> None:
+    """The end token that is ignored ends a request all the same where it is one of its own stop tokens."""
+    run = Run(engine())
+    ending = STORY + "And that was the end"
+    run.engine.admit(text_request(1, ending, 60, temperature=0.0, ignore_end_token=True, stop_token_ids=[257]))
+    run.to_the_end()
+    assert (run.got[1].text, run.got[1].tokens[-1]) == (" of it.", 257)
+    assert run.got[1].statuses[-1] is RowStatus.FINISHED_STOP
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 9])
 def test_length_is_kept_exactly(most: int) -> None:
     """A request has as many tokens as it asks for, however many drafts would be accepted."""
@@ -256,17 +267,21 @@ def test_drafts_come_only_where_they_are_asked_for() -> None:
         assert mine.token_ids[:kept].tolist() == second.token_ids[:kept].tolist()
 
 
+def spoil(engine: PaddleEngine, key: int) -> None:
+    """Write what is no number where a request's keys and values are."""
+    decoder, slot = cast("PaddleDecoder", engine._decoder), engine._requests.slot(key)
+    cache = decoder._runner.cache
+    place = int(decoder.requests.places[slot])
+    cache.write(place, *(np.full_like(each, np.nan) for each in cache.read(place, 5)))
+
+
 def test_what_is_no_number_ends_its_own_request(alone: dict[int, list[int]]) -> None:
     """A request whose numbers went wrong ends alone, and who gets its slot next is not affected (case 24)."""
     run = Run(engine(max_running=2))
     run.engine.admit(MIXED[0])
     run.engine.admit(MIXED[1])
     run.step()
-    spoilt = run.engine._scheduler._requests[2].slot
-    assert spoilt is not None
-    shape = run.engine._runner.shape
-    held = (2, shape.layers, shape.attention_heads, 5, shape.head_width)
-    run.engine._runner.cache.write(spoilt, *np.full(held, np.nan, np.float32))
+    spoil(run.engine, 2)
     run.step()
     assert run.got[2].statuses == [RowStatus.ACTIVE, RowStatus.UNRECOVERABLE]
     run.engine.admit(MIXED[3])
@@ -279,4 +294,4 @@ def test_closed_engine_lets_go() -> None:
     """An engine that is closed holds neither network nor cache."""
     closed: Engine = engine()
     closed.close()
-    assert not hasattr(closed, "_runner")
+    assert not hasattr(closed, "_decoder")

@@ -6,23 +6,29 @@ import pytest
 
 from tests.engines.paddle.driver import text_request, token_request
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.paddle import PaddleOptions
-from tokenbus_engines.paddle.requests import Request, request_of
+from tokenbus_engines.admission import parameters_of
+from tokenbus_engines.paddle import ByteTokenizer, PaddleOptions
 from tokenbus_engines.paddle.tokenizer import BEGIN, END
+from tokenbus_engines.requests import Request
 
 OPTIONS = PaddleOptions(context=16, max_top_logprobs=5)
+
+
+def request_of(generate: Generate) -> Request:
+    """Return the request that a message asks for."""
+    return parameters_of(generate, OPTIONS, ByteTokenizer(), Request)
 
 
 def refusal(generate: Generate) -> str:
     """Return what is said of a request that is wrong."""
     with pytest.raises(ValueError, match=": ") as error:
-        request_of(generate, OPTIONS)
+        request_of(generate)
     return str(error.value)
 
 
 def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as the message has them
     """Return the request for a text."""
-    return request_of(text_request(7, text, **fields), OPTIONS)
+    return request_of(text_request(7, text, **fields))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def test_prompt_that_cannot_be_is_named() -> None:
 def test_prompts_become_tokens() -> None:
     """A text begins with a token of its own and goes on as UTF-8; token ids are taken as they are, 0 too (case 10)."""
     assert of_text("aé").prompt == [BEGIN, 97, 0xC3, 0xA9]
-    assert request_of(token_request(7, [0, 257, 0]), OPTIONS).prompt == [0, 257, 0]
+    assert request_of(token_request(7, [0, 257, 0])).prompt == [0, 257, 0]
 
 
 def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
@@ -70,7 +76,7 @@ def test_output_is_as_long_as_asked_for_or_as_fits() -> None:
     assert of_text("ab", max_tokens=500).most == 13
     without = text_request(7, "ab")
     without.sampling.ClearField("max_tokens")
-    assert request_of(without, OPTIONS).most == 13
+    assert request_of(without).most == 13
 
 
 def test_absent_options_have_defaults() -> None:
@@ -82,31 +88,38 @@ def test_absent_options_have_defaults() -> None:
     assert of_text(seed=0).is_seeded
 
 
+def stops_at(tokens: bytes, **fields: Any) -> list[bool]:  # noqa: ANN401 - as the message has them
+    """Return of each token whether it completes a stop."""
+    stops = of_text(**fields).stops
+    assert stops is not None
+    return [stops.take([token]) is not None for token in tokens]
+
+
 def test_stop_text_ends_a_request_with_its_last_byte() -> None:
     """A stop text ends the request wherever its bytes were cut into tokens, and not before it is complete."""
-    request = of_text(stop=["né!", "zz"])
-    assert [request.append(token) for token in "nné!".encode()] == [False, False, False, False, True]
+    assert stops_at("nné!".encode(), stop=["né!", "zz"]) == [False, False, False, False, True]
 
 
 def test_token_that_is_no_byte_does_not_part_a_stop_text() -> None:
     """A token that stands for no byte is nothing within a text."""
-    request = of_text(stop=["ab"], ignore_end_token=True)
-    assert [request.append(token) for token in (97, END, 98)] == [False, False, True]
+    stops = of_text(stop=["ab"]).stops
+    assert stops is not None
+    assert [stops.take([token]) for token in (97, END, 98)] == [None, None, 0]
 
 
 def test_only_the_end_of_the_text_is_kept() -> None:
     """A long output is not kept twice: no more bytes of it than a stop text can have."""
-    request = of_text(stop=["x" * 256])
-    assert not any(request.append(97) for _ in range(1000))
-    assert request.stops is not None
-    assert len(request.stops.tail) == 255
-    assert [request.append(ord("x")) for _ in range(256)] == [False] * 255 + [True]
+    stops = of_text(stop=["x" * 256]).stops
+    assert stops is not None
+    assert all(stops.take([97]) is None for _ in range(1000))
+    assert len(stops.tail) == 255
+    assert [stops.take([ord("x")]) for _ in range(256)] == [None] * 255 + [0]
 
 
-def test_end_token_ends_a_request_unless_told_otherwise() -> None:
-    """The model's end token ends a request, other stop tokens do where asked for, and neither does by mistake."""
-    assert of_text().append(END)
-    assert not of_text(ignore_end_token=True).append(END)
-    assert of_text(ignore_end_token=True, stop_token_ids=[END]).append(END)
-    assert of_text(stop_token_ids=[0]).append(0)
-    assert not of_text().append(0)
+def test_stop_tokens_complete_a_stop() -> None:
+    """A request's own stop tokens end it where asked for, the end token and token 0 too, and no other by mistake."""
+    assert of_text().stops is None
+    for token in (END, 0):
+        stops = of_text(stop_token_ids=[token]).stops
+        assert stops is not None
+        assert [stops.take([each]) for each in (97, token)] == [None, 0]

@@ -154,8 +154,7 @@ async def test_ten_vast_epochs_lock_no_name_out(deployment: Deployment) -> None:
 
 
 def _session(client: Client) -> int:
-    hello: ClientFrame = ClientFrame.FromString(client.session._hello()[0])
-    return hello.hello.session
+    return client.session._hello().session
 
 
 @pytest.mark.parametrize(

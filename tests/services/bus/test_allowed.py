@@ -9,8 +9,9 @@ import pytest
 import zmq
 
 from tokenbus_services.bus import Identity, Role
-from tokenbus_services.bus.allowed import AllowedKey, AllowList, AllowListError, locked, new_key, read_keys, write_keys
+from tokenbus_services.bus.allowed import AllowedKey, AllowList, AllowListError, new_key, read_keys, write_keys
 from tokenbus_services.settings import SettingsError
+from tokenbus_services.watched_files import locked
 
 KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
 """A key in Z85, the example of ZeroMQ's RFC."""

@@ -10,7 +10,7 @@ from typing import Any
 from tests.services.cli.guarded import Guarded
 from tests.services.cli.helpers import COMMAND
 from tests.support.waiting import MOST, wait_until
-from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.settings import ENTRIES
 
 FEW = ["--engine", "synthetic", "--prefill", "0", "--decode", "0"]
 """A system that starts quickly."""

@@ -15,7 +15,7 @@ from tokenbus_services.cli.local import LocalSystem, StartError
 from tokenbus_services.cli.local import plan as plan_module
 from tokenbus_services.cli.local.child import Child, News
 from tokenbus_services.cli.local.plan import Service, environment_of, free_address, plan_for, usable
-from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.screen import Screen, status_line
 from tokenbus_services.settings import Settings
 
@@ -141,9 +141,9 @@ def test_free_port_stays_free() -> None:
 
 def test_runtime_folder_is_private_and_in_use_until_all_have_left(folder: Path) -> None:
     """Only this user can enter it, and while any process holds its lock nobody else removes it."""
-    with RuntimeFolder(folder) as first:
+    with runtime_folder(folder) as first:
         assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
-        with RuntimeFolder(folder):
+        with runtime_folder(folder):
             assert len(sorted(path.name for path in folder.iterdir())) == 2
         assert sorted(path.name for path in folder.iterdir()) == [first.path.name]
     assert sorted(path.name for path in folder.iterdir()) == []
@@ -153,25 +153,25 @@ def test_runtime_folder_is_made_where_it_can_be(folder: Path, monkeypatch: pytes
     """A place that takes no folder, or whose path leaves no room for sockets, is passed over for the next."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc")
     monkeypatch.setenv("TMPDIR", str(folder))
-    with RuntimeFolder() as made:
+    with runtime_folder() as made:
         assert made.path.parent == folder
     long = folder / ("long" * 20)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
-    with RuntimeFolder() as made:
+    with runtime_folder() as made:
         assert made.path.parent not in (long, folder)
 
 
 def test_no_place_for_sockets_is_told() -> None:
     """Where no place takes a folder a line says which were tried and why not."""
     with pytest.raises(CommandError, match=r"no place for a folder of sockets \(XDG_RUNTIME_DIR, TMPDIR\): /proc: "):
-        RuntimeFolder(Path("/proc")).__enter__()
+        runtime_folder(Path("/proc")).__enter__()
 
 
 async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
     """A service that is not ready in its time ends the start, and the line names the option that allows more."""
     settings = Settings.load(environment={}, overrides={"metrics.address": ""})
-    with RuntimeFolder(folder) as runtime:
+    with runtime_folder(folder) as runtime:
         plan = plan_for(settings, runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
         system = LocalSystem(plan, runtime.lock, lambda _: None, start_seconds=0)
         with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
@@ -187,7 +187,7 @@ async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-    with RuntimeFolder(folder) as runtime:
+    with runtime_folder(folder) as runtime:
         plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
         with pytest.raises(StartError, match="processor: no process can be started: resource temporarily unavailable"):
             await LocalSystem(plan, runtime.lock, lambda _: None).__aenter__()

@@ -18,9 +18,9 @@ import pytest
 from tests.services.cli.helpers import COMMAND, generate
 from tests.services.cli.local import FEW, Command, children_of, environment, is_running, python
 from tests.support.waiting import MOST, wait_until
-from tokenbus_engines.synthetic_tokens import true_tokens
+from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.cli import main
-from tokenbus_services.cli.local.runtime import RuntimeFolder
+from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
 
@@ -158,7 +158,7 @@ def test_children_end_with_a_killed_parent(folder: Path) -> None:
 
     def is_cleared() -> bool:
         """Enter the folder, which removes what is left; a process's last thread frees its lock a moment later."""
-        with RuntimeFolder(folder):
+        with runtime_folder(folder):
             pass
         return left_in(folder) == []
 

@@ -8,7 +8,7 @@ from tests.services.builders import Wanted, batch, ids, step_of
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_engines import synthetic_tokens
+from tokenbus_engines import synthetic
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step, Token
 from tokenbus_services.delivery.errors import brief, code_name
 
@@ -38,7 +38,7 @@ async def test_tokens_come_one_by_one_with_all_that_belongs_to_them() -> None:
     put(tokens, 2, 1)
     tokens.finish(RowStatus.FINISHED_LENGTH)
     found = await taken(tokens)
-    true = synthetic_tokens.true_tokens(KEY, 0, 3)
+    true = synthetic.true_tokens(KEY, 0, 3)
     assert [token.id for token in found] == true.ids.tolist()
     assert [token.position for token in found] == [0, 1, 2]
     assert [token.logprob for token in found] == true.logprobs.tolist()
@@ -90,7 +90,7 @@ async def test_tokens_from_a_position_on(position: int) -> None:
     found = await taken(tokens)
     assert [token.position for token in found] == list(range(position, 4))
     assert [token.id for token in found] == ids(KEY, position, 4)
-    assert [token.logprob for token in found] == synthetic_tokens.true_tokens(KEY, position, 4).logprobs.tolist()
+    assert [token.logprob for token in found] == synthetic.true_tokens(KEY, position, 4).logprobs.tolist()
     assert [len(token.alternatives) for token in found if token.position < 3] == [2] * max(0, 3 - position)
 
 

@@ -89,18 +89,15 @@ class _Answer:
     """An answer that holds what it says, and frees it when it ends."""
 
     def __init__(self, buffers: Buffers, held: int) -> None:
-        self._buffers = buffers
-        self.held = held
-        self.unsent = 0
+        self.outbox = Outbox(2**30, lambda: None, buffers)
         self.is_evicted = False
         buffers.join(self)
-        buffers.grow(held)
+        self.outbox.hold(held)
 
     def evict(self) -> None:
         """End."""
         self.is_evicted = True
-        freed, self.held = self.held, 0
-        self._buffers.grow(-freed)
+        self.outbox.drop()
 
 
 def test_who_holds_the_most_ends_first() -> None:

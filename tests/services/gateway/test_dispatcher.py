@@ -15,7 +15,7 @@ from tests.support.waiting import turns
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.gateway.api_keys import Caller
-from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.rendered_step import RenderedStep
@@ -36,19 +36,19 @@ class _Listener:
         self.seen.append(self.tokens)
         return True
 
-    def fail(self, error: ApiError) -> None:
+    def end(self, error: ApiError) -> None:
         """Keep the error."""
         self.seen.append(error.message)
 
 
 @asynccontextmanager
-async def _running() -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
+async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
     """Run a dispatcher, whose processor the test plays."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     chosen = settings().gateway
     async with client:
         await processor.welcome()
-        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, Buffers(2**30))
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30))
         running = asyncio.create_task(dispatcher.run())
         await turns()
         yield processor, dispatcher, Caller(None, chosen, time.monotonic)
@@ -102,3 +102,35 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
         processor.rows(Wanted(5, 0, 0, RowStatus.ABORTED))
         await turns()
         assert caller.open_requests == 0
+
+
+@pytest.mark.parametrize("tokens_of_the_other", [1, 8])
+async def test_rows_of_an_ended_request_evict_no_answer(tokens_of_the_other: int) -> None:
+    """What the bus still brings for a request that was closed is freed, and charged to no answer that goes on."""
+    buffers = Buffers(8 * 60)  # an eighth may wait before it is handed out: more than one small row, less than two
+    async with _running(buffers) as (processor, dispatcher, caller):
+        listener, closed = _Listener(), _Listener()
+        answer = _Holder(listener, buffers)
+        buffers.join(answer)
+        dispatcher.open([generate_of(5)], answer, caller)
+        dispatcher.open([generate_of(6)], _answer(closed), caller)
+        dispatcher.close([6])
+        await turns()
+        processor.rows(Wanted(5, 0, 1), Wanted(6, 0, tokens_of_the_other))
+        await turns()
+        assert (answer.evictions, listener.seen, closed.seen) == (0, [1], [])
+        assert dispatcher.backlog.size == 0
+
+
+class _Holder:
+    """An answer that holds nothing, and counts how often it was evicted."""
+
+    def __init__(self, listener: _Listener, buffers: Buffers) -> None:
+        """Take who takes its rows, and the sum of what waits."""
+        self.listeners = [listener]
+        self.outbox = Outbox(1000, lambda: None, buffers)
+        self.evictions = 0
+
+    def evict(self) -> None:
+        """Count."""
+        self.evictions += 1

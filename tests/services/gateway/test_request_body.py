@@ -10,7 +10,7 @@ from jsonschema_rs import Draft202012Validator
 
 from tests.services.builders import settings
 from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TokenBias
-from tokenbus_services.gateway.completion_request import Reader
+from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.request_body import RequestTypes, structured_output
@@ -254,7 +254,7 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
         "cache_salt": "salt",
     }
     reader = Reader(settings(), vocabulary_of("bytes"))
-    body = VALID[route][1] | {"model": reader.models[0]} | fields
+    body = VALID[route][1] | {"model": DEFAULT_MODEL} | fields
     sampling = getattr(reader, route)(body).generate(0).sampling
     assert sampling == SamplingParameters(
         max_tokens=5,
@@ -280,7 +280,7 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
     )
     names = {field.name for field in SamplingParameters.DESCRIPTOR.fields}
     assert names - {field.name for field, _ in sampling.ListFields()} == NOT_IN_THE_API
-    plain = getattr(reader, route)(VALID[route][1] | {"model": reader.models[0]}).generate(0).sampling
+    plain = getattr(reader, route)(VALID[route][1] | {"model": DEFAULT_MODEL}).generate(0).sampling
     assert {field.name for field, _ in plain.ListFields()} <= {"max_tokens"}
 
 
@@ -293,7 +293,7 @@ NOT_IN_THE_API = {
 def test_zero_is_said_and_minus_one_is_all() -> None:
     """A penalty of 0 is sent, as the worker may have another default; a top_k of -1 is vLLM's word for all."""
     reader = Reader(settings(), vocabulary_of("bytes"))
-    fields = {"model": reader.models[0], "prompt": "a", "presence_penalty": 0, "min_p": 0.0, "top_k": -1}
+    fields = {"model": DEFAULT_MODEL, "prompt": "a", "presence_penalty": 0, "min_p": 0.0, "top_k": -1}
     sampling = reader.completion(fields).generate(0).sampling
     assert sampling.HasField("presence_penalty")
     assert sampling.HasField("min_p")

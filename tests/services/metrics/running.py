@@ -5,22 +5,29 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.bus import MemoryTransport
+from tokenbus_services.gateway.metrics import GATEWAY
+from tokenbus_services.metrics.families import Family
+from tokenbus_services.metrics.publisher import PUBLISHER
+from tokenbus_services.metrics.serve import PROCESSOR
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
 
+FAMILIES: list[Family[Any]] = [*PROCESSOR, *PUBLISHER, *GATEWAY]
+"""All metrics, in the order of docs/metrics.md."""
 _USUAL = {
     "bus.workers_address": "memory://workers",
     "bus.clients_address": "memory://clients",

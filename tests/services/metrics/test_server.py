@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics import MetricsAddressError, MetricsServer, serve_processor, serve_publisher
+from tokenbus_services.metrics import MetricsServer, serve_processor, serve_publisher
 from tokenbus_services.metrics.health import Health, LoopWatch, publisher_health
 from tokenbus_services.metrics.server import _MOST_CONNECTIONS
 
@@ -184,7 +184,7 @@ async def test_a_taken_address_is_one_line() -> None:
     bus = Bus()
     async with serve_processor(bus.processor) as server:
         other = Bus(settings(metrics__address=server.address, worker__metrics_address=server.address))
-        with pytest.raises(MetricsAddressError) as raised:
+        with pytest.raises(AddressError) as raised:
             await serve_processor(other.processor).__aenter__()
         assert str(raised.value) == f"metrics.address: {server.address}: taken: something listens there already"
         with pytest.raises(AddressError, match=f"worker.metrics_address: {server.address}: taken"):
@@ -196,7 +196,7 @@ async def test_a_bad_address_is_one_line() -> None:
     """An address that is none of this machine's, or no address at all, says so."""
     for address, reason in (("192.0.2.1:0", "no address of this machine"), ("a b:1", "expected HOST:PORT")):
         bus = Bus(settings(metrics__address=address))
-        with pytest.raises(MetricsAddressError) as raised:
+        with pytest.raises(AddressError) as raised:
             await serve_processor(bus.processor).__aenter__()
         assert str(raised.value) == f"metrics.address: {address}: {reason}"
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.services.metrics.running import Bus, scrape
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
-from tokenbus_services.metrics.collectors import ProcessorCollector
 from tokenbus_services.metrics.health import LoopWatch
+from tokenbus_services.metrics.serve import processor_collector
 from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor.speculation import MOST_HEADS, Speculation, ratio
 
@@ -67,7 +67,7 @@ async def test_no_draft_is_told_as_no_rate() -> None:
     async with bus.running():
         bus.publisher.publish(rows([(0, 1)]))
         await bus.processor.request(1).__anext__()
-        told = scrape(ProcessorCollector(bus.processor, times, LoopWatch(lambda: None, bus.processor.clock.now)))
+        told = scrape(processor_collector(bus.processor, times, LoopWatch(lambda: None, bus.processor.clock.now)))
     assert told("speculative_draft_tokens_total", worker="worker-0") == 0
     for name in ("acceptance", "efficiency", "head_acceptance"):
         assert told.families[f"tokenbus_speculative_{name}_ratio"].samples == []

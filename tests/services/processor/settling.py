@@ -1,6 +1,7 @@
 """A router under test, and the slow model that says what it must do: one dict of plain values for each request."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,30 +60,16 @@ class Table:
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
         self.aborted: list[tuple[int, int]] = []
-        self.streams: dict[int, Source] = {}
-        """The streams whose workers are there."""
-        self.vouched_for: list[tuple[int, int]] = []
-        self.registry = RequestRegistry(settings(overrides).processor, self.clock, self)
+        workers = SimpleNamespace(
+            abort=lambda *aborted: self.aborted.append(aborted), source_of=lambda _: None, by_stream={}
+        )
+        clients = SimpleNamespace(resumes=SimpleNamespace(settle_owner=lambda *_: None))
+        core: Any = SimpleNamespace(workers=workers, clients=clients)
+        self.registry = RequestRegistry(settings(overrides).processor, self.clock, core)
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.registry.router.consumers.update(self.recorders)
         for place, (key, stream) in enumerate(requests.items()):
             self.registry.submit(generate_of(key), stream, 1 + place % routes)
-
-    def abort_at_worker(self, stream: int, request_id: int) -> None:
-        """Remember what a worker was told to end."""
-        self.aborted.append((stream, request_id))
-
-    def source_of(self, request_id: int) -> Source | None:
-        """Return a stream whose worker said that it has a request."""
-        return next((each for each in self.streams.values() if request_id in each.owners), None)
-
-    def is_known_stream(self, stream: int) -> bool:
-        """Tell whether the worker of a stream is there."""
-        return stream in self.streams
-
-    def vouched(self, request: Request, owner: int) -> None:
-        """Remember what a worker said that it has."""
-        self.vouched_for.append((request.id, owner))
 
     def route(self, target: LogprobBatch, stream: int, draft: LogprobBatch | None = None, **more: Any) -> Step:  # noqa: ANN401
         """Let a step come from a stream."""

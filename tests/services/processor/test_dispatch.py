@@ -10,17 +10,16 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.bus import Outcome
-from tokenbus_services.processor.requests import Request
 from tokenbus_services.processor.router import BUFFERED
 
 
 def submit(bench: Bench, generate: Generate, *, may_wait: bool = False) -> RequestError | None:
     """Ask for a request in this process."""
-
-    def open_buffer(request: Request) -> None:
-        bench.core.registry.buffers.open(request)
-
-    return bench.core.dispatch.submit(generate, BUFFERED, open_buffer, may_wait=may_wait)
+    request = bench.core.dispatch.submit(generate, BUFFERED, may_wait=may_wait)
+    if isinstance(request, RequestError):
+        return request
+    bench.core.registry.buffers.open(request)
+    return None
 
 
 def keys(worker: BenchWorker) -> list[int]:

@@ -57,6 +57,16 @@ def test_next_life_takes_up_what_a_silent_one_left() -> None:
     assert client.errors() == {1: TAKEN_UP}
 
 
+def test_request_that_ends_while_its_next_life_waits_is_given_once() -> None:
+    """A resume that waits for an earlier life's silence is answered once, though its request ends meanwhile."""
+    bench, worker, client = serving(1)
+    again = bench.client(6)
+    resume(again, 1, 0)
+    worker.publish([Wanted(1, 0, 1, FINISHED)])
+    bench.pass_time(1.0, worker, client, again, most=0.1)
+    assert places(again) == [(1, 0, 1)]
+
+
 def test_other_name_never_has_it() -> None:
     """A client of another name does not get a request, even when its owner is gone."""
     bench, worker, client = serving(1)

@@ -9,8 +9,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.settings import Settings
-from tokenbus_services.settings.entries import ENTRIES
+from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.worker import engine_kind
 
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}

@@ -5,9 +5,9 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.printable import printable
@@ -18,42 +18,42 @@ _LONGEST = 60
 """A socket's path has at most 107 bytes on Linux and 103 elsewhere; what comes behind the folder needs the rest."""
 
 
-class RuntimeFolder:
+class RuntimeFolder(NamedTuple):
     """A folder that only this user can enter; its lock is held as long as any process of the system lives."""
 
-    def __init__(self, base: Path | None = None) -> None:
-        """Take where to make it: by default XDG_RUNTIME_DIR, else TMPDIR, else /tmp, whichever takes it."""
-        self._bases = [base] if base else _bases()
-        self.path = Path()
-        self.lock = -1
-        """The descriptor that child processes are to inherit."""
+    path: Path
+    lock: int
+    """The descriptor that child processes are to inherit."""
 
-    def __enter__(self) -> Self:
-        """Remove what systems left that were killed, and make the folder."""
-        self.path = self._made()
-        made = self.path / "new"
-        self.lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        made.rename(self.path / _LOCK)  # from now on it can be seen, and never without its lock
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove it with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self.lock)
+@contextlib.contextmanager
+def runtime_folder(base: Path | None = None) -> Iterator[RuntimeFolder]:
+    """Remove what systems left that were killed, and make a folder for as long as `with` lasts.
 
-    def _made(self) -> Path:
-        """Return a new folder in the first place that takes one, of which not even root can be sure before."""
-        refusals = []
-        for base in self._bases:
-            _sweep(base)
-            try:
-                return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-            except OSError as error:
-                refusals.append(printable(f"{base}: {(error.strerror or str(error)).lower()}"))
-        raise CommandError(f"no place for a folder of sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")
+    It is made in XDG_RUNTIME_DIR, else TMPDIR, else /tmp, whichever takes it, unless `base` says where.
+    """
+    path = _made([base] if base else _bases())
+    made = path / "new"
+    lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.rename(path / _LOCK)  # from now on it can be seen, and never without its lock
+        yield RuntimeFolder(path, lock)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _made(bases: Sequence[Path]) -> Path:
+    """Return a new folder in the first place that takes one, of which not even root can be sure before."""
+    refusals = []
+    for base in bases:
+        _sweep(base)
+        try:
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        except OSError as error:
+            refusals.append(printable(f"{base}: {(error.strerror or str(error)).lower()}"))
+    raise CommandError(f"no place for a folder of sockets (XDG_RUNTIME_DIR, TMPDIR): {', '.join(refusals)}")
 
 
 def _bases() -> list[Path]:

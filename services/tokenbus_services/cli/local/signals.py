@@ -3,21 +3,43 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, TypeVar
 
+from tokenbus_services.cli.local.system import LocalSystem
+
+T = TypeVar("T")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the last is sent when the terminal goes away
 
 
+async def until_signal(system: LocalSystem, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what some work with a system comes to; None where a signal, or `system.leave`, ended it before.
+
+    A second signal kills what is still there, and a suspended terminal suspends all of it.
+    """
+    with _leaving_on_signal(system), suspended_together(system.groups):
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(system.leave.wait())
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not system.leave.is_set():
+            return await working
+        if not system.is_stopping:
+            working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+        return None
+
+
 @contextmanager
-def stop_on_signal(hurry: asyncio.Event) -> Iterator[asyncio.Event]:
-    """Yield an event that the first signal sets; the second sets the one that was given."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+def _leaving_on_signal(system: LocalSystem) -> Iterator[None]:
+    """Let the first signal set `system.leave`, and the second `system.hurry`."""
+    loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
         """Note a signal."""
-        (hurry if stop.is_set() else stop).set()
+        (system.hurry if system.leave.is_set() else system.leave).set()
 
     # A hangup that is ignored already stays so, as under nohup. Not so SIGINT: a shell ignores it for all that a script
     # starts in the background, and means nothing by that.
@@ -25,7 +47,7 @@ def stop_on_signal(hurry: asyncio.Event) -> Iterator[asyncio.Event]:
     for each in heard:
         loop.add_signal_handler(each, on_signal)
     try:
-        yield stop
+        yield
     finally:
         for each in heard:
             loop.remove_signal_handler(each)

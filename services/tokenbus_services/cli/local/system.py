@@ -7,7 +7,7 @@ from typing import Self
 
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local.child import Child, News
-from tokenbus_services.cli.local.plan import Plan, Service
+from tokenbus_services.cli.local.plan import Plan
 
 START_SECONDS = 60
 
@@ -24,11 +24,13 @@ class LocalSystem:
     ) -> None:
         """Take the plan, the lock that all services inherit, the callback for news, and how long a start may take."""
         self.plan = plan
+        self.leave = asyncio.Event()
+        """Set it, and `until_signal` ends what is done with the system."""
         self.hurry = asyncio.Event()
         """Set it, and what is still there is killed."""
-        self.processor = self._child(plan.processor, tell)
-        self.workers = [self._child(service, tell) for service in plan.workers]
-        self.gateway = None if plan.gateway is None else self._child(plan.gateway, tell)
+        self.processor = Child(plan.processor, tell)
+        self.workers = [Child(service, tell) for service in plan.workers]
+        self.gateway = None if plan.gateway is None else Child(plan.gateway, tell)
         self._lock = lock
         self._start_seconds = start_seconds
 
@@ -42,6 +44,11 @@ class LocalSystem:
         """Whether a request can still be answered."""
         takers = [child for child in self.workers if not child.service.name.startswith("decode")]
         return self.processor.status is None and any(child.status is None for child in takers)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has begun to stop its services."""
+        return any(child.is_stopping for child in self.children)
 
     def groups(self) -> list[int]:
         """Return the process groups of the services that run: each has one of its own."""
@@ -108,9 +115,6 @@ class LocalSystem:
         late = late or next((child for child in children if not child.is_ready), None)
         if late is not None:
             raise _not_started(late, self._start_seconds)
-
-    def _child(self, service: Service, tell: Callable[[News], None]) -> Child:
-        return Child(service, tell)
 
 
 def _not_started(child: Child, seconds: float) -> StartError:

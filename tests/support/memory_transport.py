@@ -1,4 +1,4 @@
-"""MemoryTransport: a transport within one event loop, for tests and single processes; it loses no message."""
+"""MemoryTransport: a transport within one event loop; it loses no message."""
 
 import asyncio
 import contextlib

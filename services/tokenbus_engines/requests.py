@@ -1,0 +1,130 @@
+"""Requests: those that an engine has, in arrays with a slot for each, so that a step handles all of them at once."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_engines.admission import RequestParameters, Stops
+
+Ids = npt.NDArray[np.int64]
+_FIRST_SLOTS = 64
+_DIGEST_LENGTH = 32
+
+
+@dataclass(slots=True, kw_only=True)
+class Request(RequestParameters):
+    """A request as it is admitted, perhaps with the output that a prefill engine gave it."""
+
+    output: list[int] = field(default_factory=list)
+    proposals: list[int] = field(default_factory=list)
+    """What that engine's draft proposed to follow; not verified yet."""
+    carried: Any = None
+    """What that engine's decoder computed, as this one's decoder reads it."""
+
+
+def prompt_digest(prompt: Sequence[int]) -> str:
+    """Return what tells one prompt's tokens from another's."""
+    return hashlib.sha256(np.array(prompt, np.uint32).tobytes()).hexdigest()[:_DIGEST_LENGTH]
+
+
+class Requests:
+    """The requests that have not ended. A slot is used again; its serial number is not.
+
+    A decoder adds arrays of its own, which grow with these.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a request."""
+        self._by_key: dict[int, int] = {}
+        self._free: list[int] = []
+        self._count = 0
+        self.stops: dict[int, Stops] = {}
+        """By slot, of the requests that have stops of their own."""
+        self.keys = np.zeros(0, np.uint64)
+        self.serials = np.zeros(0, np.int64)
+        """In the order of admission."""
+        self.seeds = np.zeros(0, np.uint64)
+        self.positions = np.zeros(0, np.int64)
+        """How many tokens each was given."""
+        self.prompts = np.zeros(0, np.int64)
+        """How many tokens its prompt has."""
+        self.digests = np.zeros(0, f"U{_DIGEST_LENGTH}")
+        """What tells its prompt from another's."""
+        self.missing = np.zeros(0, np.int64)
+        """How many of its tokens are to be computed before the next one can be."""
+        self.ends = np.zeros(0, np.int64)
+        """How many tokens it is given at most."""
+        self.places = np.zeros(0, np.int64)
+        """Which of the engine's places it runs in; of requests that run."""
+        self.steps = np.zeros(0, np.int64)
+        """How many steps gave it tokens in that place, not counting its first."""
+        self.top_logprobs = np.zeros(0, np.uint8)
+        self.scored = np.zeros(0, np.bool_)
+        self.wants_drafts = np.zeros(0, np.bool_)
+        self.ignores_end = np.zeros(0, np.bool_)
+
+    def __len__(self) -> int:
+        """Return how many requests there are."""
+        return len(self._by_key)
+
+    def __contains__(self, key: int) -> bool:
+        """Tell whether a request is known."""
+        return key in self._by_key
+
+    def slot(self, key: int) -> int | None:
+        """Return a request's slot."""
+        return self._by_key.get(key)
+
+    def add(self, request: Request) -> int:
+        """Keep a request, and return its slot."""
+        if not self._free:
+            self._grow()
+        slot = self._free[-1]  # taken when all is written: a request that cannot be kept changes nothing
+        self.keys[slot] = request.key
+        self.serials[slot] = self._count
+        self.seeds[slot] = request.seed
+        self.positions[slot] = len(request.output)
+        self.prompts[slot] = len(request.prompt)
+        self.digests[slot] = prompt_digest(request.prompt)
+        self.missing[slot] = 0 if request.output else len(request.prompt)
+        self.ends[slot] = request.most
+        self.top_logprobs[slot] = request.top_logprobs
+        self.scored[slot] = request.is_scored
+        self.wants_drafts[slot] = request.wants_drafts
+        self.ignores_end[slot] = request.ignores_end
+        self._write(slot, request)
+        if request.stops is not None:
+            self.stops[slot] = request.stops
+        self._by_key[request.key] = self._free.pop()
+        self._count += 1
+        return slot
+
+    def remove(self, slots: Ids) -> None:
+        """Forget requests."""
+        for slot, key in zip(slots.tolist(), self.keys[slots].tolist(), strict=True):
+            del self._by_key[key]
+            self.stops.pop(slot, None)
+            self._free.append(slot)
+
+    def to_compute(self, slots: Ids) -> Ids:
+        """Return how many tokens must be computed before each continues: all, after its first all but the last."""
+        positions = self.positions[slots]
+        return np.asarray(self.prompts[slots] + np.maximum(positions - 1, 0))
+
+    def _write(self, slot: int, request: Request) -> None:
+        """Write what the decoder keeps of a request."""
+
+    def _grow(self) -> None:
+        """Make room for twice as many."""
+        before = self.keys.size
+        size = max(_FIRST_SLOTS, 2 * before)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                grown = np.zeros((size, *array.shape[1:]), array.dtype)
+                grown[:before] = array
+                setattr(self, name, grown)
+        self._free += range(size - 1, before - 1, -1)

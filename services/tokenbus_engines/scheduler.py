@@ -1,0 +1,171 @@
+"""Scheduler: continuous batching: which requests a step computes, and which wait or are preempted."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenbus_engines.admission import EngineOptions, check_range
+from tokenbus_engines.requests import Ids, Requests
+
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions(EngineOptions):
+    """How an engine with a scheduler runs. What is out of range is a ValueError with option, limit and value."""
+
+    slice_steps: int = 0
+    """After how many steps with tokens a request makes way for one that waits; 0: never."""
+    kv_tokens: int | None = None
+    """The most tokens that all running requests have together; when it is not enough, the newest of them waits.
+
+    None: as many as `max_running` requests can have.
+    """
+
+    def check(self, *, speculate: int, context: int, top_logprobs: int) -> None:
+        """Refuse what is out of range; the arguments are the most that this engine can do."""
+        EngineOptions.check(self, speculate=speculate, context=context, top_logprobs=top_logprobs)
+        check_range("slice_steps", self.slice_steps, 0, 2**31 - 1)
+        if self.kv_tokens is not None:
+            # One request must always fit, or nothing would ever run.
+            check_range("kv_tokens", self.kv_tokens, self.context + self.speculate, 1 << 40)
+
+
+class Plan(NamedTuple):
+    """The slots of a step, by what becomes of them; each in the order of admission."""
+
+    decode: Ids
+    """They continue after tokens that they have."""
+    computing: Ids
+    """A chunk of their tokens is computed: those of `first`, and those of `prefilling`."""
+    sizes: Ids
+    """Of those: how many tokens."""
+    first: Ids
+    """Their prompt is done in this step, and they get the first token."""
+    prefilling: Ids
+    """They get none: more is to come, or they had their first before they were preempted."""
+    preempted: Ids
+    aborted: Ids
+
+
+class Scheduler:
+    """Runs requests in the order of admission, each in a place of its own, as many as there are places for.
+
+    It owns their places, what is missing of each, and the set of running requests. A plan's step that fails changes
+    only which requests have a place: what was planned of them is planned again.
+    """
+
+    def __init__(self, requests: Requests, options: SchedulerOptions) -> None:
+        """Run requests as the options say."""
+        self._requests = requests
+        self._options = options
+        self._running = _NONE
+        self._waiting: deque[int] = deque()
+        self._aborted: set[int] = set()
+        self._free = list(range(options.max_running))
+
+    def add(self, slot: int) -> None:
+        """Let a request wait until there is room."""
+        self._waiting.append(slot)
+
+    def abort(self, slot: int) -> None:
+        """End a request in the next step."""
+        self._aborted.add(slot)
+
+    def plan(self) -> Plan:
+        """Return what is computed in the next step, after places have changed hands."""
+        requests = self._requests
+        aborted = self._end_aborted() if self._aborted else _NONE
+        crowded = self._preempt_newest()
+        preempted = crowded if crowded.size else self._preempt_oldest()
+        if not crowded.size:  # else they would continue at once
+            self._start()
+        running = self._running
+        missing = requests.missing[running]
+        if not missing.any():
+            return Plan(running, _NONE, _NONE, _NONE, _NONE, preempted, aborted)
+        sizes = np.clip(self._options.prefill_chunk - (np.cumsum(missing) - missing), 0, missing)
+        has_chunk = sizes > 0
+        computing = running[has_chunk]
+        is_first = (sizes == missing)[has_chunk] & (requests.positions[computing] == 0)
+        decode, first, prefilling = running[missing == 0], computing[is_first], computing[~is_first]
+        return Plan(decode, computing, sizes[has_chunk], first, prefilling, preempted, aborted)
+
+    def undo(self, plan: Plan) -> None:
+        """Learn that a plan's step failed: what it would have ended ends in the next one."""
+        self._aborted.update(plan.aborted.tolist())
+
+    def advance(self, plan: Plan, ended: Ids) -> None:
+        """Learn that a plan's step succeeded, and which of its requests have ended."""
+        self._requests.steps[plan.decode] += 1
+        if plan.computing.size:
+            self._requests.missing[plan.computing] -= plan.sizes
+        if ended.size:
+            self._take_out(ended)
+
+    def _end_aborted(self) -> Ids:
+        slots = self._aborted
+        self._aborted = set()
+        self._waiting = deque(slot for slot in self._waiting if slot not in slots)
+        ended = np.array(sorted(slots), np.int64)
+        self._take_out(ended)
+        return ended[np.argsort(self._requests.serials[ended])]
+
+    def _preempt_newest(self) -> Ids:
+        """Take the newest out while all together have too many tokens."""
+        if self._options.kv_tokens is None:
+            return _NONE
+        taken = self._running[np.cumsum(self._needed(self._running)) > self._options.kv_tokens]
+        self._preempt(taken)
+        self._waiting.extendleft(reversed(taken.tolist()))
+        return taken
+
+    def _preempt_oldest(self) -> Ids:
+        """Take out those that ran longest, as many as requests wait for.
+
+        Steps without tokens do not count: a request that is still computed again would never continue.
+        """
+        wanting = len(self._waiting) - len(self._free)
+        if not self._options.slice_steps or wanting <= 0:
+            return _NONE
+        steps = self._requests.steps[self._running]
+        oldest = np.argsort(-steps, kind="stable")[:wanting]
+        taken = self._running[oldest[steps[oldest] >= self._options.slice_steps]]
+        self._preempt(taken)
+        self._waiting.extend(taken.tolist())
+        return taken
+
+    def _preempt(self, slots: Ids) -> None:
+        # What they had computed is given up; it is computed again before they continue.
+        self._take_out(slots)
+        self._requests.missing[slots] = self._requests.to_compute(slots)
+
+    def _start(self) -> None:
+        """Let those that wait run while there is room."""
+        kv_tokens = self._options.kv_tokens
+        used = 0 if kv_tokens is None else int(self._needed(self._running).sum())
+        started: list[int] = []
+        while self._free and self._waiting:
+            slot = self._waiting[0]
+            if kv_tokens is not None:
+                used += int(self._needed(np.array([slot]))[0])
+                if used > kv_tokens:
+                    break
+            started.append(self._waiting.popleft())
+            self._requests.places[slot] = self._free.pop()
+            self._requests.steps[slot] = 0
+        if started:
+            running = np.concatenate([self._running, np.array(started, np.int64)])
+            self._running = running[np.argsort(self._requests.serials[running])]
+
+    def _take_out(self, slots: Ids) -> None:
+        """Take the places of those of some requests that run."""
+        is_out = np.isin(self._running, slots)
+        self._free += self._requests.places[self._running[is_out]].tolist()
+        self._running = self._running[~is_out]
+
+    def _needed(self, slots: Ids) -> Ids:
+        """Return how many tokens requests have after one more step, at most."""
+        return np.asarray(self._requests.prompts[slots] + self._requests.positions[slots] + self._options.speculate + 1)

@@ -1,0 +1,158 @@
+"""Scheduler: who is computed in a step, and who waits."""
+
+import numpy as np
+
+from tests.engines.paddle.driver import text_request
+from tokenbus_engines.admission import parameters_of
+from tokenbus_engines.engine import batch_order
+from tokenbus_engines.paddle import ByteTokenizer
+from tokenbus_engines.requests import Ids, Request, Requests
+from tokenbus_engines.scheduler import Plan, Scheduler, SchedulerOptions
+
+
+class Scheduled:
+    """A scheduler, and requests that get one token in each step that plans one."""
+
+    def __init__(self, *keys: int, prompt: str = "abc", **options: int) -> None:
+        """Let requests wait for a place; each prompt has one token more."""
+        self.options = SchedulerOptions(**{"prefill_chunk": 100, **options})  # type: ignore[arg-type]
+        self.requests = Requests()
+        self.scheduler = Scheduler(self.requests, self.options)
+        for key in keys:
+            made = parameters_of(text_request(key, prompt), self.options, ByteTokenizer(), Request)
+            self.scheduler.add(self.requests.add(made))
+
+    def slots(self, *keys: int) -> Ids:
+        """Return the slots of requests."""
+        return np.array([self.requests.slot(key) for key in keys], np.int64)
+
+    def keys(self, slots: Ids) -> list[int]:
+        """Return the keys of requests."""
+        found: list[int] = self.requests.keys[slots].tolist()
+        return found
+
+    def places(self, *keys: int) -> set[int]:
+        """Return where requests run."""
+        return set(self.requests.places[self.slots(*keys)].tolist())
+
+    def compute(self, plan: Plan, *ended: int) -> Plan:
+        """Do what an engine does with a plan whose step succeeded."""
+        self.requests.positions[plan.decode] += 1
+        self.requests.positions[plan.first] += 1
+        gone = self.slots(*ended)
+        self.scheduler.advance(plan, gone)
+        self.requests.remove(np.concatenate([gone, plan.aborted]))
+        return plan
+
+    def chunks(self, plan: Plan) -> list[tuple[int, int, bool]]:
+        """Return whose tokens are computed, how many, and whether a first token follows."""
+        gives_token = np.isin(plan.computing, plan.first)
+        return list(zip(self.keys(plan.computing), plan.sizes.tolist(), gives_token.tolist(), strict=True))
+
+
+def test_no_more_run_than_there_are_places() -> None:
+    """Requests beyond the places wait, in the order in which they came, and no two share a place."""
+    run = Scheduled(1, 2, 3, max_running=2)
+    plan = run.scheduler.plan()
+    assert run.keys(plan.first) == [1, 2]
+    assert run.places(1, 2) == {0, 1}
+    freed = run.places(1)
+    run.compute(plan, 1)
+    plan = run.scheduler.plan()
+    assert run.keys(plan.decode) == [2]
+    assert run.keys(plan.first) == [3]
+    assert run.places(3) == freed
+
+
+def test_prompts_are_computed_in_chunks_of_one_budget() -> None:
+    """A step computes no more tokens of prompts than it may, the oldest's first, and a token comes at the end."""
+    run = Scheduled(1, 2, 3, prefill_chunk=5)
+    planned = [run.chunks(run.compute(run.scheduler.plan())) for _ in range(3)]
+    assert planned == [
+        [(1, 4, True), (2, 1, False)],
+        [(2, 3, True), (3, 2, False)],
+        [(3, 2, True)],
+    ]
+
+
+def test_who_ran_longest_makes_way_for_who_waits() -> None:
+    """After its slice a request gives its place to one that waits, is told so once, and is computed anew later."""
+    run = Scheduled(1, 2, max_running=1, slice_steps=1)
+    seen = []
+    for _ in range(7):
+        plan = run.compute(run.scheduler.plan())
+        seen.append((run.keys(plan.preempted), run.keys(plan.decode), [gives for *_, gives in run.chunks(plan)]))
+    assert seen == [
+        ([], [], [True]),
+        ([], [1], []),
+        ([1], [], [True]),
+        ([], [2], []),
+        ([2], [], [False]),
+        ([], [1], []),
+        ([1], [], [False]),
+    ]
+
+
+def test_who_is_computed_anew_is_not_sent_away_before_it_got_a_token() -> None:
+    """A request whose text takes more steps to compute than its slice has still gets on, and ends."""
+    run = Scheduled(1, 2, prompt="0123456789", max_running=1, prefill_chunk=2, slice_steps=1)
+    for _ in range(200):
+        run.compute(run.scheduler.plan())
+    assert (run.requests.positions[run.slots(1, 2)] > 5).all()
+
+
+def test_no_request_is_preempted_where_none_waits() -> None:
+    """A request keeps its place as long as there is one for each."""
+    run = Scheduled(1, 2, max_running=2, slice_steps=1)
+    for _ in range(5):
+        assert not run.compute(run.scheduler.plan()).preempted.size
+
+
+def test_newest_make_way_where_memory_is_full() -> None:
+    """Beyond the tokens of all, the newest are preempted, and continue before the others that wait (case 22)."""
+    run = Scheduled(1, 2, 3, 4, context=12, speculate=0, kv_tokens=17)
+    seen = []
+    for _ in range(4):
+        plan = run.compute(run.scheduler.plan())
+        seen.append((run.keys(plan.preempted), run.keys(plan.decode), run.keys(plan.computing)))
+    assert seen == [([], [], [1, 2, 3]), ([3], [1, 2], []), ([], [1, 2], []), ([], [1, 2], [])]
+    run.compute(run.scheduler.plan(), 1)
+    assert run.keys(run.scheduler.plan().computing) == [2, 3]
+
+
+def test_aborted_request_is_gone_wherever_it_was() -> None:
+    """A request ends at the next step, running or waiting, and its place is free."""
+    run = Scheduled(1, 2, 3, max_running=1)
+    run.compute(run.scheduler.plan())
+    for slot in run.slots(1, 3).tolist():
+        run.scheduler.abort(slot)
+    plan = run.scheduler.plan()
+    assert run.keys(plan.aborted) == [1, 3]
+    assert run.keys(plan.first) == [2]
+    run.compute(plan)
+    assert 1 not in run.requests
+    run.scheduler.abort(int(run.slots(2)[0]))
+    run.compute(run.scheduler.plan())
+    assert not len(run.requests)
+
+
+def test_places_are_those_of_admission() -> None:
+    """Rows in whatever order are told their places in the batch, which is in the order of admission (case 3)."""
+    run = Scheduled(30, 10, 20)
+    one, two, three = run.requests.serials[run.slots(30, 10, 20)]
+    places = batch_order(np.array([three, one, two]))
+    assert places is not None
+    assert places.tolist() == [2, 0, 1]
+    assert batch_order(np.array([one, two, three])) is None
+
+
+def test_plan_whose_step_failed_ends_its_aborted_requests_later() -> None:
+    """What a failed step would have ended or computed is in the plan of the next one, and no place is lost."""
+    run = Scheduled(1, 2, max_running=1)
+    run.scheduler.abort(int(run.slots(1)[0]))
+    failed = run.scheduler.plan()
+    run.scheduler.undo(failed)
+    plan = run.scheduler.plan()
+    assert run.keys(plan.aborted) == run.keys(failed.aborted) == [1]
+    assert run.chunks(plan) == run.chunks(failed) == [(2, 4, True)]
+    assert run.places(2) == {0}
