@@ -191,7 +191,7 @@ def test_tokenizers_come_by_their_names() -> None:
         vocabulary_of("none")
 
 
-@pytest.mark.parametrize("name", ["ngram", "paddle", "synthetic"])
+@pytest.mark.parametrize("name", ["ngram", "paddle", "synthetic", "vllm"])
 def test_engines_of_this_distribution_are_installed(name: str) -> None:
     """Each engine's entry point names an EngineKind whose tokenizer is there, too."""
     kind = load(ENGINES, name, EngineKind)
@@ -205,4 +205,4 @@ def test_command_is_installed_with_its_engines() -> None:
         [COMMAND, "worker", "--engine", "steam"], capture_output=True, text=True, timeout=MOST, check=False
     )
     assert run.returncode == 2
-    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic')" in run.stderr
+    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')" in run.stderr
