@@ -40,6 +40,10 @@ def make(folder: Path, *, vocabulary: int = VOCABULARY) -> Path:
     with torch.no_grad():
         # Weights as they are drawn would give every token nearly the same probability.
         model.lm_head.weight.mul_(40)
+        # Parts of characters, and ids that the tokenizer does not have, would leave hardly any text.
+        for token in range(vocabulary):
+            if not trained.decode([token]).isascii() or not trained.decode([token]):
+                model.lm_head.weight[token] = 0
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
