@@ -1,8 +1,10 @@
 """The same requests by vLLM's own `LLM.generate` and by the engine, and what both must agree on."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ SHARED = {
     "max_num_batched_tokens": 64,
     "block_size": 32,
 }
-_ENDS = {"stop": RowStatus.FINISHED_STOP, "length": RowStatus.FINISHED_LENGTH}
+ENDS = {"stop": RowStatus.FINISHED_STOP, "length": RowStatus.FINISHED_LENGTH}
 
 
 @dataclass(frozen=True)
@@ -72,44 +74,19 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return given
 
 
-@contextmanager
-def reference(model: Path, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield vLLM's own `LLM`, and let go of it at the end."""
-    from vllm import LLM
+def reference(
+    model: Path, options: Mapping[str, Any], *groups: Sequence[Case], stops_of: int | None = None
+) -> list[tuple[list[Case], list[Answer]]]:
+    """Return groups of requests with vLLM's own answers; each group is generated at once.
 
-    made = LLM(model=str(model), disable_log_stats=True, **options)
-    try:
-        yield made
-    finally:
-        made.llm_engine.engine_core.shutdown()
-
-
-def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 - vLLM's LLM
-    """Return what vLLM itself answers."""
-    from vllm import SamplingParams
-
-    asked = [
-        SamplingParams(
-            **{
-                {"ignore_end_token": "ignore_eos"}.get(name, name): list(value) if name.startswith("stop") else value
-                for name, value in case.sampling.items()
-            },
-            logprobs=case.top_logprobs,
-        )
-        for case in cases
-    ]
-    prompts = [case.prompt if isinstance(case.prompt, str) else {"prompt_token_ids": case.prompt} for case in cases]
-    answers = []
-    for case, output in zip(cases, made.generate(prompts, asked, use_tqdm=False), strict=True):
-        (only,) = output.outputs
-        answer = Answer(_ENDS[only.finish_reason], list(only.token_ids), text=only.text)
-        for token, found in zip(only.token_ids, only.logprobs or (), strict=case.top_logprobs is not None):
-            answer.logprobs.append(found[token].logprob)
-            answer.ranks.append(found[token].rank)
-            best = sorted(((each.logprob, token) for token, each in found.items()), reverse=True)
-            answer.alternatives.append({token: value for value, token in best[: case.top_logprobs]})
-        answers.append(answer)
-    return answers
+    With `stops_of`, a last group has the requests of that group twice, with a stop token and with a stop string that
+    lie in its answers. It runs in a process of its own: vLLM can start only one engine that speculates in a process.
+    """
+    given = pickle.dumps((str(model), dict(options), [list(group) for group in groups], stops_of))
+    command = [sys.executable, "-m", "tests.engines.vllm.real.reference"]
+    run = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=True)
+    found: list[tuple[list[Case], list[Answer]]] = pickle.loads(run.stdout)  # noqa: S301 - our own
+    return found
 
 
 def answered(engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
@@ -131,7 +108,7 @@ def answered(engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63) 
 def add(answer: Answer, row: Any) -> None:  # noqa: ANN401 - a batch's row
     """Add a row to the answer of its request."""
     assert row.position == len(answer.tokens)
-    assert answer.status not in _ENDS.values()
+    assert answer.status not in ENDS.values()
     answer.status = row.status
     answer.steps += 1
     answer.drafts += row.draft_token_count

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real.runs import SHARED, Answer, Case, answered, arguments, check, expected, reference
+from tests.engines.vllm.real.runs import SHARED, Answer, Case, answered, arguments, check, reference
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_engines.vllm import VllmEngine
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker import StepAssembler
 
 GREEDY = {"temperature": 0.0, "ignore_end_token": True}
 SEEDED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 42, "ignore_end_token": True}
 LONG = [5 + place * 7 % 300 for place in range(150)]
-SHORT = [[5, 6, 7, 8], [300, 20, 4], "the cat sat", [9, 9, 9, 9, 9]]
+SHORT: list[str | list[int]] = [[5, 6, 7, 8], [300, 20, 4], "the cat sat", [9, 9, 9, 9, 9]]
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -54,19 +55,12 @@ def test_same_answers(model: Path) -> None:
         Case([*LONG[:100], 4], {**GREEDY, "max_tokens": 3}, 20),
     ]
     ends = [Case(SHORT[1], {"temperature": 1.0, "seed": seed, "max_tokens": 64}, 0) for seed in range(4)]
-    with reference(model, SHARED) as made:
-        theirs = [expected(made, cases) for cases in (plain, chunked, chunked, ends)]
-        stopped = [
-            Case(case.prompt, {**case.sampling, **stop}, case.top_logprobs)
-            for case, answer in zip(plain, theirs[0], strict=True)
-            for stop in ({"stop_token_ids": [answer.tokens[4]]}, {"stop": [answer.text[2:5], "never there"]})
-        ]
-        theirs.append(expected(made, stopped))
+    found = reference(model, SHARED, plain, chunked, chunked, ends, stops_of=0)
     engine = started(model, SHARED)
     try:
-        for cases, answers in zip((plain, chunked, chunked, ends, stopped), theirs, strict=True):
-            compare(answered(engine, cases), answers, cases)
-        assert sum(answer.status is RowStatus.FINISHED_STOP for answer in theirs[-1]) == len(stopped)
+        for cases, theirs in found:
+            compare(answered(engine, cases), theirs, cases)
+        assert all(answer.status is RowStatus.FINISHED_STOP for answer in found[-1][1])
         survives(engine)
     finally:
         engine.close()
@@ -101,7 +95,8 @@ def survives(engine: VllmEngine) -> None:
     engine.abort(1)
     engine.abort(2)
     (made,) = engine.step()
-    assert (list(made.statuses), list(made.token_counts), list(made.positions)) == ([RowStatus.ABORTED], [0], [1])
+    (row,) = StepAssembler(Limits.default()).assemble(made)[0].rows()
+    assert (row.status, row.token_ids.size, row.position) == (RowStatus.ABORTED, 0, 1)
 
     executor = engine._core.model_executor
     engine.admit(endless.generate(1))
@@ -130,8 +125,7 @@ def test_same_answers_after_preemption(model: Path) -> None:
     """Requests that lose their cache to others and compute it again say so, and get the same answers."""
     options = {**SHARED, "num_gpu_blocks_override": 10}
     cases = [Case([place, *range(40, 70)], {**GREEDY, "max_tokens": 90}, 2) for place in range(4)]
-    with reference(model, options) as made:
-        theirs = expected(made, cases)
+    ((_, theirs),) = reference(model, options, cases)
     engine = started(model, options)
     try:
         mine = answered(engine, cases)
@@ -146,19 +140,16 @@ def test_same_answers_with_speculation(model: Path) -> None:
     options = {**SHARED, "speculative_config": SPECULATION}
     cases = [Case([7, 8, 9] * 8, {**GREEDY, "max_tokens": 60}, k) for k in (None, 0, 5)]
     cases.append(Case(SHORT[2], {**GREEDY, "max_tokens": 60}, 20))
-    with reference(model, options) as made:
-        theirs = expected(made, cases)
-        stop = {"stop": [theirs[0].text[20:23]]}
-        stopped = [Case(case.prompt, {**case.sampling, **stop}, case.top_logprobs) for case in cases]
-        theirs += expected(made, stopped)
+    found = reference(model, options, cases, stops_of=0)
     engine = started(model, options)
     try:
-        mine = answered(engine, cases) + answered(engine, stopped)
+        for asked, theirs in found:
+            mine = answered(engine, asked)
+            compare(mine, theirs, asked)
+            assert sum(answer.drafts for answer in mine) > 0
+            assert any(answer.steps < len(answer.tokens) for answer in mine)
     finally:
         engine.close()
-    compare(mine, theirs, cases + stopped)
-    assert sum(answer.drafts for answer in mine) > 0
-    assert any(answer.steps < len(answer.tokens) for answer in mine)
 
 
 @pytest.mark.parametrize(
