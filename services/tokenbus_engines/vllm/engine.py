@@ -16,8 +16,9 @@ from tokenbus_engines.vllm.parameters import sampling_arguments
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import EngineBrokenError, StepArrays
 
-_USED_OF_CORE = ("scheduler", "step_fn", "batch_queue")
+_USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
 _BYTES_OF_A_CHARACTER = 4
+_DIED = "a process of vLLM's has died"
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class VllmEngine:
     def step(self) -> Sequence[StepArrays]:
         """Let vLLM compute a step, and return what became of its rows; none while it fills its queue of batches."""
         if self._is_broken:
-            raise EngineBrokenError("a process of vLLM's has died")
+            raise EngineBrokenError(_DIED)
         aborted, self._aborted = self._aborted, []
         self._core.abort_requests(aborted)
         ended = [self._requests.pop(name) for name in aborted]
@@ -177,8 +178,9 @@ class VllmEngine:
             self._core.post_step(model_executed=model_executed)
         except Exception as error:
             # What the step has done to the requests is not known, so all of them end; a dead process ends the worker.
-            if self._is_broken:
-                raise EngineBrokenError(f"a process of vLLM's has died: {_line(error)}") from error
+            # vLLM wakes this thread before it calls `_note_broken`.
+            if self._is_broken or getattr(self._core.model_executor, "is_failed", False):
+                raise EngineBrokenError(f"{_DIED}: {_line(error)}") from error
             raise
 
     def _observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler

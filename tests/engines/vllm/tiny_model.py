@@ -40,6 +40,9 @@ def make(folder: Path, *, vocabulary: int = VOCABULARY) -> Path:
     with torch.no_grad():
         # Weights as they are drawn would give every token nearly the same probability.
         model.lm_head.weight.mul_(40)
+        # And with this much of attention the text soon repeats itself, as what is drafted from it must.
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.3)
         # Parts of characters, and ids that the tokenizer does not have, would leave hardly any text.
         for token in range(vocabulary):
             if not trained.decode([token]).isascii() or not trained.decode([token]):

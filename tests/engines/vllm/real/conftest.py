@@ -16,8 +16,6 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
     VLLM_CPU_KVCACHE_SPACE="1",
-    # The model's thread may run on any core: it would be slow on one that other tests share.
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
     VLLM_NO_USAGE_STATS="1",
 )
 

@@ -23,7 +23,10 @@ def main() -> None:
             stopped = [
                 replace(case, sampling={**case.sampling, **stop})
                 for case, answer in zip(*found[stops_of], strict=True)
-                for stop in ({"stop_token_ids": [answer.tokens[4]]}, {"stop": [answer.text[2:5], "never there"]})
+                for stop in (
+                    {"stop_token_ids": [answer.tokens[len(answer.tokens) // 2]]},
+                    {"stop": [answer.text[len(answer.text) // 2 :][:3], "never there"]},
+                )
             ]
             found.append((stopped, expected(made, stopped)))
         pickle.dump(found, answers)
