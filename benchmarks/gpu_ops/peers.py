@@ -95,7 +95,7 @@ class VLLM(Peer):
         """Return vLLM's functions, where it is installed."""
         del torch
         try:
-            from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]  # noqa: PLC0415
+            from vllm.v1.sample.sampler import Sampler
         except ImportError as error:
             raise _not_installed("vllm", error) from None
 
@@ -116,7 +116,7 @@ class VLLMKernels(Peer):
         """Return vLLM's function, where it is installed and has it."""
         del torch
         try:
-            from vllm.v1.worker.gpu.sample.logprob import (  # type: ignore[import-not-found]  # noqa: PLC0415
+            from vllm.v1.worker.gpu.sample.logprob import (
                 compute_topk_scores,
             )
         except ImportError as error:

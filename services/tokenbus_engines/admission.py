@@ -166,7 +166,7 @@ def parameters_of(generate: Generate, options: EngineOptions, tokenizer: Tokeniz
     if generate.top_logprobs > most_logprobs:
         raise ValueError(f"top_logprobs: at most {most_logprobs}, got {generate.top_logprobs}")
     stops = _stops(sampling, tokenizer)
-    prompt = _prompt(generate, tokenizer, options.context - 1)
+    prompt = prompt_of(generate, tokenizer, options.context - 1)
     room = options.context - len(prompt)
     return kind(
         key=generate.request_key,
@@ -193,11 +193,11 @@ def check_role(role: Role, state: bytes | None) -> None:
         raise ValueError("state: none for a prefill engine, got one")
 
 
-def _prompt(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
+def prompt_of(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
     """Return the prompt's tokens, which leave room for one more at least."""
     if generate.WhichOneof("prompt") == "tokens":
         name, prompt = "tokens.token_ids", list(generate.tokens.token_ids)
-        _check_ids(name, prompt, tokenizer.vocabulary_size)
+        check_ids(name, prompt, tokenizer.vocabulary_size)
     else:
         name, text = "text.text", generate.text.text
         least = tokenizer.least_tokens(len(text.encode()))
@@ -215,7 +215,7 @@ def _stops(sampling: SamplingParameters, tokenizer: Tokenizer) -> Stops | None:
     ids, strings = sampling.stop_token_ids, sampling.stop
     if len(ids) > _MOST_STOP_IDS:
         raise ValueError(f"sampling.stop_token_ids: at most {_MOST_STOP_IDS} ids, got {len(ids)}")
-    _check_ids("sampling.stop_token_ids", ids, tokenizer.vocabulary_size)
+    check_ids("sampling.stop_token_ids", ids, tokenizer.vocabulary_size)
     if len(strings) > _MOST_STOPS:
         raise ValueError(f"sampling.stop: at most {_MOST_STOPS} texts, got {len(strings)}")
     for place, text in enumerate(strings):
@@ -224,7 +224,8 @@ def _stops(sampling: SamplingParameters, tokenizer: Tokenizer) -> Stops | None:
     return Stops(tokenizer, strings, ids) if ids or strings else None
 
 
-def _check_ids(name: str, ids: Sequence[int], size: int) -> None:
+def check_ids(name: str, ids: Sequence[int], size: int) -> None:
+    """Raise a ValueError for a token id that a vocabulary of that size does not have."""
     if ids and max(ids) >= size:
         place, wrong = next((at, token) for at, token in enumerate(ids) if token >= size)
         raise ValueError(f"{name}[{place}]: below {size}, got {wrong}")

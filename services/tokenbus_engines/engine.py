@@ -6,6 +6,7 @@ are published, and that a step that fails changes no request.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from tokenbus_engines.admission import check_role, parameters_of
 from tokenbus_engines.handoff import ModelTokenizer, RequestState, resume, unpacked
 from tokenbus_engines.requests import Ids, Request, Requests
 from tokenbus_engines.scheduler import Plan, Scheduler, SchedulerOptions
+from tokenbus_services.plugins import digest_of
 from tokenbus_services.worker import EngineStepError
 from tokenbus_services.worker.step import Array, StepArrays
 
@@ -139,6 +141,16 @@ class BatchEngine(Generic[B]):
     def vocabulary_size(self) -> int:
         """How many token ids it has."""
         return self._decoder.tokenizer.vocabulary_size
+
+    @property
+    def max_model_tokens(self) -> int:
+        """How many tokens a request's prompt and output may have together."""
+        return self._options.context
+
+    @cached_property
+    def tokenizer_digest(self) -> int:
+        """What says whether a client has the same tokenizer."""
+        return digest_of(self._decoder.tokenizer)
 
     @property
     def has_work(self) -> bool:

@@ -93,6 +93,20 @@ def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
     )
 
 
+def _declare_vllm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument_group(
+        "engine vllm",
+        "--model is the model's folder; clients ask for it by the folder's name, unless worker.model is set in another "
+        "way. What follows -- is vLLM's own, as `vllm serve` takes it.",
+    )
+
+
+def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
+    from tokenbus_engines.vllm import VllmEngine  # noqa: PLC0415 - as above
+
+    return VllmEngine(options.model, options.rest, settings)
+
+
 NGRAM = EngineKind(
     "a language model of n-grams in numpy alone, with speculative decoding: readable text on any machine",
     _declare_ngram,
@@ -109,4 +123,11 @@ SYNTHETIC = EngineKind(
     "no model: tokens that follow from the request's id and can be computed again",
     _declare_synthetic,
     _make_synthetic,
+)
+VLLM = EngineKind(
+    "any model that vLLM runs, from a folder; needs the extra vllm",
+    _declare_vllm,
+    _make_vllm,
+    reads_model=True,
+    takes_rest=True,
 )

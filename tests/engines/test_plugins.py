@@ -74,6 +74,11 @@ def declare(parser):
 
 KIND = EngineKind("counts", declare, lambda options, settings: Counting(options.begin), tokenizer="letters")
 CLASHING = EngineKind("has the command's own option", lambda parser: parser.add_argument("--id"), KIND.make)
+FOLDER = EngineKind(
+    "reads a model", declare,
+    lambda options, settings: print(options.model, settings.worker.model, options.rest) or __import__("no_such_module"),
+    reads_model=True, takes_rest=True,
+)
 NEEDY = EngineKind("needs what is not there", declare, lambda options, settings: __import__("no_such_module"))
 SOMETHING = object()
 '''
@@ -82,6 +87,7 @@ POINTS = """
 counting = counting_engine:KIND
 clashing = counting_engine:CLASHING
 needy = counting_engine:NEEDY
+folder = counting_engine:FOLDER
 absent = no_such_module:KIND
 something = counting_engine:SOMETHING
 [tokenbus.tokenizers]
@@ -169,6 +175,21 @@ def test_engine_that_cannot_be_used_is_one_line(
     assert "Traceback" not in error
 
 
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        (["--model", "/models/qwen/"], "/models/qwen qwen []"),
+        (["--set", "worker.model=q", "--model", "models/qwen", "--", "--begin", "x"], "models/qwen q ['--begin', 'x']"),
+        (["--", "a", "--", "-b"], "None  ['a', '--', '-b']"),
+    ],
+)
+def test_engine_that_reads_a_model(given: list[str], seen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its --model is a folder, by whose name clients ask unless worker.model is set; what follows -- is its own."""
+    assert main(["worker", "--log-level", "error", "--engine", "folder", *given]) == 1
+    assert capsys.readouterr().out.strip() == seen
+
+
 def test_name_that_two_distributions_bring_is_refused(installed: Path) -> None:
     """Which of two engines of one name is meant cannot be known, so neither runs; the others do."""
     distribution(installed, "other-engine", "[tokenbus.engines]\ncounting = elsewhere:KIND\n")
@@ -187,11 +208,11 @@ def test_tokenizers_come_by_their_names() -> None:
         load_tokenizer("something")
     with pytest.raises(SettingsError, match=r"gateway\.tokenizer: a tokenizer that can be .*'absent' cannot be imp"):
         vocabulary_of("absent")
-    with pytest.raises(SettingsError, match=r"gateway\.tokenizer: one of .*letters.*numbers, got 'none'"):
+    with pytest.raises(SettingsError, match=r"gateway\.tokenizer: one of .*letters.*numbers, or the path .*, got 'none'"):
         vocabulary_of("none")
 
 
-@pytest.mark.parametrize("name", ["ngram", "paddle", "synthetic"])
+@pytest.mark.parametrize("name", ["ngram", "paddle", "synthetic", "vllm"])
 def test_engines_of_this_distribution_are_installed(name: str) -> None:
     """Each engine's entry point names an EngineKind whose tokenizer is there, too."""
     kind = load(ENGINES, name, EngineKind)
@@ -205,4 +226,4 @@ def test_command_is_installed_with_its_engines() -> None:
         [COMMAND, "worker", "--engine", "steam"], capture_output=True, text=True, timeout=MOST, check=False
     )
     assert run.returncode == 2
-    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic')" in run.stderr
+    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')" in run.stderr

@@ -44,7 +44,6 @@ async def test_texts_are_the_tokens_texts(model: Served, folder: Path) -> None:
         choice: Any = whole.choices[0]
         assert choice.prompt_token_ids == byte_level().encode(given["prompt"]).ids
         pieces = [_piece(tokenizer, token) for token in choice.token_ids]
-        assert any(token < tokenizer.vocabulary_size for token in choice.token_ids)
         assert choice.text == b"".join(pieces).decode(errors="replace")
         stream = await client.completions.create(**given, stream=True, extra_body=extra)
         streamed: list[Any] = [chunk.choices[0] async for chunk in stream]
@@ -166,13 +165,32 @@ async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None
     with served(gateway__tokenizer="numbers") as system:
         async with asking(system.url) as client, plainly(system.url) as plain:
             system.start_worker("worker-0", "--model", "qwen")
-
-            async def is_ready() -> bool:
-                """Ask."""
-                return (await plain.get("/readyz")).status_code == 200
-
-            await until(is_ready)
+            await until(lambda: _is_ready(plain))
             assert is_true(await client.completions.create(model="qwen", prompt="a", max_tokens=1, logprobs=0))
+
+
+async def test_gateway_whose_tokenizer_is_not_the_workers(folder: Path) -> None:
+    """Requests that were encoded with another tokenizer than the worker's are refused, and the gateway is not ready."""
+    with served(gateway__tokenizer=str(folder)) as system:
+        system.start_worker("worker-0", "--engine", "ngram", "--model", "text", "--context", "512")
+        _, right = system.start_gateway(gateway__tokenizer="ngram")
+        async with plainly(right) as plain:
+            await until(lambda: _is_ready(plain))
+            (known,) = (await plain.get("/v1/models")).json()["data"]
+            assert (known["id"], known["max_model_len"]) == ("text", 512)
+            answer = await _post(plain, "/tokenize", model="text", prompt="The bus")
+            assert answer["max_model_len"] == 512
+            assert (await plain.post("/v1/completions", json={"model": "text", "prompt": "The bus"})).status_code == 200
+        async with plainly(system.url) as plain:
+            answer = (await plain.get("/readyz")).json()
+            assert answer["problems"] == ["no worker has the tokenizer that gateway.tokenizer names"]
+            refused = await plain.post("/v1/completions", json={"model": "text", "prompt": "hello"})
+            assert refused.status_code == 503
+            assert error_of(refused.text)["message"].startswith("tokenizer_digest: that of a worker (worker-0 has ")
+
+
+async def _is_ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/readyz")).status_code == 200
 
 
 async def _models(client: AsyncOpenAI) -> list[str]:

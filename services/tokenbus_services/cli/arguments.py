@@ -15,13 +15,17 @@ class Parser(argparse.ArgumentParser):
 
     declare_later: Callable[[Sequence[str]], None] | None = None
     """Called with the command line before it is read, to declare options that depend on another option's value."""
+    keeps_rest = False
+    """Whether what follows `--` is not read at all, and returned as `options.rest`."""
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
-        """Return the options; they may stand between the files, and all that follows `--` is a file."""
+        """Return the options; they may stand between the files, and all that follows `--` is a file, or the rest."""
         if self.declare_later is not None:
             self.declare_later(given)
         cut = given.index("--") if "--" in given else len(given)
         names = given[cut + 1 :]
+        if self.keeps_rest:
+            return self.parse_args(given[:cut], argparse.Namespace(rest=names))
         # Python 3.11 forgets the `--` before it looks for files, and would take -name for an option again.
         stand_ins = [f"./{name}" if name.startswith("-") else name for name in names]
         options = self.parse_intermixed_args([*given[:cut], *stand_ins])

@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from tokenbus_services.cli.arguments import Parser
+from tokenbus_services.cli.configuration import load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.plugins import ENGINES, PluginError, names
 from tokenbus_services.settings import Settings
@@ -24,6 +27,19 @@ def declare_engine(parser: Parser) -> None:
     parser.declare_later = partial(_declare_options, parser)
 
 
+def load_engine_settings(options: argparse.Namespace) -> Settings:
+    """Return the settings, with `--model` as the chosen engine has it: the model's name, or its folder."""
+    if not _kind(options.engine).reads_model:
+        return load_settings(options)
+    given = vars(options)
+    folder = given.pop("worker.model")
+    options.model = folder and Path(folder)
+    settings = load_settings(options)
+    if settings.worker.model or not folder:
+        return settings
+    return replace(settings, worker=replace(settings.worker, model=Path(folder).resolve().name))
+
+
 def made(options: argparse.Namespace, settings: Settings) -> Engine:
     """Make the chosen engine; a CommandError says in one line why that cannot be."""
     kind = _kind(options.engine)
@@ -41,8 +57,10 @@ def _declare_options(parser: Parser, given: Sequence[str]) -> None:
         listed = "\n".join(f"  {each}: {_summary(each)}" for each in names(ENGINES))
         parser.add_argument_group("engines", f"{listed}\n\nA package adds its own as entry points of `{ENGINES}`.")
     if name in names(ENGINES):  # else the parser refuses it
+        kind = _kind(name)
+        parser.keeps_rest = kind.takes_rest
         try:
-            _kind(name).declare(parser)
+            kind.declare(parser)
         except argparse.ArgumentError as error:
             raise CommandError(f"engine {name}: its options cannot be declared: {error}") from None
 

@@ -2,10 +2,11 @@
 
 import argparse
 import math
+from functools import partial
 
 from tokenbus_services.cli.arguments import Parser
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import declare_engine, made
+from tokenbus_services.cli.configuration import declare_settings, faults_told
+from tokenbus_services.cli.engines import declare_engine, load_engine_settings, made
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.worker import EngineBrokenError
 from tokenbus_services.worker.run import run_engine
@@ -22,6 +23,7 @@ examples:
   tokenbus worker --id worker-2 --workers-address ipc:///run/tokenbus/workers.sock --steps-per-second 200
   tokenbus worker --role prefill --id prefill-0 --speculate 4
   tokenbus worker --engine paddle --max-running 64
+  tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 64 --enforce-eager
   tokenbus worker --engine synthetic --tokens-per-step 4 --drafts --parts 2
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
@@ -58,11 +60,15 @@ def declare(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a worker until a signal."""
-    settings = load_settings(options)
-    engine = made(options, settings)
+    settings = load_engine_settings(options)
     with faults_told():
         try:
-            run_engine(engine, settings, name=options.engine, steps_per_second=options.steps_per_second)
+            run_engine(
+                partial(made, options, settings),
+                settings,
+                name=options.engine,
+                steps_per_second=options.steps_per_second,
+            )
         except EngineBrokenError as error:
             raise CommandError(str(error)) from None
     return 0

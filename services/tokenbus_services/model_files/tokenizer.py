@@ -57,11 +57,11 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return a text's token ids, with those that the model wants before and behind every text."""
-        return self._tokenizer.encode(text).ids
+        return list(self._tokenizer.encode(text).ids)
 
     def encode_chat(self, text: str) -> list[int]:
         """Return the token ids of a text that the chat template has made, and that begins as the model wants."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, with the names of special ones; an id without a token has none."""

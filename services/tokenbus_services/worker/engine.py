@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services import plugins
@@ -71,6 +71,19 @@ class Engine(Protocol):
         """Free what it holds; no other method is called afterwards."""
 
 
+@runtime_checkable
+class DescribesModel(Protocol):
+    """An engine that says more of its model, which clients learn from the worker's handshake."""
+
+    @property
+    def max_model_tokens(self) -> int:
+        """How many tokens a request's prompt and output may have together."""
+
+    @property
+    def tokenizer_digest(self) -> int:
+        """What `plugins.digest_of` returns for its tokenizer; 0: not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     """An engine that `tokenbus worker --engine NAME` can run, as an entry point of `tokenbus.engines` names it.
@@ -83,9 +96,19 @@ class EngineKind:
     declare: Callable[[argparse.ArgumentParser], None]
     """Adds the engine's own options to the command's parser; no name may be one of the command's."""
     make: Callable[[argparse.Namespace, Settings], Engine]
-    """Makes the engine. A ValueError says which option is wrong, a RuntimeError or ImportError what is missing."""
+    """Makes the engine, on the thread that steps it.
+
+    A ValueError says which option is wrong, a RuntimeError or ImportError what is missing.
+    """
     tokenizer: str = "numbers"
     """The gateway's tokenizer for it: an entry point of `tokenbus.tokenizers`, or `numbers` for ids without text."""
+    reads_model: bool = False
+    """Whether it reads a model from a folder: `--model` is that folder then, as `options.model`, or None.
+
+    The name that clients use is `worker.model` as any setting is given, and the folder's name by default.
+    """
+    takes_rest: bool = False
+    """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
 
 
 def engine_kind(name: str) -> EngineKind:
@@ -98,4 +121,4 @@ def default_engine(name: str, settings: Settings) -> Engine:
     kind = engine_kind(name)
     parser = argparse.ArgumentParser(add_help=False)
     kind.declare(parser)
-    return kind.make(parser.parse_args([]), settings)
+    return kind.make(parser.parse_args([], argparse.Namespace(model=None, rest=[])), settings)

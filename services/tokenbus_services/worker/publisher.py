@@ -25,6 +25,7 @@ from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import HandoffPoint, WorkerSession, hello_of
@@ -85,13 +86,14 @@ class Publisher:
         vocabulary_size: int = 0,
         epoch: int | None = None,
         handoff: HandoffPoint = HandoffPoint(),  # noqa: B008 - it cannot be changed
+        model: DescribesModel | None = None,
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Take the settings, by default the environment's, and the size of the model's vocabulary.
 
         The epoch is this process's time unless a later one is given. A decode worker passes the point where it accepts
-        hand-offs. Raises SettingsError for settings that cannot be used.
+        hand-offs. `model` says what clients learn of the model. Raises SettingsError for settings that cannot be used.
         """
         self.settings = settings or Settings.load()
         self.worker_id = self.settings.worker.id
@@ -105,7 +107,7 @@ class Publisher:
         self._handoffs: deque[ReceivedHandoff] = deque()
         self._arrived = threading.Condition()
         self.session = WorkerSession(
-            hello_of(self.settings, vocabulary_size, handoff),
+            hello_of(self.settings, vocabulary_size, handoff, model),
             self.epoch,
             self.retention,
             interval=self.settings.bus.heartbeat_interval_ms / 1000,

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -18,8 +18,9 @@ from tokenbus_services.metrics import serve_publisher
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine import Engine, EngineBrokenError
+from tokenbus_services.worker.engine import DescribesModel, Engine, EngineBrokenError
 from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.engine_thread import EngineThread
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
 from tokenbus_services.worker.handoff import HandoffReceiver, HandoffSender
 from tokenbus_services.worker.outbox import Outbox
@@ -31,7 +32,7 @@ _log = logger("worker")
 
 
 def run_engine(
-    engine: Engine,
+    engine: Engine | Callable[[], Engine],
     settings: Settings | None = None,
     *,
     name: str = "engine",
@@ -43,10 +44,12 @@ def run_engine(
     The processor need not be there yet: the worker finds it, and finds it again. SIGTERM or SIGINT stops the worker: it
     takes no new request, finishes those that it has, waits until all is acknowledged (each of the two for at most
     `worker.drain_timeout_ms`), and this returns. A second signal ends the process. The engine is closed at the end; its
-    methods are called on one thread, which is not the caller's.
+    methods are called on one thread, which is not the caller's. Before the engine is made, the first signal ends the
+    process.
 
     Args:
-        engine: Any object with the members of `Engine`.
+        engine: Any object with the members of `Engine`; or a function without arguments that makes one, for an engine
+            that must be made on the thread that steps it, as one on a GPU. What the function raises, this raises.
         settings: Where the processor is, the worker's id and role, and every bound. Without them they are loaded from
             the environment and the file that TOKENBUS_SETTINGS names. Logging is configured as they say.
         name: What the log calls the engine.
@@ -72,15 +75,17 @@ def run_engine(
     async def serve() -> None:
         """Serve until a signal, or until the event of the caller is set."""
         async with _stopping(stop) as stopping:
-            await serve_engine(
-                engine, settings, stopping, name=name, steps_per_second=steps_per_second, started=log_open_files
+            await _serve(
+                thread, settings, stopping, name=name, steps_per_second=steps_per_second, started=log_open_files
             )
 
-    asyncio.run(serve())
+    with EngineThread(engine) as thread:
+        thread.made.result()
+        asyncio.run(serve())
 
 
 async def serve_engine(  # noqa: PLR0913 - each but the first three is given by name
-    engine: Engine,
+    engine: Engine | Callable[[], Engine],
     settings: Settings | None = None,
     stop: asyncio.Event | None = None,
     *,
@@ -106,8 +111,31 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     Raises:
         EngineBrokenError: As in `run_engine`, and so are SettingsError and AddressError.
     """
-    settings = settings or Settings.load()
-    stop = stop or asyncio.Event()
+    with EngineThread(engine) as thread:
+        await asyncio.wrap_future(thread.made)
+        await _serve(
+            thread,
+            settings or Settings.load(),
+            stop or asyncio.Event(),
+            name=name,
+            steps_per_second=steps_per_second,
+            transport=transport,
+            started=started,
+        )
+
+
+async def _serve(  # noqa: PLR0913 - as above
+    thread: EngineThread,
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    name: str,
+    steps_per_second: float,
+    transport: Transport | None = None,
+    started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run the engine that a thread has made, and return when it is closed."""
+    engine = thread.made.result()
     stop_loop = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
     drain_seconds = settings.worker.drain_timeout_ms / 1000
@@ -125,6 +153,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
 
     transport = transport or transport_for(settings.bus)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         receiver = None
         if settings.worker.role == "decode":
             receiver = await stack.enter_async_context(HandoffReceiver(settings, transport))
@@ -133,13 +162,13 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
             vocabulary_size=engine.vocabulary_size,
             transport=transport,
             handoff=HandoffPoint() if receiver is None else receiver.point,
+            model=engine if isinstance(engine, DescribesModel) else None,
         )
         sender = HandoffSender(
             settings, transport, SystemClock(), publisher.counts, partial(_end_failed_handoff, publisher)
         )
         emitter = Emitter(publisher, engine.vocabulary_size, sender if settings.worker.role == "prefill" else None)
-        stack.enter_context(closing(engine))
-        looping: list[asyncio.Task[None]] = []
+        looping: list[asyncio.Future[None]] = []
         # The loop and the outbox are waited for after the publisher's end, which wakes a thread that waits for room.
         stack.push_async_callback(_wait_for, looping)
         outbox = stack.enter_context(Outbox(emitter, settings.worker.outbox))
@@ -153,7 +182,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
         address = settings.bus.workers_address
         _log.info("worker started", worker=publisher.worker_id, epoch=publisher.epoch, engine=name, processor=address)
         started()
-        looping.append(asyncio.create_task(asyncio.to_thread(run_loop)))
+        looping.append(asyncio.wrap_future(thread.run(run_loop)))
         await _first_of(looping[0], stop)
         deadline = time.monotonic() + drain_seconds
         publisher.take_no_more()
@@ -206,16 +235,16 @@ async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event
         forwarding.cancel()
 
 
-async def _first_of(task: "asyncio.Task[None]", event: asyncio.Event) -> None:
+async def _first_of(task: "asyncio.Future[None]", event: asyncio.Event) -> None:
     """Wait until a task ends or an event is set."""
     waiting = asyncio.create_task(event.wait())
     try:
-        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
 
 
-async def _wait_for(tasks: "list[asyncio.Task[None]]") -> None:
+async def _wait_for(tasks: "list[asyncio.Future[None]]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -26,6 +26,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.link import PROOF_BYTES, ReconnectingSession
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.retention import Dropped, Retained, Retention
 
 _MOST_REPLAYS = 64
@@ -237,7 +238,9 @@ class WorkerSession(ReconnectingSession):
         return self._written(gap=gap)
 
 
-def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) -> Hello:
+def hello_of(
+    settings: Settings, vocabulary_size: int, handoff: HandoffPoint, model: DescribesModel | None = None
+) -> Hello:
     """Return a worker's hello; the session adds what it retains and which requests it has."""
     worker, limits = settings.worker, settings.limits
     return Hello(
@@ -254,4 +257,6 @@ def hello_of(settings: Settings, vocabulary_size: int, handoff: HandoffPoint) ->
         handoff_address=handoff.address,
         handoff_ticket=handoff.ticket,
         handoff_server_key=handoff.server_key,
+        max_model_tokens=0 if model is None else model.max_model_tokens,
+        tokenizer_digest=0 if model is None else model.tokenizer_digest,
     )

@@ -175,6 +175,24 @@ def test_worker_of_an_older_minor_has_no_request_that_it_would_misread() -> None
     assert (keys(older), keys(newer)) == ([2], [3])
 
 
+def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
+    """A prompt's ids go to a worker that has their tokenizer, or whose tokenizer is not known, or to none."""
+    bench = Bench()
+    other = bench.worker("a", tokenizer_digest=7)
+    refused = submit(bench, generate_of(1, tokenizer_digest=8))
+    assert refused is not None
+    assert (refused.code, refused.message) == (
+        ErrorCode.ERROR_CODE_NO_WORKER,
+        "tokenizer_digest: that of a worker (a has 0000000000000007), got 0000000000000008",
+    )
+    for key, digest in ((2, 0), (3, 7)):
+        assert submit(bench, generate_of(key, tokenizer_digest=digest)) is None
+    unknown = bench.worker("b")
+    for key in (4, 5):
+        assert submit(bench, generate_of(key, tokenizer_digest=8)) is None
+    assert (keys(other), keys(unknown)) == ([2, 3], [4, 5])
+
+
 def test_request_that_could_not_be_told_is_told_later() -> None:
     """A worker whose connection is full gets its request when it says hello again."""
     bench = Bench()

@@ -1,0 +1,37 @@
+"""Children: vLLM's own worker processes, kept from the signals that are sent to the group of ours.
+
+Where vLLM runs the model in processes of their own, those end at once at SIGTERM and SIGINT, which a terminal and a
+service manager send to the whole group: the requests that we drain could not be finished. In a session of their own
+they end when vLLM is told to shut down, and when our process is gone: they watch a pipe of it.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_worker_main: Callable[..., None] | None = None
+"""vLLM's own function, kept in this process and in those forked from it."""
+
+
+@contextmanager
+def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's WorkerProc
+    """Let the processes that vLLM starts meanwhile begin with a session of their own."""
+    global _worker_main  # noqa: PLW0603 - a process that was forked must find it
+    _worker_main = worker_process.worker_main
+    worker_process.worker_main = staticmethod(main)
+    try:
+        yield
+    finally:
+        worker_process.worker_main = staticmethod(_worker_main)
+
+
+def main(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as vLLM gives them
+    """Run one of vLLM's worker processes."""
+    os.setsid()
+    if _worker_main is None:  # a new interpreter, where nothing was replaced
+        from vllm.v1.executor.multiproc_executor import WorkerProc
+
+        WorkerProc.worker_main(*arguments, **named)
+    else:
+        _worker_main(*arguments, **named)

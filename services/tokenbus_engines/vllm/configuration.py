@@ -1,0 +1,82 @@
+"""Configuration: vLLM's own options, the model's folder and our limits, as the VllmConfig of an engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from tokenbus_services.settings import Settings
+
+
+def check_model(model: Path | None, settings: Settings) -> Path:
+    """Return the model's folder, or raise a ValueError; vLLM need not be imported for this."""
+    if settings.worker.role != "mixed":
+        raise ValueError(f"worker.role: mixed for the engine vllm, got {settings.worker.role}")
+    if model is None:
+        raise ValueError("--model: the folder of the model, got none")
+    if not (model / "config.json").is_file():
+        what = "a folder without config.json" if model.is_dir() else "no folder"
+        raise ValueError(f"--model: the folder of a model, got {what}: {model}")
+    return model
+
+
+def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Any:  # noqa: ANN401
+    """Return vLLM's configuration; a ValueError says which option or limit does not fit."""
+    arguments = _arguments(vllm, model, given)
+    most = most_rows(settings)
+    if arguments.max_num_seqs is not None and arguments.max_num_seqs > most:
+        raise ValueError(
+            f"--max-num-seqs: at most {most} (limits.max_rows is {settings.limits.max_rows}, worker.max_requests is "
+            f"{settings.worker.max_requests}), got {arguments.max_num_seqs}"
+        )
+    config = _created(vllm, arguments)
+    if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
+        arguments.max_num_seqs = most
+        config = _created(vllm, arguments)
+    _check_limits(config, settings)
+    return config
+
+
+def most_rows(settings: Settings) -> int:
+    """Return the most requests that a step may have."""
+    rows = settings.limits.max_rows
+    return min(rows, settings.worker.max_requests) if settings.worker.max_requests else rows
+
+
+def _arguments(vllm: SimpleNamespace, model: Path, given: Sequence[str]) -> Any:  # noqa: ANN401 - vLLM's EngineArgs
+    """Return what vLLM's options say."""
+
+    class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known at run time alone
+        """vLLM's parser, which raises what is wrong in the place of ending the process."""
+
+        def error(self, message: str) -> NoReturn:
+            """Raise a ValueError."""
+            raise ValueError(f"vLLM's options: {message}")
+
+    parsed = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --")).parse_args(list(given))
+    parsed.model = str(model.resolve())
+    return vllm.EngineArgs.from_cli_args(parsed)
+
+
+def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above
+    # As vLLM's own server has it: some of its defaults depend on what it is used for.
+    return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
+
+
+def _check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
+    """Compare what vLLM may emit with what a batch may hold."""
+    limits, speculative = settings.limits, config.speculative_config
+    drafts = speculative.num_speculative_tokens if speculative is not None else 0
+    most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
+    if drafts > most:
+        bound = f"limits.max_tokens_per_row is {limits.max_tokens_per_row}, limits.max_draft_tokens_per_row is "
+        raise ValueError(
+            f"--speculative-config: num_speculative_tokens: at most {most} ({bound}{limits.max_draft_tokens_per_row}), "
+            f"got {drafts}"
+        )
+    most = config.model_config.max_logprobs
+    if 0 <= most < limits.max_top_k:
+        raise ValueError(f"limits.max_top_k: at most {most}, as --max-logprobs, got {limits.max_top_k}")
+    vocabulary = config.model_config.get_vocab_size()
+    if vocabulary - 1 > limits.max_token_id:
+        raise ValueError(f"limits.max_token_id: at least {vocabulary - 1}, as the model has, got {limits.max_token_id}")

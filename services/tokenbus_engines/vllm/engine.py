@@ -1,0 +1,303 @@
+"""VllmEngine: vLLM's EngineCore in this process, stepped as vLLM's own InprocClient does, without its front end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenbus_contracts import RowStatus, ValueKind
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.admission import prompt_of
+from tokenbus_engines.vllm.children import own_session
+from tokenbus_engines.vllm.columns import Logprobs, Row, method_of, step_arrays
+from tokenbus_engines.vllm.compatibility import check_members, load_vllm
+from tokenbus_engines.vllm.configuration import check_model, configured
+from tokenbus_engines.vllm.parameters import sampling_arguments
+from tokenbus_services.plugins import digest_of
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import EngineBrokenError, StepArrays
+
+_USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
+_BYTES_OF_A_CHARACTER = 4
+_DIED = "a process of vLLM's has died"
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that vLLM has."""
+
+    key: int
+    top_k: int | None
+    detokenizer: Any
+    """vLLM's IncrementalDetokenizer, where the request has stop strings."""
+    position: int = 0
+
+
+class _Computed(NamedTuple):
+    """One step as vLLM computed it."""
+
+    scheduled: Any
+    """Its SchedulerOutput."""
+    indices: dict[str, int]
+    """Each request's index in the step's arrays."""
+    logprobs: Logprobs | None
+    outputs: Sequence[Any]
+    """Its EngineCoreOutput objects."""
+
+
+class _Tokenizer:
+    """The model's tokenizer as admission uses it."""
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:  # noqa: ANN401 - vLLM's, or None
+        self._tokenizer = tokenizer
+        self.vocabulary_size = vocabulary_size
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens, with those that the model wants around it."""
+        return list(self._tokenizer.encode(text))
+
+    def least_tokens(self, size: int) -> int:
+        """Return the fewest tokens that a text of `size` bytes can have."""
+        if self._tokenizer is None:
+            raise ValueError("text.text: token ids, since vLLM runs without a tokenizer here, got text")
+        return size // int(self._tokenizer.max_chars_per_token * _BYTES_OF_A_CHARACTER)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Unused: stop strings are found by vLLM's own detokenizer."""
+        raise NotImplementedError
+
+
+class VllmEngine:
+    """An engine of any model that vLLM runs.
+
+    Make it on the thread that steps it: OpenMP's threads, their cores and a CUDA device belong to a thread.
+    """
+
+    def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
+        """Start vLLM with a model's folder and its own options, as `vllm serve` takes them.
+
+        A ValueError says which option, limit or version does not fit; a RuntimeError or ImportError what is missing.
+        """
+        settings = settings or Settings()
+        model = check_model(model, settings)
+        self._vllm = vllm = load_vllm()
+        self._refusals = (ValueError, vllm.VLLMValidationError)
+        self._is_broken = False
+        try:
+            config = configured(vllm, model, arguments, settings)
+            with own_session(vllm.WorkerProc):
+                self._core = vllm.EngineCore(
+                    config, vllm.Executor.get_class(config), log_stats=False, executor_fail_callback=self._note_broken
+                )
+            check_members(self._core, _USED_OF_CORE)
+            self._inputs = vllm.InputProcessor(config)
+            self._tasks = self._core.get_supported_tasks()
+        except self._refusals as error:
+            raise ValueError(_line(error)) from error
+        except Exception as error:
+            raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
+        self.tokenizer_digest = _digest_in(model)
+        """What says whether a gateway has the same tokenizer; 0: not known."""
+        # The core may have lowered the context to what its cache holds.
+        self._context: int = config.model_config.max_model_len
+        self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
+        self._defaults = config.model_config.get_diff_sampling_param()
+        self._top_logprobs = settings.limits.max_top_k
+        self._value_kind = ValueKind[str(config.model_config.logprobs_mode).upper()]
+        speculative = config.speculative_config
+        self._method = method_of(None if speculative is None else speculative.method)
+        self._statuses = _statuses(vllm.FinishReason)
+        self._requests: dict[str, _Request] = {}
+        self._aborted: list[str] = []
+        self._computed: list[_Computed] = []
+        self._observe(self._core.scheduler)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids the model has."""
+        return self._tokenizer.vocabulary_size
+
+    @property
+    def max_model_tokens(self) -> int:
+        """How many tokens a request's prompt and output may have together."""
+        return self._context
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests or self._is_broken or self._core.batch_queue or self._core.scheduler.has_requests())
+
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        """Hand a request to vLLM, and return how long its prompt is; a ValueError says what is wrong with it."""
+        if state is not None:
+            raise ValueError("state: none for the engine vllm, got one")
+        name = f"{generate.request_key:016x}"
+        if name in self._requests:
+            raise ValueError(f"request_key: one that is not in use, got {generate.request_key}")
+        given = sampling_arguments(
+            generate, self._defaults, vocabulary_size=self.vocabulary_size, top_logprobs=self._top_logprobs
+        )
+        prompt = prompt_of(generate, self._tokenizer, self._context - 1)
+        try:
+            asked = self._vllm.SamplingParams(**given)
+            request = self._inputs.process_inputs(
+                name, self._vllm.tokens_input(prompt), asked, supported_tasks=self._tasks
+            )
+            detokenizer = self._detokenizer(request) if generate.sampling.stop else None
+            self._core.add_request(*self._core.preprocess_add_request(request))
+        except self._refusals as error:
+            raise ValueError(_line(error)) from error
+        top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
+        self._requests[name] = _Request(generate.request_key, top_k, detokenizer)
+        return len(prompt)
+
+    def abort(self, key: int) -> None:
+        """End a request at the next step; one that is not known needs no end."""
+        name = f"{key:016x}"
+        if name in self._requests and name not in self._aborted:
+            self._aborted.append(name)
+
+    def step(self) -> Sequence[StepArrays]:
+        """Let vLLM compute a step, and return what became of its rows; none while it fills its queue of batches."""
+        if self._is_broken:
+            raise EngineBrokenError(_DIED)
+        aborted, self._aborted = self._aborted, []
+        self._core.abort_requests(aborted)
+        ended = [self._requests.pop(name) for name in aborted]
+        rows = [Row(key=each.key, position=each.position, status=RowStatus.ABORTED) for each in ended]
+        self._computed.clear()
+        if self._core.batch_queue or self._core.scheduler.has_requests():
+            self._compute()
+        made = []
+        for computed in self._computed:
+            rows += self._rows_of(computed)
+            if rows:
+                made.append(self._arrays(rows, computed.logprobs))
+            rows = []
+        return [*made, self._arrays(rows, None)] if rows else made
+
+    def close(self) -> None:
+        """End vLLM and its processes."""
+        self._core.shutdown()
+
+    def _compute(self) -> None:
+        try:
+            _outputs, model_executed = self._core.step_fn()
+            self._core.post_step(model_executed=model_executed)
+        except Exception as error:
+            # What the step has done to the requests is not known, so all of them end; a dead process ends the worker.
+            # vLLM wakes this thread before it calls `_note_broken`.
+            if self._is_broken or getattr(self._core.model_executor, "is_failed", False):
+                raise EngineBrokenError(f"{_DIED}: {_line(error)}") from error
+            raise
+
+    def _observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
+        """Keep each step's arrays of logprobs, which vLLM would cut up into objects for each request."""
+        update = scheduler.update_from_output
+
+        def update_from_output(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
+            logprobs, computed.logprobs = computed.logprobs, None
+            outputs = update(scheduled, computed)
+            mine = outputs[0].outputs if 0 in outputs else ()
+            self._computed.append(_Computed(scheduled, computed.req_id_to_index, logprobs, mine))
+            return outputs
+
+        scheduler.update_from_output = update_from_output
+
+    def _arrays(self, rows: Sequence[Row], logprobs: Logprobs | None) -> StepArrays:
+        return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
+
+    def _rows_of(self, computed: _Computed) -> list[Row]:
+        """Return the rows of a step, and let go of the requests that it ended."""
+        scheduled = computed.scheduled
+        rows, stopped = [], []
+        silent = dict.fromkeys(scheduled.num_scheduled_tokens, RowStatus.PREFILLING)
+        silent |= dict.fromkeys((scheduled.preempted_req_ids or set()) - silent.keys(), RowStatus.PREEMPTED)
+        for output in computed.outputs:
+            name = output.request_id
+            silent.pop(name, None)
+            request = self._requests.get(name)
+            if request is None:
+                continue
+            row = self._row(request, output, computed)
+            if row.status is RowStatus.FINISHED_STOP and output.finish_reason is None:
+                stopped.append(name)
+            if row.status is not RowStatus.ACTIVE:
+                del self._requests[name]
+            rows.append(row)
+        if stopped:
+            self._core.abort_requests(stopped)
+        for name, status in silent.items():
+            if (request := self._requests.get(name)) is not None:
+                rows.append(Row(key=request.key, position=request.position, status=status, top_k=request.top_k))
+        return rows
+
+    def _row(self, request: _Request, output: Any, computed: _Computed) -> Row:  # noqa: ANN401 - EngineCoreOutput
+        """Return the row of a request that has tokens in this step, or that ends."""
+        name, reason = output.request_id, output.finish_reason
+        status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
+        tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
+        if request.detokenizer is not None:
+            kept = _until_stop(request.detokenizer, tokens, reason == self._vllm.FinishReason.STOP)
+            if kept is not None:
+                tokens, status = tokens[:kept], RowStatus.FINISHED_STOP
+        drafts = len(computed.scheduled.scheduled_spec_decode_tokens.get(name, ()))
+        invalid = (computed.scheduled.num_invalid_spec_tokens or {}).get(name, 0)
+        row = Row(
+            key=request.key,
+            position=request.position,
+            status=status,
+            token_ids=tokens,
+            top_k=request.top_k,
+            drafts=drafts - invalid if tokens else 0,
+            index=computed.indices[name] if tokens else 0,
+        )
+        request.position += len(tokens)
+        return row
+
+    def _detokenizer(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's EngineCoreRequest
+        """Return what finds the request's stop strings."""
+        if self._inputs.tokenizer is None:
+            raise ValueError("sampling.stop: none, since vLLM runs without a tokenizer here, got some")
+        return self._vllm.IncrementalDetokenizer.from_new_request(self._inputs.tokenizer, request)
+
+    def _note_broken(self) -> None:
+        """Keep that a process of vLLM's has died; vLLM calls this on a thread of its own."""
+        self._is_broken = True
+
+
+def _until_stop(detokenizer: Any, tokens: Sequence[int], is_stop: bool) -> int | None:  # noqa: ANN401, FBT001
+    """Return how many of the next tokens there are up to a stop string's end, or None if there is none.
+
+    One token at a time: versions differ in what they leave behind a stop string within a step. `is_stop` says that the
+    last token is a stop token or the model's own end.
+    """
+    for place, token in enumerate(tokens, 1):
+        if detokenizer.update([token], is_stop and place == len(tokens)):
+            return place
+    return None
+
+
+def _statuses(reasons: Any) -> dict[Any, RowStatus]:  # noqa: ANN401 - vLLM's FinishReason
+    return {
+        reasons.STOP: RowStatus.FINISHED_STOP,
+        reasons.REPETITION: RowStatus.FINISHED_STOP,
+        reasons.LENGTH: RowStatus.FINISHED_LENGTH,
+        reasons.ABORT: RowStatus.ABORTED,
+        reasons.ERROR: RowStatus.UNRECOVERABLE,
+    }
+
+
+def _digest_in(model: Path) -> int:
+    """Return the digest of the tokenizer that a gateway would read from the model's folder, or 0."""
+    try:
+        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
+
+        return digest_of(ModelTokenizer(model))
+    except (ImportError, ValueError):
+        return 0
+
+
+def _line(error: BaseException) -> str:
+    """Return what an error says in one line; pydantic's have several."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,57 @@
+"""Parameters: what a request asks for, as the arguments of vLLM's SamplingParams."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.admission import check_ids
+
+_SEEDS = 2**63
+
+
+class _Parameter(NamedTuple):
+    """One field of our SamplingParameters: vLLM's name for it, and its value as vLLM wants it."""
+
+    name: str
+    value: Callable[[Any], Any]
+
+
+_PARAMETERS = {
+    "max_tokens": _Parameter("max_tokens", int),
+    "temperature": _Parameter("temperature", float),
+    "top_p": _Parameter("top_p", float),
+    "top_k": _Parameter("top_k", int),
+    # A signed number there, and -1 would mean none.
+    "seed": _Parameter("seed", lambda seed: seed % _SEEDS),
+    "stop": _Parameter("stop", list),
+    "stop_token_ids": _Parameter("stop_token_ids", list),
+    "ignore_end_token": _Parameter("ignore_eos", bool),
+}
+"""By the names of our fields. One that is not here is refused by its name."""
+
+
+def sampling_arguments(
+    generate: Generate, defaults: Mapping[str, Any], *, vocabulary_size: int, top_logprobs: int
+) -> dict[str, Any]:
+    """Return what vLLM's SamplingParams is made of; a ValueError says what the engine cannot do.
+
+    `defaults` are the model's own, for what the request leaves open, and `top_logprobs` is the most that it may want.
+    """
+    if not generate.request_key:
+        raise ValueError("request_key: at least 1, got 0")
+    if generate.include_draft_logprobs:
+        raise ValueError("include_draft_logprobs: vLLM has no logprobs of drafts, got true")
+    most = min(top_logprobs, vocabulary_size)
+    if generate.top_logprobs > most:
+        raise ValueError(f"top_logprobs: at most {most}, got {generate.top_logprobs}")
+    check_ids("sampling.stop_token_ids", generate.sampling.stop_token_ids, vocabulary_size)
+    # vLLM's own default would be 16 tokens.
+    arguments: dict[str, Any] = {"max_tokens": None, **defaults}
+    for field, value in generate.sampling.ListFields():
+        parameter = _PARAMETERS.get(field.name)
+        if parameter is None:
+            raise ValueError(f"sampling.{field.name}: not known to the engine vllm")
+        arguments[parameter.name] = parameter.value(value)
+    if generate.HasField("top_logprobs"):
+        arguments["logprobs"] = generate.top_logprobs
+    return arguments

@@ -1,0 +1,1 @@
+"""Tests of the engine vllm with the real vLLM, which `make test-vllm` runs in an environment of its own."""

@@ -1,0 +1,65 @@
+"""vLLM's own `LLM.generate`, in a process of its own: the answers that the engine is held to."""
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.engines.vllm.real.runs import ENDS, Answer, Case
+
+
+def main() -> None:
+    """Answer what `reference` asks on standard input, with vLLM's own `LLM`."""
+    from vllm import LLM
+
+    model, options, groups, stops_of = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own
+    with open(os.dup(1), "wb") as answers:  # noqa: PTH123 - a descriptor
+        os.dup2(2, 1)  # what vLLM prints is no answer
+        made = LLM(model=model, disable_log_stats=True, **options)
+        found = [(group, expected(made, group)) for group in groups]
+        if stops_of is not None:
+            stopped = [
+                replace(case, sampling={**case.sampling, **stop})
+                for case, answer in zip(*found[stops_of], strict=True)
+                for stop in (
+                    {"stop_token_ids": [answer.tokens[len(answer.tokens) // 2]]},
+                    {"stop": [answer.text[len(answer.text) // 2 :][:3], "never there"]},
+                )
+            ]
+            found.append((stopped, expected(made, stopped)))
+        pickle.dump(found, answers)
+    made.llm_engine.engine_core.shutdown()
+
+
+def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 - vLLM's LLM
+    """Return what vLLM itself answers."""
+    from vllm import SamplingParams
+
+    asked = [
+        SamplingParams(
+            **{
+                {"ignore_end_token": "ignore_eos"}.get(name, name): list(value) if name.startswith("stop") else value
+                for name, value in case.sampling.items()
+            },
+            logprobs=case.top_logprobs,
+        )
+        for case in cases
+    ]
+    prompts = [case.prompt if isinstance(case.prompt, str) else {"prompt_token_ids": case.prompt} for case in cases]
+    answers = []
+    for case, output in zip(cases, made.generate(prompts, asked, use_tqdm=False), strict=True):
+        (only,) = output.outputs
+        answer = Answer(ENDS[only.finish_reason], list(only.token_ids), text=only.text)
+        for token, found in zip(only.token_ids, only.logprobs or (), strict=case.top_logprobs is not None):
+            answer.logprobs.append(found[token].logprob)
+            answer.ranks.append(found[token].rank)
+            best = sorted(((each.logprob, token) for token, each in found.items()), reverse=True)
+            answer.alternatives.append({token: value for value, token in best[: case.top_logprobs]})
+        answers.append(answer)
+    return answers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""The same requests by vLLM's own `LLM.generate` and by the engine, and what both must agree on."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.engines.vllm.tiny_model import CONTEXT
+from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
+from tokenbus_engines.vllm import VllmEngine
+from tokenbus_services.worker import StepAssembler
+
+SHARED = {
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.05,
+    "max_model_len": CONTEXT,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "block_size": 32,
+}
+ENDS = {"stop": RowStatus.FINISHED_STOP, "length": RowStatus.FINISHED_LENGTH}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request: what it continues, and how."""
+
+    prompt: str | Sequence[int]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of our own fields."""
+    top_logprobs: int | None = None
+
+    def generate(self, key: int) -> Generate:
+        """Return it as a message."""
+        prompt = (
+            {"text": TextPrompt(text=self.prompt)}
+            if isinstance(self.prompt, str)
+            else {"tokens": TokenPrompt(token_ids=self.prompt)}
+        )
+        return Generate(
+            request_key=key, sampling=SamplingParameters(**self.sampling), top_logprobs=self.top_logprobs, **prompt
+        )
+
+
+@dataclass
+class Answer:
+    """What became of a request."""
+
+    status: RowStatus | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    alternatives: list[dict[int, float]] = field(default_factory=list)
+    text: str = ""
+    """Of vLLM's own answers alone."""
+    drafts: int = 0
+    was_preempted: bool = False
+    steps: int = 0
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return vLLM's options as its command line has them."""
+    given = []
+    for name, value in options.items():
+        given.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            given.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return given
+
+
+def reference(
+    model: Path, options: Mapping[str, Any], *groups: Sequence[Case], stops_of: int | None = None
+) -> list[tuple[list[Case], list[Answer]]]:
+    """Return groups of requests with vLLM's own answers; each group is generated at once.
+
+    With `stops_of`, a last group has the requests of that group twice, with a stop token and with a stop string that
+    lie in its answers. It runs in a process of its own: vLLM can start only one engine that speculates in a process.
+    """
+    given = pickle.dumps((str(model), dict(options), [list(group) for group in groups], stops_of))
+    command = [sys.executable, "-m", "tests.engines.vllm.real.reference"]
+    run = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=True)
+    found: list[tuple[list[Case], list[Answer]]] = pickle.loads(run.stdout)  # noqa: S301 - our own
+    return found
+
+
+def answered(engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
+    """Return what the engine answers; each of its batches is held to the contract."""
+    answers = {}
+    for key, case in enumerate(cases, first_key):
+        engine.admit(case.generate(key))
+        answers[key] = Answer()
+    assembler = StepAssembler(Limits.default(), engine.vocabulary_size)
+    while engine.has_work:
+        for arrays in engine.step():
+            for batch in assembler.assemble(arrays):
+                encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns), Limits.default())
+                for row in batch.rows():
+                    add(answers[row.key], row)
+    return list(answers.values())
+
+
+def add(answer: Answer, row: Any) -> None:  # noqa: ANN401 - a batch's row
+    """Add a row to the answer of its request."""
+    assert row.position == len(answer.tokens)
+    assert answer.status not in ENDS.values()
+    answer.status = row.status
+    answer.steps += 1
+    answer.drafts += row.draft_token_count
+    answer.was_preempted |= row.status is RowStatus.PREEMPTED
+    answer.tokens += row.token_ids.tolist()
+    answer.logprobs += row.logprobs.tolist()
+    answer.ranks += row.ranks.tolist()
+    if not row.logprobs.size:
+        return
+    for ids, values in zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True):
+        answer.alternatives.append(dict(zip(ids, values, strict=True)))
+
+
+def check(case: Case, mine: Answer, theirs: Answer) -> None:
+    """Hold an answer to vLLM's own, bit by bit; where values are equal, either token may be the last of the top k."""
+    assert (mine.status, mine.tokens) == (theirs.status, theirs.tokens), case
+    assert mine.logprobs == theirs.logprobs, case
+    assert len(mine.alternatives) == len(theirs.alternatives)
+    for place, (ours, others) in enumerate(zip(mine.alternatives, theirs.alternatives, strict=True)):
+        assert len(ours) == case.top_logprobs
+        assert list(ours.values()) == list(others.values()), (case, place)
+        last = min(ours.values(), default=0.0)
+        assert {token for token in ours if ours[token] > last} == {token for token in others if others[token] > last}
+        value, rank = mine.logprobs[place], mine.ranks[place]
+        if mine.tokens[place] not in ours:  # else vLLM's API says its place among the alternatives
+            assert rank == theirs.ranks[place]
+        assert sum(each > value for each in ours.values()) < rank

@@ -1,0 +1,112 @@
+"""`tokenbus worker --engine vllm` as a process, with vLLM's own below it: served, aborted, drained, killed."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.real.runs import SHARED, arguments
+from tests.integration import programs
+from tests.integration.deployment import COMMAND, Deployment
+from tests.integration.programs import Program
+from tests.support import waiting
+from tests.support.waiting import soon, until
+from tokenbus_services.client import Client, RequestFailedError
+
+ENDLESS: dict[str, Any] = {"temperature": 0.0, "ignore_end_token": True, "max_tokens": 200}
+
+
+@pytest.fixture(autouse=True)
+def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer than other tests do: vLLM takes a minute to start on a busy machine."""
+    for module in (programs, waiting):
+        monkeypatch.setattr(module, "MOST", 400.0)
+    # With a cache of a size that is given, vLLM 0.32 does not warm up, and its first step of bfloat16 may end it.
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
+
+
+@pytest.fixture
+def deployment() -> Iterator[Deployment]:
+    """Return a deployment in a folder with a short path, with its processor."""
+    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
+        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 60_000})
+        made.start_processor()
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def worker(deployment: Deployment, model: Path) -> Program:
+    """Return a worker that a processor has accepted, in a process group of its own."""
+    command = [COMMAND, "worker", "--engine", "vllm", "--model", str(model), "--"]
+    command += arguments({**SHARED, "gpu_memory_utilization": 0.12})
+    started = deployment.start("worker", ["setsid", *command])
+    started.wait_for('"connected"')
+    return started
+
+
+def below(pid: int) -> list[int]:
+    """Return the processes below one."""
+    mine = [int(child) for found in Path(f"/proc/{pid}/task").glob("*/children") for child in found.read_text().split()]
+    return mine + [each for child in mine for each in below(child)]
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and is not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_worker_serves_aborts_and_drains(deployment: Deployment, worker: Program, model: Path) -> None:
+    """Requests are served by the folder's name, an abort ends one, and a signal to the group lets one finish."""
+    vllms = below(worker.pid)
+    assert vllms, "vLLM has a process of its own on a CPU"
+    async with Client(deployment.settings()) as client:
+        asked = {**ENDLESS, "max_tokens": 8, "top_logprobs": 2, "model": model.name}
+        text = [token async for token in client.generate("the cat", **asked)]
+        assert [token.position for token in text] == list(range(8))
+        assert all(token.rank == 1 and len(token.alternatives) == 2 for token in text)
+        with pytest.raises(RequestFailedError, match=r"temperature must be in \[0, 2\]"):
+            await anext(client.generate([1], temperature=3))
+
+        dropped = client.generate([1], **ENDLESS)
+        await soon(anext(dropped))
+        await dropped.aclose()
+
+        tokens = client.generate([5, 6, 7], **ENDLESS)
+        await soon(anext(tokens))
+        os.killpg(worker.pid, signal.SIGTERM)
+        assert len([token async for token in tokens]) == ENDLESS["max_tokens"] - 1
+    assert worker.wait() == 0
+    assert not any(map(is_alive, vllms))
+
+
+async def test_killed_worker_leaves_nothing(deployment: Deployment, worker: Program) -> None:
+    """A worker that is killed takes vLLM's processes with it, and its request ends with an error."""
+    vllms = below(worker.pid)
+    async with Client(deployment.settings()) as client:
+        tokens = client.generate([5, 6, 7], **ENDLESS)
+        await soon(anext(tokens))
+        worker.kill()
+        await until(lambda: not any(map(is_alive, vllms)), 0.1)
+        with pytest.raises(RequestFailedError):
+            [token async for token in tokens]
+
+
+async def test_dead_vllm_ends_the_worker(deployment: Deployment, worker: Program) -> None:
+    """Where a process of vLLM's dies, the requests end with an error, and the worker with status 1 and a line."""
+    async with Client(deployment.settings()) as client:
+        tokens = client.generate([5, 6, 7], **ENDLESS)
+        await soon(anext(tokens))
+        for pid in below(worker.pid):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RequestFailedError, match="a process of vLLM's has died"):
+            [token async for token in tokens]
+    assert worker.wait() == 1
+    assert worker.lines("tokenbus: the engine's loop failed: EngineBrokenError: a process of vLLM's has died")

@@ -1,0 +1,120 @@
+"""Versions of vLLM that cannot be used, in one line each; with modules in the place of vLLM's own."""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tokenbus_engines.vllm import compatibility
+from tokenbus_engines.vllm.compatibility import CALLS, MEMBERS, Call, VersionError, check, check_members, load_vllm
+
+
+def stand_in(used: Call) -> Callable[..., None]:
+    """Return a function that takes exactly what the engine gives."""
+    names = [f"p{place}" for place in range(used.positional)]
+    named = f"*, {', '.join(used.keywords)}" if used.keywords else ""
+    scope: dict[str, Any] = {}
+    exec(f"def function({', '.join(filter(None, [*names, named]))}): pass", scope)  # noqa: S102 - our own table's
+    function: Callable[..., None] = scope["function"]
+    return function
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Put modules with everything that is used into the place of vLLM, and return the package."""
+    package = ModuleType("vllm")
+    package.__version__ = "0.32.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", package)
+
+    def module(name: str) -> ModuleType:
+        found = sys.modules.get(name)
+        if found is None or found.__spec__ is not None:
+            parent, _, last = name.rpartition(".")
+            found = ModuleType(name)
+            setattr(module(parent), last, found)
+            monkeypatch.setitem(sys.modules, name, found)
+        return found
+
+    for used in CALLS:
+        owner: Any = module(used.module)
+        *path, last = used.name.split(".")
+        for name in path:
+            if not hasattr(owner, name):
+                setattr(owner, name, type(name, (), {}))
+            owner = getattr(owner, name)
+        if not path and any(each.name.startswith(f"{last}.") and each.module == used.module for each in CALLS):
+            found = stand_in(used._replace(positional=used.positional + 1))
+            setattr(owner, last, type(last, (), {"__init__": found}))
+        else:
+            setattr(owner, last, stand_in(used))
+    for each in MEMBERS:
+        setattr(module(each.module), each.name, type(each.name, (), dict.fromkeys(each.members)))
+    return package
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.32.0+cpu", "0.33.1.dev3+g123"])
+@pytest.mark.usefixtures("vllm")
+def test_supported_versions_are_loaded(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version of the range whose calls are as they are used is loaded, by the names of its parts."""
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
+    parts = load_vllm()
+    assert parts.EngineCore is sys.modules["vllm.v1.engine.core"].EngineCore
+    assert parts.LogprobsLists
+    assert parts.tokens_input
+
+
+@pytest.mark.parametrize("version", ["0.25.9", "0.34.0", "1.0.0", "dev", "0.x"])
+@pytest.mark.usefixtures("vllm")
+def test_other_versions_are_refused(version: str) -> None:
+    """A version out of the range is refused by its number, also where no call that is used has changed."""
+    with pytest.raises(VersionError, match=f"^vLLM: a version from 0.26 to 0.33, got {version}: no call that is "):
+        check(version)
+
+
+@pytest.mark.parametrize("used", CALLS, ids=lambda used: used.name)
+@pytest.mark.usefixtures("vllm")
+def test_changed_call_is_named(used: Call) -> None:
+    """A call that wants one argument more is refused in one line with its name, in any version."""
+    owner: Any = sys.modules[used.module]
+    *path, last = used.name.split(".")
+    for name in path:
+        owner = getattr(owner, name)
+    setattr(owner, last, stand_in(used._replace(keywords=(*used.keywords, "brand_new"))))
+    for version in ("0.32.0", "0.40.0"):
+        with pytest.raises(VersionError, match=f"{used.name} has changed: missing .*'brand_new'") as raised:
+            check(version)
+        assert "\n" not in str(raised.value)
+        assert version in str(raised.value)
+
+
+@pytest.mark.parametrize("used", MEMBERS, ids=lambda used: used.name)
+@pytest.mark.usefixtures("vllm")
+def test_lacking_member_is_named(used: compatibility.Members) -> None:
+    """A field that is gone is refused in one line with its name."""
+    delattr(getattr(sys.modules[used.module], used.name), used.members[0])
+    with pytest.raises(VersionError, match=f"{used.name} has no {used.members[0]}$"):
+        check("0.32.0")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_lacking_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that has moved is refused in one line, not with an ImportError of its own."""
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.input_processor", None)  # what Python refuses to import
+    with pytest.raises(VersionError, match="InputProcessor is not there: "):
+        check("0.32.0")
+
+
+def test_member_that_an_object_lacks_is_named() -> None:
+    """What only exists once vLLM has started is checked then."""
+    check_members("text", ("upper",))
+    with pytest.raises(VersionError, match=r"^vLLM: str\.step_fn is not there$"):
+        check_members("text", ("upper", "step_fn"))
+
+
+def test_vllm_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without vLLM, the line says what to install."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match=r"^vLLM is not installed: pip install 'tokenbus\[vllm\]'$"):
+        load_vllm()

@@ -1,0 +1,82 @@
+"""What a request asks for, as vLLM's sampling parameters; and what the engine cannot do, by its name."""
+
+from typing import Any
+
+import pytest
+
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
+from tokenbus_engines.vllm.parameters import _PARAMETERS, sampling_arguments
+
+
+def arguments(generate: Generate, defaults: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams, for a model of 100 tokens."""
+    return sampling_arguments(generate, defaults or {}, vocabulary_size=100, top_logprobs=20)
+
+
+def test_every_field_has_its_place() -> None:
+    """Each field of a request that says all reaches vLLM, by vLLM's name."""
+    sampling = SamplingParameters(
+        max_tokens=5,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        seed=11,
+        stop=["a", "b"],
+        stop_token_ids=[3, 4],
+        ignore_end_token=True,
+    )
+    assert {field.name for field, _ in sampling.ListFields()} == set(_PARAMETERS)
+    assert arguments(Generate(request_key=1, sampling=sampling, top_logprobs=2)) == {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "seed": 11,
+        "stop": ["a", "b"],
+        "stop_token_ids": [3, 4],
+        "ignore_eos": True,
+        "logprobs": 2,
+    }
+
+
+def test_what_is_left_open_is_the_models_own() -> None:
+    """A request that says nothing gets the model's own defaults, as many tokens as fit, and no logprobs."""
+    defaults = {"temperature": 0.7, "top_k": 20}
+    nothing = Generate(request_key=1, sampling=SamplingParameters())
+    assert arguments(nothing, defaults) == {"max_tokens": None, **defaults}
+    said = Generate(request_key=1, sampling=SamplingParameters(temperature=0, top_k=0), top_logprobs=0)
+    assert arguments(said, defaults) == {"max_tokens": None, "temperature": 0, "top_k": 0, "logprobs": 0}
+
+
+@pytest.mark.parametrize(("seed", "theirs"), [(0, 0), (42, 42), (2**63 - 1, 2**63 - 1), (2**64 - 1, 2**63 - 1)])
+def test_seeds_are_signed_there(seed: int, theirs: int) -> None:
+    """Any seed is one for vLLM, whose seeds are signed and where -1 means none."""
+    asked = Generate(request_key=1, sampling=SamplingParameters(seed=seed))
+    assert arguments(asked)["seed"] == theirs
+
+
+@pytest.mark.parametrize(
+    ("generate", "line"),
+    [
+        (Generate(), "request_key: at least 1, got 0"),
+        (Generate(request_key=1, top_logprobs=21), "top_logprobs: at most 20, got 21"),
+        (Generate(request_key=1, include_draft_logprobs=True), "include_draft_logprobs: vLLM has no logprobs of "),
+        (
+            Generate(request_key=1, sampling=SamplingParameters(stop_token_ids=[1, 100])),
+            r"sampling.stop_token_ids\[1\]: below 100, got 100",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(generate: Generate, line: str) -> None:
+    """What the engine cannot do is refused with one line that names the field and the value."""
+    with pytest.raises(ValueError, match=f"^{line}") as raised:
+        arguments(generate)
+    assert "\n" not in str(raised.value)
+
+
+def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that a newer schema brings is refused by its name, and never ignored."""
+    monkeypatch.delitem(_PARAMETERS, "top_k")
+    asked = Generate(request_key=1, sampling=SamplingParameters(top_k=3))
+    with pytest.raises(ValueError, match=r"sampling\.top_k: not known to the engine vllm"):
+        arguments(asked)

@@ -1,0 +1,55 @@
+"""A tiny model with random weights and a byte-level tokenizer, made on the spot: nothing is downloaded."""
+
+import sys
+from pathlib import Path
+
+WORDS = "the cat sat on a mat and saw one more token pass by the bus stop while words went round and round "
+END = "<end>"
+CONTEXT = 256
+VOCABULARY = 512
+
+
+def make(folder: Path, *, vocabulary: int = VOCABULARY) -> Path:
+    """Write the model into a folder, and return it."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - only where vLLM is
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - as above
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    trained.train_from_iterator([WORDS] * 20, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END).save_pretrained(folder)
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        bos_token_id=0,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        # Weights as they are drawn would give every token nearly the same probability.
+        model.lm_head.weight.mul_(40)
+        # And with this much of attention the text soon repeats itself, as what is drafted from it must.
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(0.3)
+        # Parts of characters, and ids that the tokenizer does not have, would leave hardly any text.
+        for token in range(vocabulary):
+            if not trained.decode([token]).isascii() or not trained.decode([token]):
+                model.lm_head.weight[token] = 0
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

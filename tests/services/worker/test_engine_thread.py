@@ -1,0 +1,100 @@
+"""An engine is made, stepped and closed on one thread; and what its making raises reaches who waits for it."""
+
+import asyncio
+import threading
+
+import pytest
+
+from tests.services.cli.helpers import generate, memory_settings
+from tests.support.memory_transport import MemoryTransport
+from tests.support.waiting import MOST, until
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.processor import Processor
+from tokenbus_services.worker import StepArrays
+from tokenbus_services.worker.engine_thread import EngineThread
+from tokenbus_services.worker.run import run_engine, serve_engine
+
+
+class Noting(SyntheticEngine):
+    """An engine that notes the threads that made, stepped and closed it."""
+
+    def __init__(self) -> None:
+        """Note the thread."""
+        super().__init__()
+        self.threads = [threading.current_thread()]
+
+    def step(self) -> list[StepArrays]:
+        """Note the thread, and compute."""
+        self.threads.append(threading.current_thread())
+        return list(super().step())
+
+    def close(self) -> None:
+        """Note the thread."""
+        self.threads.append(threading.current_thread())
+
+
+async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
+    """A function in the place of an engine is called on the thread that steps and closes what it makes."""
+    settings, made = memory_settings(), list[Noting]()
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+
+    def make() -> Noting:
+        made.append(Noting())
+        return made[0]
+
+    async with Processor(settings, transport=transport) as processor:
+        working = asyncio.create_task(serve_engine(make, settings, stop, transport=transport))
+        await until(lambda: processor.workers.by_id)
+        assert len([token async for token in processor.generate(generate(9))]) == 9
+        stop.set()
+        await asyncio.wait_for(working, MOST)
+    (engine,) = made
+    assert len(engine.threads) >= 5
+    assert set(engine.threads) == {engine.threads[0]}
+    assert engine.threads[0] is not threading.current_thread()
+
+
+def refuse() -> SyntheticEngine:
+    """Fail as an engine whose weights are missing."""
+    raise LookupError("no weights")
+
+
+async def test_what_making_raises_is_raised() -> None:
+    """No engine, no worker: serve_engine and run_engine raise what the function raised."""
+    settings = memory_settings()
+    with pytest.raises(LookupError, match="no weights"):
+        await serve_engine(refuse, settings, transport=MemoryTransport(settings.bus))
+    with pytest.raises(LookupError, match="no weights"):
+        await asyncio.to_thread(run_engine, refuse, settings, stop=threading.Event())
+
+
+async def test_engine_that_nobody_waits_for_is_closed() -> None:
+    """An engine that is still being made when its worker is cancelled is closed once it is made."""
+    go, engine = threading.Event(), Noting()
+
+    def make() -> Noting:
+        go.wait(MOST)
+        return engine
+
+    settings = memory_settings()
+    working = asyncio.create_task(serve_engine(make, settings, transport=MemoryTransport(settings.bus)))
+    await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert len(engine.threads) == 1
+    go.set()
+    await until(lambda: len(engine.threads) == 2)
+
+
+def test_loop_that_raises_leaves_an_engine_to_close() -> None:
+    """What the loop raises is kept for who waits for it, and the engine is closed in any case."""
+    engine = Noting()
+    with EngineThread(engine) as thread:
+        assert thread.made.result(MOST) is engine
+        looping = thread.run(refuse)  # type: ignore[arg-type]  # it returns nothing: it raises
+        with pytest.raises(LookupError, match="no weights"):
+            looping.result(MOST)
+        closed = thread.close()
+    closed.result(MOST)
+    assert len(engine.threads) == 2
