@@ -21,9 +21,10 @@ OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "cache_salt"),
 })  # fmt: skip
-"""The sampling parameters that an engine which keeps no prompts' states has by choosing tokens, ending with stops.
+"""The sampling parameters of an engine that chooses tokens, ends requests at stops, and caches no prompts.
 
-`include_stop_string` is for whoever makes a text of the tokens, and with no states kept none are shared.
+`include_stop_string` changes the text that a client makes of the tokens, and not the tokens; without a cache,
+`cache_salt` changes nothing.
 """
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
 """What changes nothing where that is not zero, false or empty."""
