@@ -208,7 +208,9 @@ def test_tokenizers_come_by_their_names() -> None:
         load_tokenizer("something")
     with pytest.raises(SettingsError, match=r"gateway\.tokenizer: a tokenizer that can be .*'absent' cannot be imp"):
         vocabulary_of("absent")
-    with pytest.raises(SettingsError, match=r"gateway\.tokenizer: one of .*letters.*numbers, or the path .*, got 'none'"):
+    with pytest.raises(
+        SettingsError, match=r"gateway\.tokenizer: one of .*letters.*numbers, or the path .*, got 'none'"
+    ):
         vocabulary_of("none")
 
 

@@ -27,9 +27,24 @@ def declare_engine(parser: Parser) -> None:
     parser.declare_later = partial(_declare_options, parser)
 
 
+def keep_rest(parser: Parser) -> None:
+    """Let the command keep what follows `--` for an engine that takes it, as `tokenbus up` does for its workers."""
+
+    def look(given: Sequence[str]) -> None:
+        name = _chosen(given)
+        parser.keeps_rest = name in names(ENGINES) and _kind(name).takes_rest
+
+    parser.declare_later = look
+
+
+def reads_model(engine: str) -> bool:
+    """Return whether an engine's `--model` is a folder."""
+    return _kind(engine).reads_model
+
+
 def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Return the settings, with `--model` as the chosen engine has it: the model's name, or its folder."""
-    if not _kind(options.engine).reads_model:
+    if not reads_model(options.engine):
         return load_settings(options)
     given = vars(options)
     folder = given.pop("worker.model")

@@ -5,10 +5,11 @@ import asyncio
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
-from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.engines import DEFAULT_ENGINE
+from tokenbus_services.cli.arguments import Parser, whole
+from tokenbus_services.cli.configuration import declare_settings, faults_told
+from tokenbus_services.cli.engines import DEFAULT_ENGINE, keep_rest, load_engine_settings, reads_model
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
@@ -35,6 +36,8 @@ was asked for what it cannot do.
 examples:
   tokenbus up                                       one worker of each role, with the engine ngram
   tokenbus up --engine paddle --workers 2 --prefill 0 --decode 0
+  tokenbus up --engine vllm --model models/qwen -- --max-model-len 4096
+                                                    a model in a folder, with options of vLLM's own
   tokenbus up --decode 3 --port 9000                the gateway at this port, or an error if it is taken
   tokenbus up --json | jq .event                    a JSON object on each line: started, ready, log, up, ended,
                                                     useless, stopping, down
@@ -50,20 +53,16 @@ _MOST_START_SECONDS = 86_400
 _LOOK_SECONDS = 1.0
 
 
-def declare(parser: argparse.ArgumentParser) -> None:
+def declare(parser: Parser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
     parser.add_argument(
         "--engine", choices=names(ENGINES), default=DEFAULT_ENGINE, help=f"what computes the tokens ({DEFAULT_ENGINE})"
     )
-    for option, default, what in (
-        ("--workers", 1, "mixed workers"),
-        ("--prefill", 1, "prefill workers"),
-        ("--decode", 1, "decode workers"),
-    ):
-        parser.add_argument(
-            option, type=whole(0, _MOST_WORKERS), default=default, metavar="N", help=f"how many {what} ({default})"
-        )
+    parser.add_argument("--workers", type=whole(0, _MOST_WORKERS), default=1, metavar="N", help="mixed workers (1)")
+    for role in ("prefill", "decode"):
+        what = f"{role} workers (1; 0 with an engine that reads a model's folder)"
+        parser.add_argument(f"--{role}", type=whole(0, _MOST_WORKERS), metavar="N", help=what)
     parser.add_argument(
         "--port",
         type=whole(1, _MOST_PORT),
@@ -78,12 +77,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help=f"how long a service may take until it is ready, as for large weights ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
-    declare_settings(parser, {"--metrics-address": "metrics.address"})
+    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"})
+    keep_rest(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
-    settings = load_settings(options)
+    settings = load_engine_settings(options)
+    model = _model(options)
+    for role in ("prefill", "decode"):
+        if getattr(options, role) is None:
+            setattr(options, role, 0 if model is not None else 1)
     _check_counts(options, settings)
     with faults_told(), runtime_folder() as folder:
         plan = plan_for(
@@ -94,6 +98,8 @@ def run(options: argparse.Namespace) -> int:
             prefill=options.prefill,
             decode=options.decode,
             gateway_address=gateway_address(settings, options.port),
+            model=model,
+            rest=getattr(options, "rest", ()),
         )
         return asyncio.run(_run(plan, folder.lock, Screen(as_json=options.json), options.start_seconds))
 
@@ -139,6 +145,16 @@ async def _show_state(system: LocalSystem, screen: Screen) -> None:
                 status, now = await client.status(), loop.time()
                 screen.progress.show(partial(status_line, status, (status.tokens - tokens) / (now - since)))
                 tokens, since = status.tokens, now
+
+
+def _model(options: argparse.Namespace) -> Path | None:
+    """Return the model's folder, for an engine that reads one."""
+    if not reads_model(options.engine):
+        return None
+    model: Path | None = options.model
+    if model is None or not model.is_dir():
+        raise CommandError(f"--model: the folder of the model, got {model or 'none'}", WRONG_USE)
+    return model
 
 
 def _check_counts(options: argparse.Namespace, settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """The parts of a system on this machine: plan, folder, ports, and what is read of a service's log."""
 
 import asyncio
+import contextlib
 import json
 import stat
 from contextlib import closing
@@ -10,6 +11,7 @@ from socket import create_server
 import pytest
 
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
+from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, StartError
 from tokenbus_services.cli.local import plan as plan_module
@@ -120,6 +122,45 @@ def test_addresses_that_were_set_stay(tmp_path: Path) -> None:
     assert (bus.workers_address, bus.clients_address) == ("tcp://0.0.0.0:7000", f"ipc://{tmp_path}/clients")
     assert plan.settings.metrics.address == "127.0.0.1:7001"
     assert [service.name for service in plan.workers] == ["mixed-0", "decode-0", "prefill-0"]
+
+
+def test_model_in_a_folder(tmp_path: Path) -> None:
+    """Workers get the model's folder and the engine's own options; the gateway has the folder's tokenizer."""
+    plan = plan_for(
+        Settings(),
+        tmp_path,
+        engine="vllm",
+        mixed=1,
+        prefill=0,
+        decode=0,
+        gateway_address="127.0.0.1:1",
+        model=tmp_path / "model",
+        rest=["--max-model-len", "64"],
+    )
+    (worker,) = plan.workers
+    model = str(tmp_path / "model")
+    assert worker.arguments == ("worker", "--engine", "vllm", "--model", model, "--", "--max-model-len", "64")
+    assert plan.gateway is not None
+    assert Settings.load(environment=plan.gateway.environment).gateway.tokenizer == model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--engine", "vllm"], "tokenbus: --model: the folder of the model, got none"),
+        (["--engine", "vllm", "--model", "/nowhere"], "tokenbus: --model: the folder of the model, got /nowhere"),
+        (
+            ["--engine", "vllm", "--model", "/tmp", "--prefill", "1"],
+            "tokenbus: prefill and decode workers: some of both",
+        ),
+        (["--engine", "ngram", "--", "--max-model-len", "64"], "error: unrecognized arguments: "),
+    ],
+)
+def test_model_that_cannot_be_served(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that is no folder, or options that the engine does not take, end in one line with status 2."""
+    with contextlib.suppress(SystemExit):
+        assert main(["up", *arguments]) == 2
+    assert line in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_taken_port_is_replaced() -> None:

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import SystemRandom
@@ -52,14 +52,22 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     prefill: int,
     decode: int,
     gateway_address: str = "",
+    model: Path | None = None,
+    rest: Sequence[str] = (),
 ) -> Plan:
     """Return the plan of a processor, some workers of each role, and a gateway if it has an address.
 
-    Addresses that are the defaults become sockets in the folder and free ports; what was set stays as it is.
+    `model` is the folder of an engine that reads one, and the gateway has its tokenizer; `rest` are the engine's own
+    options. Addresses that are the defaults become sockets in the folder and free ports; what was set stays as it is.
     """
     shared = _with_addresses(settings, folder)
+    arguments = ["worker", "--engine", engine]
+    if model is not None:
+        arguments += ["--model", str(model)]
+    if rest:
+        arguments += ["--", *rest]
     workers = [
-        _worker(shared, folder, f"{role}-{number}", role, engine)
+        _worker(shared, folder, f"{role}-{number}", role, arguments)
         for role, count in (("mixed", mixed), ("decode", decode), ("prefill", prefill))
         for number in range(count)
     ]
@@ -71,7 +79,8 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
         "listening",
         (shared.processor.drain_timeout_ms + bus.linger_ms) / 1000 + _GRACE_SECONDS,
     )
-    gateway = _gateway(shared, engine, gateway_address) if gateway_address else None
+    tokenizer = engine_kind(engine).tokenizer if model is None else str(model.resolve())
+    gateway = _gateway(shared, tokenizer, gateway_address) if gateway_address else None
     return Plan(shared, processor, tuple(workers), gateway, gateway_address)
 
 
@@ -98,24 +107,24 @@ def _with_addresses(settings: Settings, folder: Path) -> Settings:
     return replace(settings, bus=bus, metrics=metrics, log=log)
 
 
-def _worker(settings: Settings, folder: Path, name: str, role: str, engine: str) -> Service:
+def _worker(settings: Settings, folder: Path, name: str, role: str, arguments: Sequence[str]) -> Service:
     given: dict[str, object] = {"worker.id": name, "worker.role": role, "worker.metrics_address": _ANY_PORT}
     if settings.worker.handoff_address == ENTRIES["worker.handoff_address"].default:
         given["worker.handoff_address"] = f"ipc://{folder}/{name}"
     drains = 2 * settings.worker.drain_timeout_ms  # for its requests, then for their acknowledgement
     return Service(
         name,
-        ("worker", "--engine", engine),
+        tuple(arguments),
         environment_of(settings, given),
         "connected",
         (drains + settings.bus.linger_ms) / 1000 + _GRACE_SECONDS,
     )
 
 
-def _gateway(settings: Settings, engine: str, address: str) -> Service:
+def _gateway(settings: Settings, tokenizer: str, address: str) -> Service:
     given: dict[str, object] = {"gateway.address": address}
     if settings.gateway.tokenizer == ENTRIES["gateway.tokenizer"].default:
-        given["gateway.tokenizer"] = engine_kind(engine).tokenizer
+        given["gateway.tokenizer"] = tokenizer
     drains = settings.gateway.drain_timeout_ms + settings.client.drain_timeout_ms + settings.bus.linger_ms
     return Service(
         "gateway",
