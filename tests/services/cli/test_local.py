@@ -150,7 +150,7 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
         (["--engine", "vllm"], "tokenbus: --model: the folder of the model, got none"),
         (["--engine", "vllm", "--model", "/nowhere"], "tokenbus: --model: the folder of the model, got /nowhere"),
         (
-            ["--engine", "vllm", "--model", "/tmp", "--prefill", "1"],
+            ["--engine", "vllm", "--model", "/", "--prefill", "1"],
             "tokenbus: prefill and decode workers: some of both",
         ),
         (["--engine", "ngram", "--", "--max-model-len", "64"], "error: unrecognized arguments: "),
