@@ -76,7 +76,7 @@ test: check ## Run every check, then the tests
 
 test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, in an environment of its own
 	@echo "==> pytest: the real vLLM"
-	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q tests/engines/vllm
+	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q tests/engines/vllm/real
 
 # What vLLM has that no test needs (torchvision and the like) is not in the lock, so pip is not to look for it.
 $(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml hatch_build.py $(NATIVE)
