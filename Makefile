@@ -15,6 +15,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE := contracts/tokenbus_contracts/native/accept.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
+VLLM := .venv-vllm/bin/python
+VLLM_INSTALLED := .venv-vllm/.installed
+
 # Pins that still hold are kept; `make lock UPGRADE=1` moves them all.
 COMPILE := $(BIN)/uv pip compile --quiet --system-certs --generate-hashes --no-annotate \
 	--python-version 3.11 --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
@@ -29,7 +32,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +73,21 @@ coverage: setup ## Measure which lines `make unit` runs, and fail below the floo
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, in an environment of its own
+	@echo "==> pytest: the real vLLM"
+	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q tests/engines/vllm/real
+
+# What vLLM has that no test needs (torchvision and the like) is not in the lock, so pip is not to look for it.
+$(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml hatch_build.py $(NATIVE)
+	@echo "==> setup: .venv-vllm, some gigabytes"
+	@"$(PYTHON)" -m venv .venv-vllm
+	@$(VLLM) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--requirement requirements/vllm.txt
+	@$(VLLM) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		--requirement requirements/build.txt
+	@$(VLLM) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
 
 check: setup ## Lint, format, types, docstrings, and the schema against its generated files
 	@echo "==> ruff check"
@@ -135,6 +153,9 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	done
 	@echo "==> lock: gpu"
 	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
+	@echo "==> lock: vllm (torch for a CPU must be in UV_FIND_LINKS or an index of UV_INDEX)"
+	@$(COMPILE) $(GPU_HOST) requirements/vllm.in pyproject.toml --extra gateway \
+		--override requirements/vllm-overrides.in -o requirements/vllm.txt
 
 sbom: setup ## Write what each lock holds as CycloneDX, into build/sbom
 	@$(BIN)/python requirements/supply.py sbom
@@ -145,5 +166,5 @@ audit: setup ## Ask an index for known vulnerabilities of what is locked (TOKENB
 clean: ## Remove .venv, builds and caches
 	@echo "==> clean"
 	@rm -f $(NATIVE:.c=.so)
-	@rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
+	@rm -rf .venv .venv-vllm build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
 	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ PROCESS = (
     "engines/fastdeploy/test_processes.py",
     "engines/paddle",
     "engines/test_plugins.py",
+    "engines/vllm/real",
     "gpu_ops/test_kernels.py",
     "integration",
     "schema_tools",

@@ -11,6 +11,8 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from tokenbus_engines.vllm.parameters import SAMPLING_ARGUMENTS
+
 OLDEST, NEWEST = (0, 26), (0, 33)
 """The supported versions, both included, by their first two numbers."""
 _RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
@@ -63,22 +65,7 @@ CALLS = (
     Call("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.from_new_request", 2),
     Call("vllm.v1.engine.detokenizer", "IncrementalDetokenizer.update", 3),
     Call("vllm.inputs.engine", "tokens_input", 1),
-    Call(
-        "vllm.sampling_params",
-        "SamplingParams",
-        0,
-        (
-            "max_tokens",
-            "temperature",
-            "top_p",
-            "top_k",
-            "seed",
-            "stop",
-            "stop_token_ids",
-            "ignore_eos",
-            "logprobs",
-        ),
-    ),
+    Call("vllm.sampling_params", "SamplingParams", 0, SAMPLING_ARGUMENTS),
     Call("vllm.config", "ModelConfig.get_vocab_size", 1),
     Call("vllm.config", "ModelConfig.get_diff_sampling_param", 1),
 )

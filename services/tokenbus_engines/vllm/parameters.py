@@ -26,8 +26,20 @@ _PARAMETERS = {
     "stop": _Parameter("stop", list),
     "stop_token_ids": _Parameter("stop_token_ids", list),
     "ignore_end_token": _Parameter("ignore_eos", bool),
+    "min_p": _Parameter("min_p", float),
+    "presence_penalty": _Parameter("presence_penalty", float),
+    "frequency_penalty": _Parameter("frequency_penalty", float),
+    "repetition_penalty": _Parameter("repetition_penalty", float),
+    "logit_bias": _Parameter("logit_bias", lambda biases: {each.token_id: each.bias for each in biases}),
+    "min_tokens": _Parameter("min_tokens", int),
+    "bad_words": _Parameter("bad_words", list),
+    "allowed_token_ids": _Parameter("allowed_token_ids", list),
+    "include_stop_string": _Parameter("include_stop_str_in_output", bool),
+    "include_special_tokens": _Parameter("skip_special_tokens", lambda included: not included),
 }
 """By the names of our fields. One that is not here is refused by its name."""
+SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs")
+"""All arguments of SamplingParams that a request may come to."""
 
 
 def sampling_arguments(

@@ -21,10 +21,10 @@ os.environ.update(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder; its processes and its warnings are vLLM's own."""
+    """Mark the tests of this folder; warnings are vLLM's own."""
     for item in items:
         if item.path.is_relative_to(_HERE):
-            for mark in (pytest.mark.vllm, pytest.mark.process, pytest.mark.filterwarnings("default")):
+            for mark in (pytest.mark.vllm, pytest.mark.filterwarnings("default")):
                 item.add_marker(mark)
 
 
