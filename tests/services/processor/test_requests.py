@@ -92,7 +92,7 @@ def test_end_is_remembered_for_a_while() -> None:
 
 
 def test_requests_of_a_stream() -> None:
-    """Those of one stream are told from the others, ended ones left out."""
+    """The open requests of one stream are found without those of other streams and without ended ones."""
     made = table()
     mine, _, gone = opened(made, 1, owner=4), opened(made, 2, owner=5), opened(made, 3, owner=4)
     made.close(gone, None)

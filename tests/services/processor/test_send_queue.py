@@ -195,7 +195,7 @@ def test_last_row_is_known_to_be_on_its_way() -> None:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
-    """A slow client's tokens are let go; how its requests ended is still told, also what was sent already."""
+    """A slow client's outputs are dropped; how its requests ended is still sent, also if it was sent before."""
     box = send_queue()
     pending_ack = PendingAck()
     box.put(frame(10, pending_ack))

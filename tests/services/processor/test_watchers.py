@@ -69,7 +69,7 @@ def test_only_what_is_watched_is_shown() -> None:
 
 
 def test_what_does_not_fit_into_the_window_is_left_out() -> None:
-    """A watcher that does not confirm misses items, as their sequences show, and holds nobody back (case 20)."""
+    """A watcher that does not ack misses items, as their sequences show, and delays no acknowledgement (case 20)."""
     bench = Bench()
     worker = bench.worker()
     watcher = watching(bench, window_frames=2)
