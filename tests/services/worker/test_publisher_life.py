@@ -221,7 +221,7 @@ async def test_waiting_for_requests_ends_with_the_publisher() -> None:
 
 
 def test_requests_that_wait_are_bounded() -> None:
-    """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; then it is told."""
+    """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; more are an error."""
     publisher = Publisher(at_memory(max_requests=2))
     for key in range(1, 5):
         publisher._take_request(generate_of(key))

@@ -108,7 +108,7 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    """After a goodbye the session greets whoever comes next, once an interval is over, and sends no item before."""
+    """After a goodbye the session sends a hello to the next processor, once an interval is over, and no item before."""
     peer = opened(items=1)
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.says() is None
@@ -119,7 +119,7 @@ def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
 
 
 def test_requests_are_handed_over_once() -> None:
-    """A request that is sent again, because nobody knew whether it came, is handed over once; an abort each time."""
+    """A request that is sent again, because its arrival was unknown, is handed over once; an abort each time."""
     peer = opened()
     got: list[Generate | Abort] = []
     peer.on_request = got.append
