@@ -106,7 +106,7 @@ async def test_what_no_peer_would_take(bus: Bus, parts: list[bytes]) -> None:
 
 
 async def test_peer_that_does_not_read(bus: Bus) -> None:
-    """A peer that does not read gets FULL, loses nothing of what was sent before, and holds up nobody else."""
+    """A peer that does not read gets FULL, loses nothing of what was sent before, and delays no other peer."""
     small = bus.with_settings(SMALL)
     listener, lazy, lazy_peer = await small.pair()
     other = await small.connect(listener.address)
@@ -229,7 +229,7 @@ async def test_close(bus: Bus) -> None:
 
 
 async def test_peer_that_leaves_ends_no_receive(bus: Bus) -> None:
-    """That the other side is gone is no error of a receive: somebody may come back."""
+    """A receive does not fail when the other side is gone: a peer may come back."""
     listener, connection, _ = await bus.pair()
     address = listener.address
     waiting = bus.spawn(connection.receive())
