@@ -98,7 +98,7 @@ async def test_request_gets_its_tokens() -> None:
 
 
 async def test_key_is_drawn_where_there_is_none() -> None:
-    """A request without a key gets one of its own, which nobody else draws."""
+    """A request without an id gets one of its own, which no other request gets."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         keys = {client.generate(generate_of(0)).request_id for _ in range(100)}
@@ -189,7 +189,7 @@ async def test_leaving_waits_for_open_requests() -> None:
 
 
 async def test_leaving_has_an_end_and_so_has_every_request() -> None:
-    """A request that does not end within the drain's time ends with an error: nobody waits forever."""
+    """A request that does not end within the drain's time ends with an error: no caller waits forever."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 2000})
     async with client:
         tokens = client.generate(generate_of(5))

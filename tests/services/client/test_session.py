@@ -86,7 +86,7 @@ def test_repeated_and_overlapping_rows_are_taken_once() -> None:
 
 
 def test_hole_ends_the_request_and_says_what_is_missing() -> None:
-    """Tokens that never came end their request with an error that names them, and the processor is told (case 21)."""
+    """Tokens that never came end their request with an error that names them, and the client aborts it (case 21)."""
     peer = opened()
     tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
     list(peer.says_all())
@@ -125,7 +125,7 @@ def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
 
 
 def test_errors_end_their_requests() -> None:
-    """An error from the processor ends its request; one of a request that nobody has is dropped."""
+    """An error from the processor ends its request; an error for an unknown request is dropped."""
     peer = opened()
     tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
     peer.numbered(error=BROKEN)
@@ -160,7 +160,7 @@ def test_rows_of_what_ended_here_are_ended_there() -> None:
 
 
 def test_strays_are_bounded() -> None:
-    """However many requests go on that nobody has here, only so many are remembered."""
+    """However many unknown requests go on, only so many are remembered."""
     peer = opened()
     for key in range(1, 1100):
         peer.rows(Wanted(key))
@@ -323,7 +323,7 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
 
 
 def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
-    """What was aborted, and never came anywhere, ends: nobody waits for it, and nobody would abort it again."""
+    """An aborted request that no worker has ends: it is not sent anew, since no later abort would end it."""
     peer = opened()
     tokens = peer.session.open(generate_of(5))
     list(peer.says_all())

@@ -86,7 +86,7 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    """After a goodbye the session greets whoever comes next, once an interval is over."""
+    """After a goodbye the session sends a hello to the next processor, once an interval is over."""
     peer = opened()
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.bodies() == []
