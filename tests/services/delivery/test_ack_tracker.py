@@ -74,7 +74,7 @@ def test_step_that_is_not_complete_yet_is_not_acknowledged() -> None:
 
 
 def test_lost_items_are_passed() -> None:
-    """A run that cannot be had holds nobody back, and is acknowledged with what is before it."""
+    """A run of lost items delays no acknowledgement, and is acknowledged with the items before it."""
     acks, (first,) = held(1)
     acks.skip(9)
     assert not acks.advance()

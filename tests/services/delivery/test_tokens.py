@@ -176,7 +176,7 @@ async def test_error_comes_after_what_came_before_it() -> None:
 
 
 async def test_error_wakes_who_waits() -> None:
-    """A consumer that waits is told of an error at once."""
+    """A consumer that waits gets an error at once."""
     tokens = RequestTokens(KEY)
     waiting = asyncio.create_task(taken(tokens))
     await turns()
