@@ -57,7 +57,7 @@ class Node:
                 return
 
     def receive(self) -> bool:
-        """Take the next message that has arrived; False: there is none, or nobody to take it."""
+        """Take the next message that has arrived; False: there is none, or the node is paused."""
         if self.is_paused or not self.wire.down:
             return False
         try:

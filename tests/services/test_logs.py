@@ -222,7 +222,7 @@ def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_stream_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is closed, or absent, or knows few letters, ends nobody who logs."""
+    """A stream that is closed, or absent, or knows few letters, fails no call that logs."""
     closed = io.StringIO()
     configure(LogSettings(format="json"), closed)
     closed.close()
@@ -308,7 +308,7 @@ def test_episode_ends_in_quiet() -> None:
 
 
 def test_quiet_ends_an_episode_without_being_asked() -> None:
-    """What happens again after enough quiet is a new episode, even if nobody looked in between."""
+    """An event that happens again after enough quiet is logged anew, even without a check in between."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     for moment in (0.0, 0.75, 1.5, 2.5):
@@ -336,7 +336,7 @@ def test_keys_are_bounded() -> None:
 
 
 def test_close_sums_up_all() -> None:
-    """At the end of the process everything that was counted is told."""
+    """At the end of the process every event that was counted is logged."""
     heard = Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     for key in ("w0", "w0", "w1", "w1", "w1"):
