@@ -132,7 +132,7 @@ async def test_client_that_says_hello_and_no_more_is_forgotten(deployment: Deplo
 
 
 async def test_items_before_hello_are_nobodys(deployment: Deployment) -> None:
-    """Who sends items first is told to say hello first; the items are not read."""
+    """A peer that sends items first is asked to say hello first; the items are not read."""
     async with trio(deployment) as three:
         witness = Witness(three.client)
         async with Stranger(str(three.addresses["bus__workers_address"])) as stranger:
@@ -152,7 +152,7 @@ async def test_items_before_hello_are_nobodys(deployment: Deployment) -> None:
     ids=["a later epoch", "an earlier epoch"],
 )
 async def test_forged_worker_id_is_refused(deployment: Deployment, later: int, reason: RefusalReason) -> None:
-    """Nobody takes the id of a worker that is alive, whichever epoch he makes up."""
+    """No peer takes the id of a worker that is alive, whichever epoch it makes up."""
     async with trio(deployment) as three:
         witness = Witness(three.client)
         async with Stranger(str(three.addresses["bus__workers_address"])) as stranger:

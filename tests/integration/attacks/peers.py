@@ -43,7 +43,7 @@ Frame = TypeVar("Frame", ServerFrame, ProcessorFrame, DecodeFrame)
 
 
 def drawn() -> int:
-    """Return a key, a session or a number that is nobody else's."""
+    """Return a key, a session or a number that no other peer has."""
     return RANDOM.getrandbits(63) | 1
 
 
