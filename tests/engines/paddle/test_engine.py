@@ -62,7 +62,7 @@ def test_neighbours_change_nothing(alone: dict[int, list[int]]) -> None:
 def test_nothing_of_the_others_changes_a_request(
     alone: dict[int, list[int]], order: list[Generate], waits: list[int], shared: dict[str, int]
 ) -> None:
-    """Whoever comes when, and however slots and steps are shared, a request's tokens are its own (case 15)."""
+    """However requests come, and however slots and steps are shared, each one's tokens are its own (case 15)."""
     run = Run(engine(**shared))
     for generate, steps in zip(order, waits, strict=True):
         run.engine.admit(generate)
@@ -166,7 +166,7 @@ def test_stop_inside_a_block_leaves_nothing_behind() -> None:
 
 
 def test_stop_tokens_and_the_end_token_end_requests() -> None:
-    """A stop token ends a request with itself; the end of a story does so too, unless it is told to be ignored."""
+    """A stop token ends a request with itself; so does the end of a story, unless the request ignores it."""
     run = Run(engine())
     run.engine.admit(text_request(1, STORY, 400, temperature=0.0, stop_token_ids=[ord(".")]))
     ending = STORY + "And that was the end"
