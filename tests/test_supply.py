@@ -1,4 +1,4 @@
-"""What comes from elsewhere: what is on the wire and on disk runs no code, and the locks are told of as they are."""
+"""What comes from elsewhere: what is on the wire and on disk runs no code, and the locks are reported as they are."""
 
 import ast
 import json
