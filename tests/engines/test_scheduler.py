@@ -1,4 +1,4 @@
-"""Scheduler: who is computed in a step, and who waits."""
+"""Scheduler: which requests are computed in a step, and which wait."""
 
 import numpy as np
 

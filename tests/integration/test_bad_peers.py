@@ -40,7 +40,7 @@ async def test_what_is_not_zeromq_is_cut_off(
 
 @pytest.mark.parametrize("address", ADDRESSES)
 async def test_half_a_transport_handshake_is_cut_off(deployment: Deployment, address: str) -> None:
-    """Who begins ZeroMQ's handshake and then says nothing is cut off after the heartbeat's timeout."""
+    """A peer that begins ZeroMQ's handshake and then says nothing is cut off after the heartbeat's timeout."""
     async with trio(deployment, **QUICK) as three:
         witness = Witness(three.client)
         await say_over_tcp(str(three.addresses[address]), bad_peers.HALF_GREETING)

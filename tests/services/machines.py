@@ -250,7 +250,7 @@ class FaultyBus(LosslessBus):
         """Return what is on its way between a worker and the processor, to lose or damage some of it.
 
         Streams need not trust the transport. Clients must, as far as it says: it loses a message only with the whole
-        connection, and what is asked for or not confirmed is repeated in the next one.
+        connection, and what is asked for or not acked is repeated in the next one.
         """
         return self.queue(self.world.workers[place % len(self.world.workers)], up=up)
 
@@ -319,7 +319,7 @@ class FaultyBus(LosslessBus):
 
     @rule(client=_PLACES, is_paused=st.booleans())
     def stop_confirming(self, client: int, *, is_paused: bool) -> None:
-        """Let a client confirm nothing, as one that iterates over outputs too slowly."""
+        """Let a client ack nothing, as one that iterates over outputs too slowly."""
         node = self.world.clients[client % len(self.world.clients)]
         node.client.is_paused = is_paused
         node.pump()
@@ -350,7 +350,7 @@ class FaultyBus(LosslessBus):
 
 
 def _is_generate(parts: list[bytes]) -> bool:
-    """Tell whether a message is a new request on its way to a worker: only a broken connection loses those."""
+    """Return whether a message is a new request on its way to a worker: only a broken connection loses those."""
     try:
         return ProcessorFrame.FromString(parts[0]).HasField("generate")
     except DecodeError:

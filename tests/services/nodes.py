@@ -130,7 +130,7 @@ class WorkerNode(Node):
         super().__init__(self.publisher.session, network, clock, self.publisher.lock)
 
     def has_room(self) -> bool:
-        """Tell whether nothing that a turn publishes would have to wait."""
+        """Return whether nothing that a turn publishes would have to wait."""
         retention, worker = self.publisher.retention, self.settings.worker
         messages = self.publisher.waiting_generates + self._messages_per_step
         size = messages * self.settings.limits.max_message_bytes

@@ -88,13 +88,13 @@ class Line:
         return parts
 
     def say(self, *parts: bytes) -> None:
-        """Put something to say there, and tell the link."""
+        """Put something to say there, and wake the link."""
         with self.lock:
             self.script.to_say.append(list(parts))
             self.link.wake()
 
     async def stop(self, seconds: float = 0.0) -> None:
-        """Tell it to stop, and wait until it has."""
+        """Stop it, and wait until it has ended."""
         self.link.stop(seconds)
         await soon(self.task)
 

@@ -1,4 +1,4 @@
-"""Logs: one line for an event, whatever its values hold, and one for an episode, however often it happens."""
+"""Logs: one line for an event, whatever its values hold, and a deduplicated one, however often it happens."""
 
 import io
 import json
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 
 class Heard:
-    """What an episode logged."""
+    """What a deduplicated log logged."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -260,7 +260,7 @@ def test_import_and_quiet_use_print_nothing() -> None:
 
 
 def test_episode_is_logged_once() -> None:
-    """The first of a kind is logged, the rest is counted, and the end tells how many and for how long."""
+    """The first of a kind is logged, the rest is counted, and the end says how many and for how long."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     logged = []
@@ -290,7 +290,7 @@ def test_kinds_and_keys_are_apart() -> None:
 
 
 def test_episode_ends_in_quiet() -> None:
-    """After enough quiet an episode is summed up, once, if there was more than what was logged; not before."""
+    """After enough quiet a repeated event is summed up, once, if there was more than what was logged; not before."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     episodes.begin("w0", heard, "slow")
@@ -347,7 +347,7 @@ def test_close_sums_up_all() -> None:
 
 
 def test_episode_holds_on_to_nothing_large() -> None:
-    """An episode keeps its first values as they are logged, not the objects they came from."""
+    """A deduplicated log keeps an event's first values as they are logged, not the objects they came from."""
     episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     heard = Heard()
     episodes.begin("w0", heard, "slow", error=ValueError("why"), data=b"x" * 10_000, request=5)

@@ -10,7 +10,7 @@ _WISH = Wish(client=0, max_tokens=7, top_logprobs=2, drafts=True)
 
 
 def world_of(shape: Shape | None = None, **settings: object) -> World:
-    """Return a world in which everybody is connected."""
+    """Return a world in which every node is connected."""
     chosen = shape or Shape()
     keys = {name.replace("__", "."): value for name, value in settings.items()}
     world = World(replace(chosen, settings=keys))
@@ -163,7 +163,7 @@ def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
     world.flush()
     world.turn(0)
     world.flush()
-    world.pass_time(0.5, carries=True)  # the first row is confirmed and acknowledged
+    world.pass_time(0.5, carries=True)  # the first row is acked by the client and by the processor
     world.restart_processor(keeps_unsent=False)
     world.clients[0].is_paused = True
     for _ in range(3):

@@ -246,7 +246,7 @@ def test_an_aborted_engine_has_nothing_left() -> None:
 
 
 def test_drafts_are_emitted_for_those_who_want_them() -> None:
-    """A draft batch has the target's rows; only those who asked have drafts, with the draft model's own scores."""
+    """A draft batch has the target's rows; only requests that want drafts have them, with the draft model's scores."""
     wants = asked(1, seed=1, max_tokens=30, ignore_end_token=True, top_logprobs=4)
     wants.include_draft_logprobs = True
     ids_only = asked(3, seed=2, max_tokens=30, ignore_end_token=True)

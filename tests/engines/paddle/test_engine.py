@@ -101,7 +101,7 @@ def test_prompts_in_chunks_change_nothing(alone: dict[int, list[int]]) -> None:
 
 
 def test_rows_are_sorted_by_what_was_computed() -> None:
-    """Rows lie sorted by what was computed for them, and their places tell the order of admission (case 1, 3)."""
+    """Rows lie sorted by what was computed for them, and their places give the order of admission (case 1, 3)."""
     run = Run(engine(max_running=2, slice_steps=2))
     admitted = {30: 0, 10: 1, 20: 2}
     for key, top_logprobs in admitted.items():
@@ -276,7 +276,7 @@ def spoil(engine: PaddleEngine, key: int) -> None:
 
 
 def test_what_is_no_number_ends_its_own_request(alone: dict[int, list[int]]) -> None:
-    """A request whose numbers went wrong ends alone, and who gets its slot next is not affected (case 24)."""
+    """A request whose numbers went wrong ends alone, and the next request in its slot is not affected (case 24)."""
     run = Run(engine(max_running=2))
     run.engine.admit(MIXED[0])
     run.engine.admit(MIXED[1])

@@ -105,7 +105,7 @@ async def test_request_of_a_live_client_cannot_be_asked_for_again(deployment: De
 
 
 async def test_tokens_that_wait_for_a_client_cannot_be_had_by_another(deployment: Deployment) -> None:
-    """A request that ended while its client acknowledged nothing is as good as unknown to everyone else."""
+    """A request that ended while its client acknowledged nothing is as good as unknown to every other client."""
     async with scene(deployment) as at:
 
         def attack() -> list[ServerFrame]:

@@ -85,7 +85,7 @@ def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """Who could change the file could let itself in."""
+    """A peer that could change the file could let itself in."""
     file = tmp_path / "allowed.toml"
     file.write_text(line())
     file.chmod(mode)

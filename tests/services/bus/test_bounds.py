@@ -168,7 +168,7 @@ async def test_parts_that_trickle(tmp_path: Path, kind: str) -> None:
 
 
 async def test_parts_that_trickle_from_one_that_was_admitted() -> None:
-    """Who has introduced itself may be slow, but holds no more than its bound."""
+    """A peer that has introduced itself may be slow, but holds no more than its bound."""
     bounds = replace(SETTINGS, max_pending_bytes=MIB, max_total_pending_bytes=2 * MIB)
     async with Victim(bounds) as victim, good_peer(victim) as good:
         sent = await in_thread(send_without_end, victim.address, bytes(50_000), hello=True, pause=0.01)

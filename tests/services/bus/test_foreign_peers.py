@@ -62,7 +62,7 @@ async def test_peer_that_speaks_something_else(tcp: Bus, data: bytes) -> None:
 
 
 async def test_peer_that_says_nothing(make: Make) -> None:
-    """Who connects and says nothing is turned away after the heartbeat's timeout."""
+    """A peer that connects and says nothing is turned away after the heartbeat's timeout."""
     settings = replace(SETTINGS, heartbeat_interval_ms=10, heartbeat_timeout_ms=500)  # our own peer needs some of it
     bus = make("zeromq-tcp", settings)
     assert (await refusal_of(bus, call)).endswith(": no handshake within 500 ms")
@@ -148,7 +148,7 @@ async def test_listener_that_sends_too_much(tcp: Bus) -> None:
         again: list[list[bytes]] = []
 
         def heard() -> bool:
-            """Tell whether the connection has come back."""
+            """Return whether the connection has come back."""
             connection.send([b"hello"])
             with contextlib.suppress(zmq.Again):
                 again.append(foreign.socket.recv_multipart())

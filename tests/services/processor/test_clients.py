@@ -16,7 +16,7 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 
 
 def test_hello_is_answered() -> None:
-    """The welcome says who answers, how often peers are heard, and that this session is new (case 19)."""
+    """The welcome names the processor, how often peers are heard, and that this session is new (case 19)."""
     bench = Bench({"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
     client = bench.client()
     (heard,) = client.heard()
@@ -137,7 +137,7 @@ def test_abort_of_own_request_reaches_its_worker() -> None:
 
 
 def test_letters_wait_for_the_window() -> None:
-    """A client gets as many frames as its window allows, and the next one when it confirms (case 20)."""
+    """A client gets as many frames as its window allows, and the next one when it acks (case 20)."""
     bench, worker, client = serving()
     client.reconnect(window_frames=1)
     client.ask(generate_of(1))
@@ -188,7 +188,7 @@ def test_several_clients_get_their_own_rows() -> None:
 
 
 def test_items_are_acknowledged_when_the_client_acknowledged() -> None:
-    """What a client did not confirm is not acknowledged to its worker: it may be needed again (case 21)."""
+    """What a client did not ack is not acknowledged to its worker: it may be needed again (case 21)."""
     bench, worker, client = serving(1)
     worker.publish(rows([1]))
     bench.advance(0.0)

@@ -1,4 +1,4 @@
-"""Clients: nothing is lost when a client comes back or another takes its place; what becomes of those who do not."""
+"""Clients: nothing is lost when a client comes back or another takes its place; what becomes of those that do not."""
 
 import pytest
 

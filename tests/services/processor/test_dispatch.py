@@ -47,7 +47,7 @@ def test_request_goes_to_the_worker_with_the_fewest() -> None:
 
 
 def test_workers_with_equally_many_take_turns() -> None:
-    """Who asks for one thing after the other does not leave all but the first worker idle."""
+    """A client that sends one request after the other does not leave all but the first worker idle."""
     bench = Bench()
     workers = [bench.worker(name) for name in "abc"]
     given = []

@@ -122,7 +122,7 @@ def test_full_decode_workers_are_as_good_as_full() -> None:
 
 @pytest.mark.parametrize("order", ["row, admitted", "admitted, row"])
 def test_decode_worker_has_a_request_once_it_says_so(order: str) -> None:
-    """In whichever order the two streams tell of it: when the decode worker dies its requests end at once."""
+    """In whichever order the two streams report it: when the decode worker dies its requests end at once."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
@@ -156,7 +156,7 @@ def test_decode_worker_that_dies_before_it_goes_on_ends_its_requests(*, is_admit
 
 
 def test_decode_worker_that_dies_before_anything_went_there_ends_nothing() -> None:
-    """A request that is still at its prefill worker goes on there: who has it learns of the dead one by itself."""
+    """A request that is still at its prefill worker goes on there, which learns of the dead decode worker by itself."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench)

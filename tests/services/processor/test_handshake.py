@@ -1,4 +1,4 @@
-"""WorkerConnections: who may publish, and in which connection."""
+"""WorkerConnections: which worker may publish, and in which connection."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
 
 
 def test_hello_is_answered_with_where_to_go_on_and_credit() -> None:
-    """The welcome says who answers, where to go on, how much may be sent, and how often peers are heard (case 19)."""
+    """The welcome says which processor answers, where to go on, the credit, and how often peers are heard (case 19)."""
     bench = Bench({"processor.credit_items": 8, "bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
     worker = bench.worker(first_sequence=4, next_sequence=9)
     welcome = worker.heard()[0].welcome

@@ -121,7 +121,7 @@ def test_claim_before_the_worker_is_there_waits_for_it() -> None:
 
 
 def test_claim_of_what_ended_gets_all_and_the_end() -> None:
-    """A request that ended before anybody asked is handed over whole, and is forgotten then."""
+    """A request that ended before a consumer claimed it is handed over whole, and is forgotten then."""
     table = Table({})
     come(table, 9, 0)
     table.route(batch([Wanted(9, 3, 1, FINISHED)], step=9), 0)

@@ -25,7 +25,7 @@ def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def test_rows_are_found_by_key() -> None:
-    """A request is found by its key, at whatever place it stands; who is not open has no slot (case 3)."""
+    """A request is found by its key, at whatever place it stands; one that is not open has no slot (case 3)."""
     made = table()
     first, second = opened(made, 7), opened(made, 2**64 - 1)
     assert made.get(7) is first
@@ -115,7 +115,7 @@ def test_requests_are_looked_at_when_they_are_due() -> None:
 
 @pytest.mark.parametrize("count", [63, 64, 65, 129])
 def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
-    """However large the table has grown, only open requests are anybody's, or due."""
+    """However large the table has grown, only open requests belong to a stream, or are due."""
     made = table()
     for key in range(1, count + 1):
         opened(made, key, owner=0, deadline=1.0)

@@ -89,7 +89,7 @@ def test_rows_of_nobody_go_nowhere() -> None:
 
 
 def test_step_keeps_only_what_is_new() -> None:
-    """Rows that a request has had, or that are not for it, are taken out of the step for everybody (case 17)."""
+    """Rows that a request has had, or that are not for it, are taken out of the step for every consumer (case 17)."""
     table = Table({1: 0, 2: 0, 3: 1})
     table.route(batch([Wanted(1, 0, 2)]), 0)
     step = table.route(batch([Wanted(1, 0, 2), Wanted(2, 0, 1), Wanted(3, 0, 1)]), 0, draft_for(rows([1, 2, 3]), 1))

@@ -112,7 +112,7 @@ async def test_one_iteration_over_steps_at_a_time() -> None:
 
 
 async def test_who_leaves_the_iteration_holds_nothing_back() -> None:
-    """Steps that wait when an iteration ends are let go, and requests after it wait for who asks again."""
+    """Steps that wait when an iteration ends are let go, and requests after it wait for the next consumer."""
     async with running() as made:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))

@@ -54,7 +54,7 @@ def test_streams_are_announced_without_secrets() -> None:
 
 
 def test_only_what_is_watched_is_shown() -> None:
-    """Who watches one worker is shown that one alone, and who watches all is shown all, also those that come later."""
+    """A client that watches one worker is shown that one alone; one that watches all is shown all, also later ones."""
     bench = Bench()
     first = bench.worker("a")
     one, every = watching(bench, "a"), watching(bench, session=7)

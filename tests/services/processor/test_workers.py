@@ -74,7 +74,7 @@ def test_missing_items_are_asked_for() -> None:
 
 
 def test_lost_last_item_is_found_by_the_heartbeat() -> None:
-    """A heartbeat that tells of more than came has the rest asked for."""
+    """A heartbeat with a higher sequence than what came makes the processor ask for the rest."""
     bench = Bench()
     worker = bench.worker()
     worker.heard()

@@ -89,7 +89,7 @@ def test_lines_and_flat_arrays_say_the_same() -> None:
 
 
 def test_rows_have_as_many_alternatives_as_they_want() -> None:
-    """A row's top-k is its own: the others' lines may be longer, and who wants no logprobs has none (case 15)."""
+    """A row's top-k is its own: other rows' lines may be longer, and a row without scoring has none (case 15)."""
     made = assembled(replace(SCORED, scored=[True, False], top_ks=[1, 2]))
     assert made.top_ks.tolist() == [1, 0]
     assert made.scorings.tolist() == [Scoring.FULL, Scoring.NONE]

@@ -252,7 +252,7 @@ async def _waiting(listener: Listener) -> int:
 
 
 async def test_leaving_waits_for_the_answers() -> None:
-    """Who leaves waits until each hand-off was answered or given up."""
+    """A sender that closes waits until each hand-off was answered or given up."""
     async with pair(worker__handoff_timeout_ms=400) as both:
         both.sender.send(request(7, "memory://nobody"), b"state")
         await asyncio.sleep(0)

@@ -55,7 +55,7 @@ class Bare(Publisher):
         return entry
 
     def waits(self) -> bool:
-        """Tell whether some thread waits for room."""
+        """Return whether some thread waits for room."""
         with self._room:
             return bool(self._room._waiters)  # type: ignore[attr-defined]
 
@@ -316,7 +316,7 @@ def test_order_is_kept_while_waiting_for_room() -> None:
 
 
 def test_waiting_ends_when_the_publisher_is_closed() -> None:
-    """Who waits for room when the publisher is closed gets an error that says so, and no sequence is used."""
+    """A caller that waits for room when the publisher is closed gets an error that says so, and no sequence is used."""
     publisher = full(policy="block")
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[int] = pool.submit(publisher.publish, batch(rows([2])))
