@@ -146,7 +146,7 @@ def test_targets_of_make_that_are_named_are_there() -> None:
 
 @pytest.mark.parametrize("command", SERVICES)
 def test_service_works_until_it_is_stopped(command: str, folder: Path) -> None:
-    """A service that a page starts comes up as it is written, and leaves with status 0 when it is told to."""
+    """A service that a page starts comes up as it is written, and leaves with status 0 when it is stopped."""
     with (
         reserved_port() as port,
         Shell("exec " + command.replace("5570", str(port)), folder, variables(folder)) as shell,

@@ -77,7 +77,7 @@ def test_every_service_has_a_health_check_and_starts_again() -> None:
 
 
 def test_nothing_is_open_to_other_machines() -> None:
-    """Ports are published on this machine alone: who wants more says so."""
+    """Ports are published on this machine alone: an operator who wants more says so."""
     for service in SERVICES.values():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
@@ -279,7 +279,7 @@ class Deployment:
         return text.replace("/var/lib/tokenbus", str(self._folder / service))
 
     def _port(self, host: str, port: str) -> int:
-        """Return a port that stands for a service's; it is bound without listening, so that nobody else is given it."""
+        """Return a port that stands for a service's; it is bound without listening: no other process gets it."""
         if (host, port) not in self._ports:
             reserved = self._cleanup.enter_context(socket.socket())
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -298,7 +298,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> None:
     """Each of our services, run by its own command and variables, passes its own health check, and sees the others.
 
-    The processor is started last: nothing in the file makes others wait for it. All leave when they are told to.
+    The processor is started last: nothing in the file makes others wait for it. All leave when they are stopped.
     """
     deployment.make_keys()
     for name in ("worker", "gateway", "processor"):
@@ -322,5 +322,5 @@ def _metrics_port(name: str) -> str:
 
 
 def _filled(value: object) -> str:
-    """Return a value as compose fills it in where nobody has set a variable."""
+    """Return a value as compose fills it in where no variable is set."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))

@@ -1,4 +1,4 @@
-"""Documents that name code name code that is there, and tell of the whole as it is."""
+"""Documents that name code name code that is there, and describe the whole as it is."""
 
 import ast
 import re

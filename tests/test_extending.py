@@ -123,7 +123,7 @@ async def test_drafts_are_verified_and_shown() -> None:
 
 
 async def test_wrong_prompt_is_one_line() -> None:
-    """What the engine refuses is told to who asked, with the field, the limit and the value, and it goes on."""
+    """A prompt that the engine refuses is answered with the field, the limit and the value, and the engine goes on."""
     async with running() as processor, asyncio.timeout(MOST):
         for wrong, line in (
             (asked(1, [64], 4), "prompt: at least 1 token id, all below 64, got [64]"),

@@ -1,4 +1,4 @@
-"""The project's own rules about itself: who imports whom, and what the locks and CI hold."""
+"""The project's own rules about itself: which package imports which, and what the locks and CI hold."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""What comes from elsewhere: what is on the wire and on disk runs no code, and the locks are told of as they are."""
+"""What comes from elsewhere: what is on the wire and on disk runs no code, and the locks are reported as they are."""
 
 import ast
 import json
@@ -117,7 +117,7 @@ def test_sbom_lists_what_the_locks_hold() -> None:
 
 
 def test_audit_that_cannot_ask_says_so_and_fails() -> None:
-    """An index that does not tell of vulnerabilities is one line and a status that is no success."""
+    """An index that does not answer about vulnerabilities is one line and a status that is no success."""
     command = [sys.executable, str(ROOT / "requirements" / "supply.py"), "audit"]
     run = subprocess.run(
         command, check=False, capture_output=True, text=True, env={"TOKENBUS_AUDIT_INDEX": "http://127.0.0.1:1"}

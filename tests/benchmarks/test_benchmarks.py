@@ -117,7 +117,7 @@ def test_all_benchmarks_of_the_checkout_are_found() -> None:
 
 
 def test_one_that_runs(root: Path) -> None:
-    """A benchmark is given what it offers, its progress is told, and its tables, figures and plot are kept."""
+    """A benchmark is given what it offers, its progress is reported, and its tables, figures and plot are kept."""
     lines: list[str] = []
     result = run_one("good", root, lines, quick=True)
     assert (result.status, result.ran, lines) == (0, True, ["half of it"])
@@ -128,7 +128,7 @@ def test_one_that_runs(root: Path) -> None:
 
 
 def test_one_that_cannot_run_says_why(root: Path) -> None:
-    """What is missing is told in its own last line."""
+    """What is missing is reported in its own last line."""
     result = run_one("broken", root)
     assert not result.ran
     assert result.verdict == "did not run: ModuleNotFoundError: No module named 'nothing_of_that_name'"

@@ -143,7 +143,7 @@ def test_the_record_has_every_peer_at_every_size(record: dict[str, Any]) -> None
 
 
 def test_messages_of_ours_and_of_the_generated_classes_are_as_long(record: dict[str, Any]) -> None:
-    """Tokenbus's bytes a token are those of the schema, whoever writes it."""
+    """Tokenbus's bytes a token are those of the schema, whichever code writes it."""
     for result in record["results"]:
         peers = result["peers"]
         names = ("ours", "ours_lists", "ours_zeromq", "protobuf", "zeromq", "memcpy")

@@ -91,7 +91,7 @@ def test_the_processor_does_no_more_than_each_request_wants(top_k: int | None) -
 def test_vllm_that_cannot_be_imported_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, missing: str, reason: str
 ) -> None:
-    """A vLLM that is not there and one that lacks a dependency are told apart."""
+    """A vLLM that is not there and one that lacks a dependency are distinguished."""
 
     def fail(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {missing!r} for {name}", name=missing)

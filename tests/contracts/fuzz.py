@@ -133,7 +133,7 @@ def check(data: bytes, limits: Limits, expected: str = "") -> str:
 
 
 def campaign(report: Report, at: ctypes.c_longlong, sender: Connection) -> None:
-    """Run in the child: feed all messages, tell at every one which it is, and send the report at the end."""
+    """Run in the child: feed all messages, report at every one which it is, and send the report at the end."""
     warnings.simplefilter("error")
     maker = Maker(report.seed)
     begun = time.perf_counter()

@@ -49,7 +49,7 @@ class _Style(NamedTuple):
     longest_key: int
 
     def strays(self, share: float = 1.0) -> bool:
-        """Tell whether this is a place to stray."""
+        """Return whether this is a place to stray."""
         return self.rng.random() < self.loose * share
 
     def key_bytes(self) -> int:

@@ -74,7 +74,7 @@ def test_what_keeps_the_contract_is_accepted_by_both(message: pb.LogprobBatch) -
     assert verdict(data, Bounds.SCHEMA) is None
     assert_same_verdict(data)
     if native.available() and message.header.worker_id.isascii():
-        # Python would set it right if the compiled check did not take it, and nobody would see that it is slow.
+        # Python would accept it if the compiled check did not, and no test would see that it is slow.
         assert native.accepts(data, Limits.schema())
 
 

@@ -36,7 +36,7 @@ def test_no_message_does_anything_but_decode_or_be_refused(seed: int, pure_pytho
     report = fuzzed(MESSAGES, seed, pure_python)
     refused = report["refused"]
     assert report["accepted"] + sum(refused.values()) == MESSAGES
-    # So that the campaign cannot come to feed only noise, or only what is valid, without anybody noticing.
+    # So that the campaign cannot come to feed only noise, or only what is valid, without a failing test.
     assert MESSAGES * 0.2 < report["accepted"] < MESSAGES * 0.6
     assert set(refused) == set(Rule) - {Rule.TYPE}
     assert refused[Rule.MALFORMED] < MESSAGES * 0.5

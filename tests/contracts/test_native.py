@@ -21,7 +21,7 @@ SMALL = [data for data in MESSAGES.values() if len(data) < 10_000]
 
 
 def _holds_in_python(data: bytes) -> bool:
-    """Tell whether a message is plain and valid, by the checks in Python alone."""
+    """Return whether a message is plain and valid, by the checks in Python alone."""
     try:
         batch = wire.read(data)
         if batch is None:

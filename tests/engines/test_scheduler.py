@@ -1,4 +1,4 @@
-"""Scheduler: who is computed in a step, and who waits."""
+"""Scheduler: which requests are computed in a step, and which wait."""
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def test_prompts_are_computed_in_chunks_of_one_budget() -> None:
 
 
 def test_who_ran_longest_makes_way_for_who_waits() -> None:
-    """After its slice a request gives its place to one that waits, is told so once, and is computed anew later."""
+    """After its slice a request gives its place to one that waits, is preempted once, and is computed anew later."""
     run = Scheduled(1, 2, max_running=1, slice_steps=1)
     seen = []
     for _ in range(7):
@@ -137,7 +137,7 @@ def test_aborted_request_is_gone_wherever_it_was() -> None:
 
 
 def test_places_are_those_of_admission() -> None:
-    """Rows in whatever order are told their places in the batch, which is in the order of admission (case 3)."""
+    """Rows in whatever order get their places in the batch, which is in the order of admission (case 3)."""
     run = Scheduled(30, 10, 20)
     one, two, three = run.requests.serials[run.slots(30, 10, 20)]
     places = batch_order(np.array([three, one, two]))

@@ -125,7 +125,7 @@ def test_rows_beyond_the_bound_wait() -> None:
 
 
 def test_aborted_request_has_one_more_row_without_tokens() -> None:
-    """An aborted request's last row says so and has no token; who is not known needs no end."""
+    """An aborted request's last row says so and has no token; an unknown request needs no end."""
     engine = SyntheticEngine()
     engine.admit(generate_of(5, 60))
     run(engine, 1)

@@ -164,7 +164,7 @@ def test_requests_with_several_tokens(torch: Any, layout: str, ids_on_gpu: bool)
 
 
 def test_requests_of_which_none_is_scored(torch: Any) -> None:  # noqa: ANN401
-    """Where nobody wants more than ids, the ids are all there is."""
+    """Where no request wants more than ids, the ids are all there is."""
     tensor = on_card(torch, random(np.random.default_rng(17), 5, 300), "float32")
     result = token_logprobs(tensor, ids_on_card(torch, np.arange(5)), 3, scored=[False] * 5)
     assert result.token_ids.tolist() == list(range(5))
@@ -219,7 +219,7 @@ def test_it_is_queued_on_the_callers_stream_and_waits_for_nothing(torch: Any) ->
 
 
 def test_results_are_their_holders_until_they_let_go(torch: Any) -> None:  # noqa: ANN401
-    """Held results keep their memory; what nobody holds is used again, so that memory does not grow."""
+    """Held results keep their memory; memory that no caller holds is used again, so that it does not grow."""
     rng = np.random.default_rng(12)
     logits = random(rng, 60, 2000)
     tensor = on_card(torch, logits, "float32")
@@ -238,7 +238,7 @@ def test_results_are_their_holders_until_they_let_go(torch: Any) -> None:  # noq
 
 
 def test_held_results_have_a_bound(torch: Any) -> None:  # noqa: ANN401
-    """Who holds more results than there may be is told so, with both numbers."""
+    """A caller that holds more results than there may be gets an error with both numbers."""
     torch.zeros(1, device="cuda")
     pool = Pool(max_bytes=1 << 15)
     first, second = pool.take(1), pool.take(1 << 14)

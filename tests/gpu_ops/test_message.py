@@ -59,7 +59,7 @@ def test_the_columns_are_taken_as_they_are() -> None:
 
 
 def test_a_row_with_a_fault_cannot_be_sent() -> None:
-    """Who overlooks a fault is stopped by the codec: its values are NaN and its rank is none (case 24)."""
+    """A caller that overlooks a fault is stopped by the codec: its values are NaN and its rank is none (case 24)."""
     logits = random(np.random.default_rng(4), 3, 200)
     logits[1, 7] = np.nan
     batch = token_logprobs(logits, [1, 2, 3], 2).batch(HEADER, **_row_columns(3))  # type: ignore[arg-type]

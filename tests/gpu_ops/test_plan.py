@@ -33,7 +33,7 @@ def test_accepted_tokens_are_found_by_count_and_offset(offsets: list[int], layou
 
 
 def test_rejected_positions_are_not_looked_at() -> None:
-    """NaN where nothing was accepted is nobody's fault."""
+    """NaN where nothing was accepted is no error."""
     logits = LOGITS.copy()
     logits[[2, 3, 5]] = np.nan
     result = token_logprobs(logits, IDS, 1, token_counts=COUNTS, offsets=OFFSETS)

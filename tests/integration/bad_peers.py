@@ -1,4 +1,4 @@
-"""What strangers send to a worker's or a client's address."""
+"""What unknown peers send to a worker's or a client's address."""
 
 import asyncio
 import random
@@ -36,7 +36,7 @@ async def say_over_tcp(address: str, data: bytes) -> None:
 
 
 class Stranger:
-    """A ZeroMQ peer that says what it likes, and keeps what it is told."""
+    """A ZeroMQ peer that sends any messages, and keeps the answers."""
 
     def __init__(self, address: str) -> None:
         """Take an address to connect to."""

@@ -1,4 +1,4 @@
-"""A client as a process: it prints what it took before it confirms that, as `token KEY POSITION`, and how requests end.
+"""A client as a process: it prints what it took before it acks that, as `token KEY POSITION`, and how requests end.
 
 Its arguments are how many tokens each request has, then the number of requests, or `KEY:POSITION` for each to resume.
 What waits for it is large, as each token has twenty alternatives.
@@ -36,7 +36,7 @@ async def _main(count: int, wish: list[str]) -> None:
         else:
             requests = [client.generate(wanted(count, top_logprobs=20)) for _ in range(int(wish[0]))]
         takers = [asyncio.create_task(_take(tokens)) for tokens in requests]
-        # While one waits to be taken, nothing is confirmed: what is confirmed was printed before.
+        # While one waits to be taken, nothing is acked: what is acked was printed before.
         async for output in client.steps(most=0):
             if not isinstance(output, StepRows):
                 continue

@@ -37,7 +37,7 @@ async def working(deployment: Deployment, engine: SyntheticEngine, **overrides: 
     finally:
         stop.set()
         await loop
-        # What nobody acknowledges any more is not waited for: the test has said what it wanted to know.
+        # Items that are not acknowledged any more are not waited for: the test has what it needs.
         await asyncio.to_thread(publisher.__exit__, TimeoutError, TimeoutError(), None)
 
 

@@ -9,7 +9,7 @@ _CHUNK = 65536
 
 
 class Proxy:
-    """Passes bytes on between whoever connects and one address."""
+    """Passes bytes on between each peer that connects and one address."""
 
     def __init__(self, target: str) -> None:
         """Take the address to connect to."""

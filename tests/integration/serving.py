@@ -71,7 +71,7 @@ async def plainly(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def is_true(answer: Any, index: int = 0) -> bool:  # noqa: ANN401 - OpenAI's model of either API's answer
-    """Tell whether a choice of a completion has exactly the true tokens of its request, of a worker without a model."""
+    """Return whether a completion's choice has exactly the true tokens of its request, of a worker without a model."""
     choice = answer.choices[index]
     count = len(choice.logprobs.tokens)
     key = (int(answer.id.rpartition("-")[2], 16) + index) % 2**64

@@ -40,7 +40,7 @@ async def test_what_is_not_zeromq_is_cut_off(
 
 @pytest.mark.parametrize("address", ADDRESSES)
 async def test_half_a_transport_handshake_is_cut_off(deployment: Deployment, address: str) -> None:
-    """Who begins ZeroMQ's handshake and then says nothing is cut off after the heartbeat's timeout."""
+    """A peer that begins ZeroMQ's handshake and then says nothing is cut off after the heartbeat's timeout."""
     async with trio(deployment, **QUICK) as three:
         witness = Witness(three.client)
         await say_over_tcp(str(three.addresses[address]), bad_peers.HALF_GREETING)
@@ -132,7 +132,7 @@ async def test_client_that_says_hello_and_no_more_is_forgotten(deployment: Deplo
 
 
 async def test_items_before_hello_are_nobodys(deployment: Deployment) -> None:
-    """Who sends items first is told to say hello first; the items are not read."""
+    """A peer that sends items first is asked to say hello first; the items are not read."""
     async with trio(deployment) as three:
         witness = Witness(three.client)
         async with Stranger(str(three.addresses["bus__workers_address"])) as stranger:
@@ -152,7 +152,7 @@ async def test_items_before_hello_are_nobodys(deployment: Deployment) -> None:
     ids=["a later epoch", "an earlier epoch"],
 )
 async def test_forged_worker_id_is_refused(deployment: Deployment, later: int, reason: RefusalReason) -> None:
-    """Nobody takes the id of a worker that is alive, whichever epoch he makes up."""
+    """No peer takes the id of a worker that is alive, whichever epoch it makes up."""
     async with trio(deployment) as three:
         witness = Witness(three.client)
         async with Stranger(str(three.addresses["bus__workers_address"])) as stranger:

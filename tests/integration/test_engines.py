@@ -1,4 +1,4 @@
-"""The engines as processes, through the whole system: a request's tokens do not depend on who computes what of it."""
+"""The engines as processes, through the whole system: tokens do not depend on which worker computes what of them."""
 
 import asyncio
 

@@ -208,7 +208,7 @@ async def test_models_health_and_documents(text: Served) -> None:
 
 
 async def test_bus_tells_of_workers(text: Served) -> None:
-    """`/bus` names each worker with its role and what it has done, as the processor tells it over the bus."""
+    """`/bus` names each worker with its role and what it has done, as the processor reports it over the bus."""
     async with plainly(text.url) as client:
         await client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT, "max_tokens": 30})
 
@@ -272,7 +272,7 @@ async def test_client_that_leaves_ends_its_request_at_the_worker(numbers: Served
             await client.post("/v1/completions", json=body, timeout=0.3)
 
         async def is_idle() -> bool:
-            """Tell whether the worker has no request left."""
+            """Return whether the worker has no request left."""
             return 'tokenbus_open_requests{state="running"} 0.0' in (await processor.get("/metrics")).text
 
         await until(is_idle)
@@ -353,7 +353,7 @@ async def test_over_capacity_is_429(numbers: Served) -> None:
         await stream.close()
 
         async def is_served() -> bool:
-            """Tell whether there is room again."""
+            """Return whether there is room again."""
             try:
                 return is_true(await client.completions.create(**given, logprobs=0))
             except openai.RateLimitError:
@@ -562,7 +562,7 @@ async def test_nothing_of_this_stays_open(numbers: Served) -> None:
         page = ""
 
         async def look() -> bool:
-            """Tell whether all has ended."""
+            """Return whether all has ended."""
             nonlocal page
             page = (await client.get("/metrics")).text
             return "tokenbus_gateway_open_answers 0.0" in page and "tokenbus_gateway_open_requests 0.0" in page

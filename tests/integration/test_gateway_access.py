@@ -204,7 +204,7 @@ async def test_open_requests_of_a_key_leave_room_for_others(deployment: Deployme
         await stream.close()
 
         async def has_room() -> bool:
-            """Tell whether the first has room again."""
+            """Return whether the first has room again."""
             answer = await plain.post("/v1/completions", json=BODY, headers=greedy)
             return answer.status_code == 200
 
@@ -382,7 +382,7 @@ async def test_tls_serves_streams_and_takes_a_new_certificate(deployment: Deploy
         async with renew() as second:
 
             async def is_renewed() -> bool:
-                """Tell whether the new certificate is shown."""
+                """Return whether the new certificate is shown."""
                 try:
                     return (await second.get(f"{served.url}/healthz")).status_code == 200
                 except httpx.ConnectError:

@@ -69,7 +69,7 @@ async def test_500_streams_that_are_not_read_end_alone(bounds: dict[str, int]) -
                 assert len(whole.choices[0].logprobs.tokens) == 1500
 
                 async def have_ended() -> bool:
-                    """Tell whether all others have ended, and nothing waits for them any more."""
+                    """Return whether all others have ended, and nothing waits for them any more."""
                     page = (await plain.get("/metrics")).text
                     return (
                         f"tokenbus_gateway_aborted_requests_total {UNREAD}.0" in page

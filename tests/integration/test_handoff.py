@@ -140,13 +140,13 @@ async def test_abort_in_flight_ends_a_request_and_not_its_neighbours(deployment:
 
 
 async def test_unknown_request_is_told_to_be_unknown(deployment: Deployment) -> None:
-    """Who resumes a request that no worker has is told so, once its worker could have come back."""
+    """A client that resumes a request that no worker has gets an error, once its worker could have come back."""
     async with trio(deployment, processor__handoff_timeout_ms=200, processor__unclaimed_timeout_ms=200) as three:
         await all_failed([Asked(three.client.resume(4711, 0))], ErrorCode.ERROR_CODE_UNKNOWN_REQUEST)
 
 
 async def test_ended_request_cannot_be_resumed(deployment: Deployment) -> None:
-    """Who resumes a request too late is told that it has ended, and with how many tokens."""
+    """A client that resumes a request too late gets an error: it has ended, and with how many tokens."""
     async with trio(deployment) as three:
         (asked,) = ask(three.client, 1, 30)
         await all_exact([asked], 30)
@@ -171,7 +171,7 @@ async def test_key_in_use_is_refused_and_its_owner_unharmed(deployment: Deployme
 
 
 async def test_late_rows_reach_nobody(deployment: Deployment) -> None:
-    """Rows of a request that has ended are counted and reach nobody, and its neighbours get theirs."""
+    """Rows of a request that has ended are counted and delivered to no consumer, and its neighbours get theirs."""
     async with (
         Processor(deployment.settings()) as processor,
         publisher(deployment, "worker", "mixed") as worker,

@@ -62,7 +62,7 @@ async def test_requests_of_a_killed_client_are_resumed_from_what_it_took(deploym
 
 
 async def test_request_cannot_be_resumed_from_before_what_was_confirmed(deployment: Deployment) -> None:
-    """Who asks for tokens that a client confirmed long ago is told which are lost, and gets none out of order."""
+    """A client that resumes before what was acked long ago gets an error with the lost tokens, none out of order."""
     deployment.start_processor()
     deployment.start_worker()
     first = deployment.start_module("client_program", "30000", "1")

@@ -1,4 +1,4 @@
-"""Workers that are told to stop while requests come."""
+"""Workers that are stopped while requests come."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_services.client import Client
 from tokenbus_services.processor import Processor
 
-LONG = 600_000  # tokens that nobody waits for
+LONG = 600_000  # tokens that no test waits for
 
 
 async def test_worker_that_leaves_gets_nothing_new_and_goes_when_it_is_done(deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""What an engine meets while its processor is away: it waits, sheds, or is told; from a thread and from asyncio."""
+"""What an engine meets while its processor is away: it waits, sheds, or gets an error; in a thread and in asyncio."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -97,7 +97,7 @@ async def test_decode_worker_that_does_not_answer_ends_what_it_was_sent(deployme
 
 
 async def test_without_a_decode_worker_the_first_token_is_the_last(deployment: Deployment) -> None:
-    """A request that nobody can go on with ends with an error that says so."""
+    """A request that no decode worker can go on with ends with an error that says so."""
     async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
         await asyncio.to_thread(start, deployment, "prefill-0")
         async with client_of(deployment) as client:

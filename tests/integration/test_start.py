@@ -63,7 +63,7 @@ def test_bad_setting_is_named(deployment: Deployment, service: str, setting: str
 
 
 def test_worker_cannot_connect_to_everywhere(deployment: Deployment) -> None:
-    """An address that one can only listen at is refused by who would connect to it."""
+    """An address that one can only listen at is refused by a peer that would connect to it."""
     assert "tcp://*:5570" in _refusal(deployment, "worker", "--workers-address", "tcp://*:5570")
 
 

@@ -10,7 +10,7 @@ from tokenbus_services.client import Client
 from tokenbus_services.link import SessionState
 
 SHORT: Overrides = {"bus__heartbeat_timeout_ms": 1500}
-LONG = 600_000  # tokens that nobody waits for
+LONG = 600_000  # tokens that no test waits for
 
 
 async def test_processor_that_stands_still_loses_nothing(deployment: Deployment) -> None:
@@ -44,7 +44,7 @@ async def test_worker_that_stands_still_is_lost_and_comes_back(deployment: Deplo
 
 
 async def test_client_that_stands_still_loses_its_own_requests_alone(deployment: Deployment) -> None:
-    """A client that reads nothing has its requests ended when too much waits for it; nobody else waits for it."""
+    """A client that reads nothing has its requests ended when too much waits for it; no other client waits for it."""
     deployment.start_processor(clients__send_queue_frames=65_536, clients__send_queue_bytes=2_097_152, **SHORT)
     deployment.start_worker()
     slow = deployment.start_module("client_program", str(LONG), "16", **SHORT)

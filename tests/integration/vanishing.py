@@ -104,7 +104,7 @@ class Vanishing:
             await vanish()
             await asyncio.sleep(self._random.random() / 2)
 
-    # Who stays.
+    # Clients that stay.
 
     async def _steady(self, client: Client) -> None:
         while time.monotonic() < self._ends:
@@ -150,7 +150,7 @@ class Vanishing:
         for audit in audits:
             self._judge(audit, _RETURNING_TOKENS)
 
-    # Who does not.
+    # Clients that do not.
 
     def _killed(self) -> None:
         """Ask, take some tokens, and be gone."""

@@ -163,7 +163,7 @@ def test_reference_leaves_nothing_out() -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "sub/module.py", "sub/deeper/data.bin", "py.typed"])
 def test_what_does_not_belong_among_generated_code_is_found(copy: Copy, name: str) -> None:
-    """A file of any kind and a folder that nobody generates are found, and generating removes them."""
+    """A file of any kind and a folder that no generator writes are found, and generating removes them."""
     path = copy.root / GENERATED / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"\xff")
@@ -294,7 +294,7 @@ def test_missing_bound_is_found(copy: Copy) -> None:
 
 
 def test_field_without_comment_is_found(copy: Copy) -> None:
-    """A field that nobody explained does not pass the linter."""
+    """A field without a comment does not pass the linter."""
     copy.replace(CONTRACT, "uint32 schema_minor = 2;", "uint32 schema_minor = 2;\n  bool new = 21;")
     assert any(fault.startswith("lint: ") and "comment" in fault for fault in copy.faults())
 

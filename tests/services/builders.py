@@ -181,7 +181,7 @@ def item_of(payload: bytes, sequence: int, kind: int = BATCH, *, checksum: int |
 
 
 def encoded(wanted: Sequence[Wanted], sequence: int, **header: Any) -> bytes:  # noqa: ANN401 - as in `batch`
-    """Return an encoded batch whose step is its sequence, unless told otherwise."""
+    """Return an encoded batch whose step is its sequence, unless `header` says otherwise."""
     return encode(batch(wanted, **{"sequence": sequence, "step": sequence} | header))
 
 

@@ -117,7 +117,7 @@ class Bus(RuleBasedStateMachine):
 
 
 class FaultlessBus(Bus):
-    """Nothing goes wrong: no request may end with an error, and nobody may complain."""
+    """Nothing goes wrong: no request may end with an error, and no node may complain."""
 
     @initialize(shape=faultless_shapes(), wishes=_BEGINNINGS)
     def begin(self, shape: Shape, wishes: list[Wish]) -> None:
@@ -175,7 +175,7 @@ class LosslessBus(Bus):
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 2.5]))
     def pass_time_in_silence(self, seconds: float) -> None:
-        """Let time pass, and carry nothing, as long as nobody is lost by that."""
+        """Let time pass, and carry nothing, as long as no peer is lost by that."""
         self.silence += seconds
         if self.silence < self.most_silence:
             self.world.pass_time(seconds, carries=False)
@@ -250,7 +250,7 @@ class FaultyBus(LosslessBus):
         """Return what is on its way between a worker and the processor, to lose or damage some of it.
 
         Streams need not trust the transport. Clients must, as far as it says: it loses a message only with the whole
-        connection, and what is asked for or not confirmed is repeated in the next one.
+        connection, and what is asked for or not acked is repeated in the next one.
         """
         return self.queue(self.world.workers[place % len(self.world.workers)], up=up)
 
@@ -289,7 +289,7 @@ class FaultyBus(LosslessBus):
 
     @rule(node=_PLACES, up=st.booleans(), place=_PLACES, number=st.integers(0, 2**32 - 1))
     def inject(self, node: int, place: int, number: int, *, up: bool) -> None:
-        """Let a message that nobody sent come before another."""
+        """Let a message that no peer sent come before another."""
         peer = self.node(node)
         if queue := self.queue(peer, up=up):
             place %= len(queue)
@@ -319,7 +319,7 @@ class FaultyBus(LosslessBus):
 
     @rule(client=_PLACES, is_paused=st.booleans())
     def stop_confirming(self, client: int, *, is_paused: bool) -> None:
-        """Let a client confirm nothing, as one that iterates over outputs too slowly."""
+        """Let a client ack nothing, as one that iterates over outputs too slowly."""
         node = self.world.clients[client % len(self.world.clients)]
         node.client.is_paused = is_paused
         node.pump()
@@ -342,7 +342,7 @@ class FaultyBus(LosslessBus):
     @precondition(lambda self: len(self.world.clients) > 1)
     @rule(client=_PLACES)
     def say_goodbye(self, client: int) -> None:
-        """Let a client leave in good order; what it asked for is nobody's any more."""
+        """Let a client leave in good order; its requests have no consumer any more."""
         self.world.close_client(client % len(self.world.clients))
 
     def check_at_end(self) -> None:
@@ -350,7 +350,7 @@ class FaultyBus(LosslessBus):
 
 
 def _is_generate(parts: list[bytes]) -> bool:
-    """Tell whether a message is a new request on its way to a worker: only a broken connection loses those."""
+    """Return whether a message is a new request on its way to a worker: only a broken connection loses those."""
     try:
         return ProcessorFrame.FromString(parts[0]).HasField("generate")
     except DecodeError:
@@ -366,7 +366,7 @@ def assert_no_errors(world: World) -> None:
 
 
 def assert_no_complaints(world: World) -> None:
-    """Assert that nobody saw anything that is out of order."""
+    """Assert that no node saw anything that is out of order."""
     core = world.processor
     assert core.workers.refused == core.clients.refused == core.workers.lost == 0
     assert [node.refused_frames for node in world.nodes()] == [0] * len(list(world.nodes()))

@@ -57,7 +57,7 @@ class Node:
                 return
 
     def receive(self) -> bool:
-        """Take the next message that has arrived; False: there is none, or nobody to take it."""
+        """Take the next message that has arrived; False: there is none, or the node is paused."""
         if self.is_paused or not self.wire.down:
             return False
         try:
@@ -130,7 +130,7 @@ class WorkerNode(Node):
         super().__init__(self.publisher.session, network, clock, self.publisher.lock)
 
     def has_room(self) -> bool:
-        """Tell whether nothing that a turn publishes would have to wait."""
+        """Return whether nothing that a turn publishes would have to wait."""
         retention, worker = self.publisher.retention, self.settings.worker
         messages = self.publisher.waiting_generates + self._messages_per_step
         size = messages * self.settings.limits.max_message_bytes

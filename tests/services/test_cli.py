@@ -142,7 +142,7 @@ def test_standard_input() -> None:
 
 
 def test_each_file_is_reported_when_it_is_read() -> None:
-    """A file's line does not wait for the next file, which may be a pipe that nobody writes to yet."""
+    """A file's line does not wait for the next file, which may be a pipe without a writer yet."""
     command = [str(COMMAND), "check", GOOD, "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

@@ -28,7 +28,7 @@ async def test_wait_ends_with_its_time() -> None:
 
 
 async def test_time_does_not_go_back() -> None:
-    """The machine's clock never tells an earlier time than before."""
+    """The machine's clock never returns an earlier time than before."""
     clock = SystemClock()
     times = [clock.now() for _ in range(100)]
     assert times == sorted(times)

@@ -1,4 +1,4 @@
-"""Link: carries what a session says and hears, until it is told to stop."""
+"""Link: carries the frames that a session sends and receives, until it is stopped."""
 
 import asyncio
 import threading
@@ -88,13 +88,13 @@ class Line:
         return parts
 
     def say(self, *parts: bytes) -> None:
-        """Put something to say there, and tell the link."""
+        """Put something to say there, and wake the link."""
         with self.lock:
             self.script.to_say.append(list(parts))
             self.link.wake()
 
     async def stop(self, seconds: float = 0.0) -> None:
-        """Tell it to stop, and wait until it has."""
+        """Stop it, and wait until it has ended."""
         self.link.stop(seconds)
         await soon(self.task)
 
@@ -176,14 +176,14 @@ async def test_wrong_frame_is_counted_and_nothing_else() -> None:
 
 
 async def test_stopping_says_goodbye() -> None:
-    """With nothing left to wait for, a link that is told to stop says goodbye and ends, without an error (case 21)."""
+    """With nothing left to wait for, a link that is stopped says goodbye and ends, without an error (case 21)."""
     line = await Line().start()
     await line.stop(60.0)
     assert await line.said() == [b"goodbye %d" % GoodbyeReason.GOODBYE_REASON_STOPPED]
 
 
 async def test_stopping_waits_for_answers() -> None:
-    """A link that is told to stop goes on until all was answered; time alone ends it only at the drain's end."""
+    """A link that is stopped goes on until all was answered; time alone ends it only at the drain's end."""
     line = await Line().start()
     line.script.outstanding = 1
     line.say(b"last words")
@@ -236,7 +236,7 @@ async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_waking_or_stopping_what_does_not_run_is_harmless() -> None:
-    """A link that has ended can be woken and told to stop; nothing happens."""
+    """A link that has ended can be woken and stopped; nothing happens."""
     line = await Line().start()
     await line.stop()
     line.say(b"too late")

@@ -1,4 +1,4 @@
-"""Logs: one line for an event, whatever its values hold, and one for an episode, however often it happens."""
+"""Logs: one line for an event, whatever its values hold, and a deduplicated one, however often it happens."""
 
 import io
 import json
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 
 class Heard:
-    """What an episode logged."""
+    """What a deduplicated log logged."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -222,7 +222,7 @@ def test_standard_error_is_the_default(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_stream_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is closed, or absent, or knows few letters, ends nobody who logs."""
+    """A stream that is closed, or absent, or knows few letters, fails no call that logs."""
     closed = io.StringIO()
     configure(LogSettings(format="json"), closed)
     closed.close()
@@ -260,7 +260,7 @@ def test_import_and_quiet_use_print_nothing() -> None:
 
 
 def test_episode_is_logged_once() -> None:
-    """The first of a kind is logged, the rest is counted, and the end tells how many and for how long."""
+    """The first of a kind is logged, the rest is counted, and the end says how many and for how long."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     logged = []
@@ -290,7 +290,7 @@ def test_kinds_and_keys_are_apart() -> None:
 
 
 def test_episode_ends_in_quiet() -> None:
-    """After enough quiet an episode is summed up, once, if there was more than what was logged; not before."""
+    """After enough quiet a repeated event is summed up, once, if there was more than what was logged; not before."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     episodes.begin("w0", heard, "slow")
@@ -308,7 +308,7 @@ def test_episode_ends_in_quiet() -> None:
 
 
 def test_quiet_ends_an_episode_without_being_asked() -> None:
-    """What happens again after enough quiet is a new episode, even if nobody looked in between."""
+    """An event that happens again after enough quiet is logged anew, even without a check in between."""
     clock, heard = ManualClock(0.0), Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=4, now=clock.now)
     for moment in (0.0, 0.75, 1.5, 2.5):
@@ -336,7 +336,7 @@ def test_keys_are_bounded() -> None:
 
 
 def test_close_sums_up_all() -> None:
-    """At the end of the process everything that was counted is told."""
+    """At the end of the process every event that was counted is logged."""
     heard = Heard()
     episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     for key in ("w0", "w0", "w1", "w1", "w1"):
@@ -347,7 +347,7 @@ def test_close_sums_up_all() -> None:
 
 
 def test_episode_holds_on_to_nothing_large() -> None:
-    """An episode keeps its first values as they are logged, not the objects they came from."""
+    """A deduplicated log keeps an event's first values as they are logged, not the objects they came from."""
     episodes = DeduplicatedLog(quiet_ms=1000, most=1, now=ManualClock().now)
     heard = Heard()
     episodes.begin("w0", heard, "slow", error=ValueError("why"), data=b"x" * 10_000, request=5)

@@ -1,4 +1,4 @@
-"""Proofs: what a session draws once and shows in each hello, and what nobody else gets to see."""
+"""Proofs: what a session draws once and shows in each hello, and what no other peer gets to see."""
 
 import pytest
 

@@ -10,7 +10,7 @@ _WISH = Wish(client=0, max_tokens=7, top_logprobs=2, drafts=True)
 
 
 def world_of(shape: Shape | None = None, **settings: object) -> World:
-    """Return a world in which everybody is connected."""
+    """Return a world in which every node is connected."""
     chosen = shape or Shape()
     keys = {name.replace("__", "."): value for name, value in settings.items()}
     world = World(replace(chosen, settings=keys))
@@ -28,7 +28,7 @@ def assert_all_well(world: World) -> None:
 
 
 def test_a_worker_takes_as_many_requests_as_it_says() -> None:
-    """Places of the table that no request has are nobody's: the first worker takes its four, and no more."""
+    """Free places of the table count for no worker: the first worker takes its four, and no more."""
     world = world_of(worker__max_requests=4)
     world.pass_time(4, carries=True)  # after that, nothing waits for a worker to come back
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_a_request_that_waits_for_a_worker_gets_the_first_free_place() -> None:
 
 
 def test_a_request_that_was_asked_for_before_a_restart_goes_to_one_worker() -> None:
-    """Whoever comes back first, a request is not handed to a second worker while another has it."""
+    """Whichever worker comes back first, a request is not handed to a second worker while another has it."""
     world = world_of(Shape(workers=2))
     world.ask(_WISH)
     world.flush()
@@ -163,7 +163,7 @@ def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
     world.flush()
     world.turn(0)
     world.flush()
-    world.pass_time(0.5, carries=True)  # the first row is confirmed and acknowledged
+    world.pass_time(0.5, carries=True)  # the first row is acked by the client and by the processor
     world.restart_processor(keeps_unsent=False)
     world.clients[0].is_paused = True
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_reconciling_spares_a_request_whose_last_row_waits() -> None:
 
 
 def test_rows_of_a_request_that_ended_unclaimed_hold_nothing_back() -> None:
-    """What comes for a request that has ended, and that nobody asked for yet, is acknowledged."""
+    """Rows of a request that has ended, and that no client has claimed yet, are acknowledged."""
     world = world_of(processor__pending_items=6, processor__slow_consumer="end")
     world.ask(Wish(client=0, max_tokens=40, top_logprobs=None, drafts=False))
     world.flush()
@@ -221,7 +221,7 @@ def test_tokens_without_their_batch_end_what_may_miss_them() -> None:
 
 
 def test_a_resume_that_was_lost_with_its_connection_is_repeated() -> None:
-    """A session that is known again may never have heard what its client resumes: it is told until it answers."""
+    """A processor that knows a session again may have missed its resume: the client repeats it until it is answered."""
     world = world_of()
     world.ask(_WISH)
     world.work(1)
@@ -261,7 +261,7 @@ def test_two_lives_of_a_client_resume_at_once() -> None:
 
 
 def test_a_client_resumes_and_leaves_at_once() -> None:
-    """What a client resumed that is gone a moment later waits for another, and nothing is handed to nobody."""
+    """A request whose client resumes it and leaves at once waits for another, and no row goes to the first."""
     world = world_of(Shape(clients=2))
     world.ask(_WISH)
     world.work(1)

@@ -26,7 +26,7 @@ def _run(machine: type[Bus], examples: int, steps: int) -> None:
 
 
 def test_without_faults_nothing_ends_with_an_error() -> None:
-    """Whatever is tight, and in whichever order messages arrive, every request has its tokens and nobody complains."""
+    """Whatever is tight, and in whichever order messages arrive, every request has its tokens and no node complains."""
     _run(FaultlessBus, 60, 40)
 
 

@@ -151,7 +151,7 @@ class World:
             self._soon.popleft()()
 
     def flush(self, most: int = 10_000) -> None:
-        """Carry messages in turns, until nobody has anything to say."""
+        """Carry messages in turns, until no node has anything to send."""
         for _ in range(most):
             moved = [node.receive() | self.deliver_up(node) for node in self.nodes()]
             waits = bool(self._soon)
@@ -210,7 +210,7 @@ class World:
         new.pump()
 
     def close_client(self, place: int) -> None:
-        """Let a client leave: what it has not got, nobody waits for. Another takes its place."""
+        """Let a client leave: what it has not received is no longer expected. Another takes its place."""
         old = self.clients[place]
         old.wire.up.append(old.client.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED))
         self.asked = [asked for asked in self.asked if asked.has_ended or asked.key not in old.asked]

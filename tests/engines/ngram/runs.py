@@ -70,7 +70,7 @@ class Run:
         return self.engine.admit(request, state)
 
     def step(self) -> list[LogprobBatch]:
-        """Compute a step, and note what everybody got."""
+        """Compute a step, and note what each request got."""
         arrays = list(self.engine.step())
         batches = [_read(made) for one in arrays for made in self._assembler.assemble(one)]
         for batch in batches:

@@ -36,7 +36,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("message", "request_"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_a_wrong_request_is_refused(message: str, request_: Generate) -> None:
-    """What is wrong is told in one line with the field, the limit and the value; the others go on as before."""
+    """A refusal names the field, the limit and the value in one line; the other requests go on as before."""
     run = Run(requests=[asked(1, seed=1, max_tokens=20)])
     run.step()
     with pytest.raises(ValueError, match=message) as error:

@@ -20,7 +20,7 @@ def outcome(options: NgramOptions | None = None, **wanted: object) -> Got:
 
 
 def check_scores(prompt: list[int], got: Got, top_k: int) -> None:
-    """Compare what a request was told of its tokens with a plain computation of every distribution."""
+    """Compare the scores of a request's tokens with a plain computation of every distribution."""
     text = list(prompt)
     assert len(got.tokens) == len(got.logprobs) == len(got.ranks) == len(got.alternatives)
     for place, token in enumerate(got.tokens):
@@ -102,7 +102,7 @@ def test_the_context_ends_a_request_that_named_no_length() -> None:
 
 
 def test_the_end_token_ends_a_request() -> None:
-    """The model's own end ends a request, as its last token, unless it is told to be ignored."""
+    """The model's own end token ends a request, as its last token, unless the request ignores it."""
     end = default_tokenizer().end_token
     stopped = [got for seed in range(30) if (got := outcome(seed=seed)).statuses[-1] is STOPPED]
     assert len(stopped) > 20
@@ -184,7 +184,7 @@ def test_rows_ask_for_what_they_want() -> None:
 
 @pytest.mark.parametrize(("speculate", "method"), [(0, SpeculativeMethod.NONE), (3, SpeculativeMethod.NGRAM)])
 def test_steps_say_what_they_are(speculate: int, method: SpeculativeMethod) -> None:
-    """The first step is a prefill, what follows decodes; the method and how many drafts were verified are told."""
+    """The first step is a prefill, what follows decodes; the method and how many drafts were verified are reported."""
     run = Run(NgramOptions(speculate=speculate), [asked(1, seed=1, max_tokens=12, ignore_end_token=True)])
     run.step()
     run.step()
@@ -246,7 +246,7 @@ def test_an_aborted_engine_has_nothing_left() -> None:
 
 
 def test_drafts_are_emitted_for_those_who_want_them() -> None:
-    """A draft batch has the target's rows; only those who asked have drafts, with the draft model's own scores."""
+    """A draft batch has the target's rows; only requests that want drafts have them, with the draft model's scores."""
     wants = asked(1, seed=1, max_tokens=30, ignore_end_token=True, top_logprobs=4)
     wants.include_draft_logprobs = True
     ids_only = asked(3, seed=2, max_tokens=30, ignore_end_token=True)

@@ -102,7 +102,7 @@ def test_crossed_places_lead_to_the_same_tokens() -> None:
 
 
 def test_another_text_is_another_model() -> None:
-    """A model's fingerprint follows from what it was taught, so that two that differ are told apart."""
+    """A model's fingerprint follows from what it was taught, so that two different models differ in it."""
     tables = [learned_tables(default_tokenizer(), documents()[:30]) for _ in range(2)]
     first, second = (Model(default_tokenizer(), each).fingerprint for each in tables)
     assert first == second != default_model().fingerprint

@@ -62,7 +62,7 @@ def test_neighbours_change_nothing(alone: dict[int, list[int]]) -> None:
 def test_nothing_of_the_others_changes_a_request(
     alone: dict[int, list[int]], order: list[Generate], waits: list[int], shared: dict[str, int]
 ) -> None:
-    """Whoever comes when, and however slots and steps are shared, a request's tokens are its own (case 15)."""
+    """However requests come, and however slots and steps are shared, each one's tokens are its own (case 15)."""
     run = Run(engine(**shared))
     for generate, steps in zip(order, waits, strict=True):
         run.engine.admit(generate)
@@ -101,7 +101,7 @@ def test_prompts_in_chunks_change_nothing(alone: dict[int, list[int]]) -> None:
 
 
 def test_rows_are_sorted_by_what_was_computed() -> None:
-    """Rows lie sorted by what was computed for them, and their places tell the order of admission (case 1, 3)."""
+    """Rows lie sorted by what was computed for them, and their places give the order of admission (case 1, 3)."""
     run = Run(engine(max_running=2, slice_steps=2))
     admitted = {30: 0, 10: 1, 20: 2}
     for key, top_logprobs in admitted.items():
@@ -166,7 +166,7 @@ def test_stop_inside_a_block_leaves_nothing_behind() -> None:
 
 
 def test_stop_tokens_and_the_end_token_end_requests() -> None:
-    """A stop token ends a request with itself; the end of a story does so too, unless it is told to be ignored."""
+    """A stop token ends a request with itself; so does the end of a story, unless the request ignores it."""
     run = Run(engine())
     run.engine.admit(text_request(1, STORY, 400, temperature=0.0, stop_token_ids=[ord(".")]))
     ending = STORY + "And that was the end"
@@ -276,7 +276,7 @@ def spoil(engine: PaddleEngine, key: int) -> None:
 
 
 def test_what_is_no_number_ends_its_own_request(alone: dict[int, list[int]]) -> None:
-    """A request whose numbers went wrong ends alone, and who gets its slot next is not affected (case 24)."""
+    """A request whose numbers went wrong ends alone, and the next request in its slot is not affected (case 24)."""
     run = Run(engine(max_running=2))
     run.engine.admit(MIXED[0])
     run.engine.admit(MIXED[1])

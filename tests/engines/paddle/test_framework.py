@@ -50,7 +50,7 @@ def test_missing_paddle_is_one_line() -> None:
     ],
 )
 def test_option_out_of_range_is_named(options: dict[str, object], said: str) -> None:
-    """An option that cannot be is told in one line: its name, its range and its value."""
+    """An option out of range is refused in one line: its name, its range and its value."""
     with pytest.raises(ValueError, match=": ") as error:
         PaddleOptions(**options)  # type: ignore[arg-type]
     assert str(error.value) == said
@@ -62,7 +62,7 @@ class TestWithPaddle:
     pytestmark = NEEDS_PADDLE
 
     def test_signals_stay_with_the_service(self) -> None:
-        """Importing paddle leaves a service its own handlers, so that it can be told to stop."""
+        """Importing paddle leaves a service its own handlers, so that a signal can stop it."""
         code = (
             "import signal, os; signal.signal(signal.SIGTERM, lambda *_: print('told to stop'))\n"
             "from tokenbus_engines.paddle import PaddleEngine\n"
@@ -71,7 +71,7 @@ class TestWithPaddle:
         assert _printed(code) == "told to stop\n"
 
     def test_unknown_device_is_named(self) -> None:
-        """A device that is not there is told in one line."""
+        """A device that is not there is reported in one line."""
         before = signal.getsignal(signal.SIGTERM)
         for device in ("gpu:77", "abacus"):
             with pytest.raises(DeviceError, match=f"^device {device}: .+") as error:

@@ -188,7 +188,7 @@ class TestStates:
         assert np.asarray(target.draft_token_counts).tolist() == [1]
 
     def test_state_that_is_wrong_is_named(self) -> None:
-        """Whatever is wrong with a state is told in one line: the field, the limit and the value."""
+        """Whatever is wrong with a state is reported in one line: the field, the limit and the value."""
         size = len(sound()["carried"])
         assert changed(seed=-1) == "state.seed: a whole number from 0 to below 18446744073709551616, got -1"
         assert changed(prompt="another") == "state.prompt: the request's own, got another"

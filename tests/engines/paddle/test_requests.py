@@ -50,12 +50,12 @@ def of_text(text: str = "ab", **fields: Any) -> Request:  # noqa: ANN401 - as th
     ],
 )
 def test_option_out_of_range_is_named(fields: dict[str, Any], said: str) -> None:
-    """What is out of range is told in one line: the field, the limit and the value."""
+    """A value out of range is refused in one line: the field, the limit and the value."""
     assert refusal(text_request(7, "ab", **fields)) == said
 
 
 def test_prompt_that_cannot_be_is_named() -> None:
-    """A prompt that is empty, too long, or not of the vocabulary is told in one line."""
+    """A prompt that is empty, too long, or not of the vocabulary is refused in one line."""
     assert refusal(token_request(7, [])) == "tokens.token_ids: at least 1 token, got none"
     assert refusal(text_request(7, "")) == "text.text: at least 1 token, got none"
     assert refusal(Generate(request_key=7, sampling=SamplingParameters())) == "text.text: at least 1 token, got none"

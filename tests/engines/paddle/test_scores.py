@@ -24,7 +24,7 @@ def test_scores_are_those_of_the_whole_distribution(words: int) -> None:
 
 
 def test_equal_tokens_come_by_the_lower_id_for_every_k() -> None:
-    """The answer for k begins with the answer for less, as equal tokens are told by the lower id (case 33)."""
+    """The answer for k begins with the answer for less, as equal tokens are ordered by the lower id (case 33)."""
     logits = np.array([[1.0, 2.0, 2.0, 1.0, 2.0, 1.0]], np.float32)
     answers = [scores(logits, np.array([4]), k).alternative_token_ids[0].tolist() for k in range(7)]
     assert answers[6] == [1, 2, 4, 0, 3, 5]

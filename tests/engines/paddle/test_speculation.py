@@ -46,7 +46,7 @@ def drafts_of(params: SamplingParams, most: int) -> Drafts:
 
 
 def first_two(params: SamplingParams, most: int) -> npt.NDArray[np.int64]:
-    """Return the first two tokens of every row, with so many drafts; who got one in a step gets another by itself."""
+    """Return the first two tokens of every row, with so many drafts; a row that got one gets another by itself."""
     drafts = drafts_of(params, most)
     rows = params.seeds.size
     logits = np.broadcast_to(TARGET_FIRST, (rows, most + 1, WORDS)).copy()

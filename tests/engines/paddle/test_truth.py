@@ -1,4 +1,4 @@
-"""Logprobs: every one that the engine tells equals that of a plain full forward pass, within TOLERANCE."""
+"""Logprobs: every one that the engine reports equals that of a plain full forward pass, within TOLERANCE."""
 
 import numpy as np
 import pytest

@@ -43,7 +43,7 @@ Frame = TypeVar("Frame", ServerFrame, ProcessorFrame, DecodeFrame)
 
 
 def drawn() -> int:
-    """Return a key, a session or a number that is nobody else's."""
+    """Return a key, a session or a number that no other peer has."""
     return RANDOM.getrandbits(63) | 1
 
 
@@ -304,7 +304,7 @@ class Tcp:
         self._socket.close()
 
     def shake_hands(self) -> bool:
-        """Do ZMTP's handshake without a key; tell whether it was done."""
+        """Do ZMTP's handshake without a key; return whether it was done."""
         body = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
         try:
             self._socket.sendall(self.GREETING)
@@ -333,7 +333,7 @@ class Tcp:
         return self.send(flags + len(body).to_bytes(8, "big") + body)
 
     def is_closed_within(self, seconds: float) -> bool:
-        """Tell whether the other side ends the connection in time."""
+        """Return whether the other side ends the connection in time."""
         ends = time.monotonic() + seconds
         try:
             while (left := ends - time.monotonic()) > 0:

@@ -180,7 +180,7 @@ async def _unread(url: str, count: int, body: bytes) -> list[asyncio.StreamWrite
 
 @pytest.mark.parametrize("streams", variants(200, long=(20,)))
 async def test_stream_that_is_not_read_ends_alone(streams: int) -> None:
-    """Streams that are not read end, or wait, alone: who reads beside them at the same gateway gets every token."""
+    """Streams that are not read end, or wait, alone: a client that reads at the same gateway gets every token."""
     body = b'{"model": "tokenbus", "prompt": [1], "max_tokens": 20000, "logprobs": 5, "stream": true}'
     with served() as system:
         system.deployment.start_worker("worker-0", "--steps-per-second", "1000", worker__max_requests=1024)

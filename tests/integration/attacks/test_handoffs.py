@@ -105,7 +105,7 @@ async def test_hand_off_message_that_never_ends_is_not_held(deployment: Deployme
 
 @pytest.mark.parametrize("state", variants("a vast position", long=list(STATES)[1:]))
 async def test_state_from_a_prefill_worker_that_lies_ends_its_request_alone(deployment: Deployment, state: str) -> None:
-    """A prefill worker that was told the ticket, and hands off a state that cannot be, ends no decode worker."""
+    """A prefill worker that was sent the ticket, and hands off an invalid state, ends no decode worker."""
     async with scene(deployment, workers=("decode-0=lies", "worker-0=honest"), model="honest") as at:
 
         def attack() -> None:

@@ -39,7 +39,7 @@ async def test_message_that_never_ends_is_not_held(deployment: Deployment, addre
 
 
 def _send_parts(address: str, peers: int, part: bytes, count: int) -> bool:
-    """Send parts of messages that never end, in turn; tell whether any of the peers is still connected."""
+    """Send parts of messages that never end, in turn; return whether any of the peers is still connected."""
     with many(lambda: Tcp(address), peers) as attackers:
         for attacker in attackers:
             assert attacker.shake_hands()

@@ -19,7 +19,7 @@ _TAKEN = RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN
 
 
 def _epoch(at: Scene) -> int:
-    """Return the live worker's epoch, as anyone who watches learns it."""
+    """Return the live worker's epoch, as any client that watches learns it."""
     with ClientPeer(at.clients) as spy:
         spy.hello()
         spy.watched("worker-0")

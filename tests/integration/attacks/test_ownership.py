@@ -105,7 +105,7 @@ async def test_request_of_a_live_client_cannot_be_asked_for_again(deployment: De
 
 
 async def test_tokens_that_wait_for_a_client_cannot_be_had_by_another(deployment: Deployment) -> None:
-    """A request that ended while its client acknowledged nothing is as good as unknown to everyone else."""
+    """A request that ended while its client acknowledged nothing is as good as unknown to every other client."""
     async with scene(deployment) as at:
 
         def attack() -> list[ServerFrame]:
@@ -157,7 +157,7 @@ async def test_request_of_a_killed_client_is_resumed_by_its_next_life_alone(depl
 
 
 async def test_client_that_lost_its_request_to_its_next_life_is_told(deployment: Deployment) -> None:
-    """A client that was silent for too long, and comes back, is told that its request was taken up elsewhere."""
+    """A client that was silent for too long, and comes back, gets an error: its request was taken up elsewhere."""
     async with scene(
         deployment, bus__heartbeat_interval_ms=300, bus__heartbeat_timeout_ms=1500, worker__max_requests=8
     ) as at:

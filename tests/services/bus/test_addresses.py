@@ -28,7 +28,7 @@ def path_of(address: str) -> Path:
 
 
 async def test_stale_socket_file(ipc: Bus) -> None:
-    """A socket file that nobody listens at any more is no obstacle."""
+    """A socket file that has no listener any more is no obstacle."""
     address = ipc.address()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path_of(address)))
@@ -50,7 +50,7 @@ async def test_socket_of_a_stranger(ipc: Bus) -> None:
 
 
 async def test_file_that_is_no_socket(ipc: Bus) -> None:
-    """A file or folder at the path is left alone, and told."""
+    """A file or folder at the path is left alone, and reported."""
     for make in (Path.touch, Path.mkdir):
         address = ipc.address()
         make(path_of(address))
@@ -148,7 +148,7 @@ async def test_files_that_are_another_s_by_now(ipc: Bus) -> None:
     ],
 )
 async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None:
-    """What cannot be an address is told as that, to who listens and to who connects."""
+    """An invalid address is reported as that, to a listener and to a connection."""
     for use in (tcp.transport.listen, tcp.transport.connect):
         with pytest.raises(AddressError) as refused:
             await use(address)
@@ -165,7 +165,7 @@ async def test_address_that_is_none(tcp: Bus, address: str, reason: str) -> None
     ],
 )
 async def test_address_that_is_elsewhere(make: Make, address: str, reason: str) -> None:
-    """An address that this machine does not have is told as that to who listens."""
+    """An address that this machine does not have is reported as that to the listener."""
     tcp = make("zeromq-tcp", INSECURE)
     with pytest.raises(AddressError) as refused:
         await soon(tcp.transport.listen(address))
@@ -174,7 +174,7 @@ async def test_address_that_is_elsewhere(make: Make, address: str, reason: str) 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://localhost:0", "tcp://*:0"])
 async def test_port_that_is_left_open(make: Make, address: str) -> None:
-    """A listener says which port it was given, and hosts may be names; nobody can connect to an open port."""
+    """A listener knows which port it was given, and hosts may be names; connecting to an open port is an error."""
     tcp = make("zeromq-tcp", INSECURE)
     listener = await tcp.listen(address)
     port = int(listener.address.rpartition(":")[2])

@@ -85,7 +85,7 @@ def test_key_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """Who could change the file could let itself in."""
+    """A peer that could change the file could let itself in."""
     file = tmp_path / "allowed.toml"
     file.write_text(line())
     file.chmod(mode)
@@ -124,7 +124,7 @@ def test_it_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> None:
 
 
 def test_writers_take_turns_and_readers_see_whole_files(tmp_path: Path) -> None:
-    """Of many that add a key at once none is lost, and whoever reads meanwhile reads a file that holds."""
+    """Of many keys that are added at once none is lost, and a concurrent reader always reads a valid file."""
     file = tmp_path / "allowed.toml"
     write_keys(file, [])
 

@@ -78,7 +78,7 @@ def _address(kind: str, folder: Path) -> str:
 @pytest.mark.parametrize("hello", [False, True], ids=["unadmitted", "admitted"])
 @pytest.mark.parametrize("attackers", [1, 20])
 async def test_messages_that_never_end(tmp_path: Path, kind: str, hello: bool, attackers: int) -> None:  # noqa: FBT001
-    """Whoever sends parts without end is cut off, and the listener's memory stays in bounds; a good peer lives on."""
+    """A peer that sends parts without end is cut off, and the listener's memory stays in bounds; good peers go on."""
     async with Victim(LARGE_PARTS, _address(kind, tmp_path)) as victim, good_peer(victim) as good:
         sent = await asyncio.gather(
             *[in_thread(send_without_end, victim.address, hello=hello) for _ in range(attackers)]
@@ -112,7 +112,7 @@ class TimedBus(Bus):
         return self
 
     async def _read(self) -> None:
-        """Admit whoever says hello, and send everything back."""
+        """Admit each peer that says hello, and send everything back."""
         while True:
             peer, parts = await self.listener.receive()
             if parts == [b"hello"]:
@@ -168,7 +168,7 @@ async def test_parts_that_trickle(tmp_path: Path, kind: str) -> None:
 
 
 async def test_parts_that_trickle_from_one_that_was_admitted() -> None:
-    """Who has introduced itself may be slow, but holds no more than its bound."""
+    """A peer that has introduced itself may be slow, but holds no more than its bound."""
     bounds = replace(SETTINGS, max_pending_bytes=MIB, max_total_pending_bytes=2 * MIB)
     async with Victim(bounds) as victim, good_peer(victim) as good:
         sent = await in_thread(send_without_end, victim.address, bytes(50_000), hello=True, pause=0.01)

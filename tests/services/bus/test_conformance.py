@@ -36,7 +36,7 @@ def numbered(number: int, size: int = 0) -> list[bytes]:
 def fill(connection: Connection) -> int:
     """Send until no more fits, and return how many messages did.
 
-    It may have room again at once, without anybody reading: the kernel's buffers drain into each other.
+    It may have room again at once, even if the peer reads nothing: the kernel's buffers drain into each other.
     """
     sent = 0
     while connection.send(numbered(sent, BULK)):
@@ -106,7 +106,7 @@ async def test_what_no_peer_would_take(bus: Bus, parts: list[bytes]) -> None:
 
 
 async def test_peer_that_does_not_read(bus: Bus) -> None:
-    """A peer that does not read gets FULL, loses nothing of what was sent before, and holds up nobody else."""
+    """A peer that does not read gets FULL, loses nothing of what was sent before, and delays no other peer."""
     small = bus.with_settings(SMALL)
     listener, lazy, lazy_peer = await small.pair()
     other = await small.connect(listener.address)
@@ -229,7 +229,7 @@ async def test_close(bus: Bus) -> None:
 
 
 async def test_peer_that_leaves_ends_no_receive(bus: Bus) -> None:
-    """That the other side is gone is no error of a receive: somebody may come back."""
+    """A receive does not fail when the other side is gone: a peer may come back."""
     listener, connection, _ = await bus.pair()
     address = listener.address
     waiting = bus.spawn(connection.receive())
@@ -355,7 +355,7 @@ async def test_peer_that_leaves_with_much_unread(bus: Bus) -> None:
 
 
 async def test_taken_address(bus: Bus) -> None:
-    """Who listens at an address keeps it: another is refused by name, and the first hears its peers as before."""
+    """A listener keeps its address: another is refused by name, and the first hears its peers as before."""
     listener, connection, peer = await bus.pair()
     other = bus if bus.kind == "memory" else bus.with_settings(SMALL)
     with pytest.raises(AddressError, match="taken: something listens there already") as refused:
@@ -408,7 +408,7 @@ class Side:
     """Sends in one task and receives in another; each message that comes lets one more go, and nothing else does."""
 
     def __init__(self, end: Listener | Connection, peer: bytes | None) -> None:
-        """Take one end, and who it talks to."""
+        """Take one end, and the peer it talks to."""
         self._end = end
         self._peer = peer
         self._credit = asyncio.Semaphore(WINDOW)

@@ -63,7 +63,7 @@ async def test_what_cannot_be_made_smaller(bus: Bus) -> None:
     ids=["plain", "empty", "cut", "more", "bomb"],
 )
 async def test_what_is_not_deflated_is_dropped(bus: Bus, part: bytes) -> None:
-    """A part that is no deflated one, or would grow beyond the bound, is told and dropped, and the next one arrives."""
+    """A part that is not deflated, or would grow beyond the bound, is reported and dropped, and the next arrives."""
     reasons: list[str] = []
     listener = await bus.listen(refused=reasons.append)
     receiving = bus.spawn(listener.receive())

@@ -1,4 +1,4 @@
-"""ZeroMQ: who speaks something else, too much, or nothing, is cut off, told of, and harms nobody."""
+"""ZeroMQ: a peer that speaks something else, sends too much, or nothing, is cut off, reported, and harms no other."""
 
 import asyncio
 import contextlib
@@ -55,21 +55,21 @@ async def refusal_of(bus: Bus, foreign: Callable[[Listener], Any]) -> str:
     ],
 )
 async def test_peer_that_speaks_something_else(tcp: Bus, data: bytes) -> None:
-    """What is not this protocol is refused, once, never received, and disturbs nobody."""
+    """Data that is not this protocol is refused, once, never received, and disturbs no other peer."""
     reason = await refusal_of(tcp, sending(data))
     assert re.match(r"(a peer|127\.0\.0\.1:\d+): ", reason)
     assert re.search("what it sent is not this protocol|its handshake is not of this protocol", reason)
 
 
 async def test_peer_that_says_nothing(make: Make) -> None:
-    """Who connects and says nothing is turned away after the heartbeat's timeout."""
+    """A peer that connects and says nothing is turned away after the heartbeat's timeout."""
     settings = replace(SETTINGS, heartbeat_interval_ms=10, heartbeat_timeout_ms=500)  # our own peer needs some of it
     bus = make("zeromq-tcp", settings)
     assert (await refusal_of(bus, call)).endswith(": no handshake within 500 ms")
 
 
 async def test_peer_that_leaves_at_once(tcp: Bus) -> None:
-    """Who connects and leaves, as a port scan does, is told as that."""
+    """A peer that connects and leaves, as a port scan does, is reported as that."""
 
     def knock(listener: Listener) -> socket.socket:
         """Connect and leave."""
@@ -102,7 +102,7 @@ class Foreign:
 @pytest.mark.parametrize("kind", ["zeromq-ipc", "zeromq-tcp"])
 @pytest.mark.parametrize("surplus", [1, 5_000_000])
 async def test_part_that_is_too_large(make: Make, kind: str, surplus: int) -> None:
-    """A peer that sends a part above the bound is cut off, with a reason, and nobody else is."""
+    """A peer that sends a part above the bound is cut off, with a reason, and no other peer is."""
     bus = make(kind)
     parts = [b"small", bytes(MAX_PART_BYTES + surplus)]
     reason = await refusal_of(bus, lambda listener: Foreign(zmq.DEALER, listener.address, parts))
@@ -148,7 +148,7 @@ async def test_listener_that_sends_too_much(tcp: Bus) -> None:
         again: list[list[bytes]] = []
 
         def heard() -> bool:
-            """Tell whether the connection has come back."""
+            """Return whether the connection has come back."""
             connection.send([b"hello"])
             with contextlib.suppress(zmq.Again):
                 again.append(foreign.socket.recv_multipart())
@@ -162,7 +162,7 @@ async def test_listener_that_sends_too_much(tcp: Bus) -> None:
 
 
 async def test_many_foreign_peers(tcp: Bus) -> None:
-    """Each of many peers that speak something else at once is told."""
+    """Each of many peers that speak something else at once is reported."""
     reasons: list[str] = []
     listener = await tcp.listen(refused=reasons.append)
     with contextlib.ExitStack() as strangers:
@@ -187,7 +187,7 @@ def test_descriptor_that_is_another_sockets_by_now(family: int, tmp_path: Path) 
 
 
 async def test_gate() -> None:
-    """Everybody is let in, but not before whoever watches has looked at the connections."""
+    """Every peer is let in, but not before the callbacks have looked at the connections."""
     looked: list[None] = []
     context = zmq.Context[zmq.Socket[bytes]]()
     gate = Authenticator(context)
@@ -205,7 +205,7 @@ async def test_gate() -> None:
 
 
 async def test_callback_that_fails(tcp: Bus) -> None:
-    """An error of the callback's goes to the loop's handler, and the next peer is told all the same."""
+    """An error of the callback's goes to the loop's handler, and the next peer is reported all the same."""
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 

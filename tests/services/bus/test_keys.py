@@ -1,4 +1,4 @@
-"""ZeroMQ over tcp with keys: who shows an allowed one is let in as its owner, and each other peer is refused."""
+"""ZeroMQ over tcp with keys: a peer with an allowed key is let in as its owner, and each other peer is refused."""
 
 import asyncio
 import contextlib

@@ -44,7 +44,7 @@ def open_descriptors() -> int:
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["zeromq-ipc", "zeromq-tcp"])
 async def test_process_that_is_killed(make: Make, kind: str) -> None:
-    """A process that is killed keeps its address no longer, and its connections find whoever listens next."""
+    """A process that is killed keeps its address no longer, and its connections find the next listener."""
     bus = make(kind)
     address = bus.address()
     connection = await bus.connect(address)
@@ -99,7 +99,7 @@ async def test_options() -> None:
 
 
 async def test_what_is_held_while_nothing_is_open(make: Make) -> None:
-    """When all of a transport is closed it holds no descriptor, whoever was refused or left meanwhile."""
+    """When all of a transport is closed it holds no descriptor, whichever peers were refused or left meanwhile."""
     bus = make("zeromq-tcp")
     before = open_descriptors()
     reasons: list[str] = []
@@ -114,7 +114,7 @@ async def test_what_is_held_while_nothing_is_open(make: Make) -> None:
 
 
 async def test_close_without_anybody_there(make: Make) -> None:
-    """A connection that holds what nobody takes closes after the linger, and its transport holds nothing."""
+    """A connection that holds messages for an absent peer closes after the linger, and its transport holds nothing."""
     bus = make("zeromq-ipc", replace(SETTINGS, linger_ms=0))
     connection = await bus.connect(bus.address())
     assert connection.send([b"to nobody"])

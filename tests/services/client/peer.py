@@ -36,7 +36,7 @@ class Peer:
         self.session.receive([write_frame(ServerFrame(number=number, **body)), *parts], self.now)
 
     def numbered(self, *parts: bytes, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
-        """Take the next frame that is to be confirmed."""
+        """Take the next frame that is to be acked."""
         self.number += 1
         self.hear(*parts, number=self.number, **body)
 

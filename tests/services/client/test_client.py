@@ -48,7 +48,7 @@ class Processor:
                 return frame
 
     def say(self, frame: ServerFrame, *parts: bytes) -> None:
-        """Send a frame that need not be confirmed."""
+        """Send a frame that need not be acked."""
         self.listener.send(self.peer, [write_frame(frame), *parts])
 
     def rows(self, *wanted: Wanted) -> None:
@@ -84,7 +84,7 @@ async def taken(tokens: Generation) -> list[Token]:
 
 
 async def test_request_gets_its_tokens() -> None:
-    """What is asked for is answered token by token, and what came is confirmed; the client ends with nothing open."""
+    """A request is answered token by token, and what came is acked; the client ends with nothing open."""
     processor, client, _ = await meeting()
     async with client:
         tokens = client.generate(generate_of(5))
@@ -98,7 +98,7 @@ async def test_request_gets_its_tokens() -> None:
 
 
 async def test_key_is_drawn_where_there_is_none() -> None:
-    """A request without a key gets one of its own, which nobody else draws."""
+    """A request without an id gets one of its own, which no other request gets."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         keys = {client.generate(generate_of(0)).request_id for _ in range(100)}
@@ -189,7 +189,7 @@ async def test_leaving_waits_for_open_requests() -> None:
 
 
 async def test_leaving_has_an_end_and_so_has_every_request() -> None:
-    """A request that does not end within the drain's time ends with an error: nobody waits forever."""
+    """A request that does not end within the drain's time ends with an error: no caller waits forever."""
     processor, client, clock = await meeting({"client.drain_timeout_ms": 2000})
     async with client:
         tokens = client.generate(generate_of(5))
@@ -206,7 +206,7 @@ async def test_leaving_has_an_end_and_so_has_every_request() -> None:
 
 
 async def test_requests_end_when_the_connection_fails_for_good() -> None:
-    """Where the connection itself breaks down, who leaves gets the error, and every request has an end all the same."""
+    """When the connection itself breaks down, closing the client raises the error, and every request ends."""
     chosen = settings({"bus.clients_address": ADDRESS})
     client = Client(chosen, transport=BreakingTransport(chosen.bus), clock=ManualClock())
     await client.__aenter__()
@@ -227,7 +227,7 @@ class Broken(MemoryTransport):
 
 
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
-    """Who starts a client gets the error of an address that cannot be used."""
+    """Starting a client raises the error of an address that cannot be used."""
     chosen = settings({"bus.clients_address": ADDRESS})
     with pytest.raises(AddressError, match="of no use"):
         await Client(chosen, transport=Broken(chosen.bus)).__aenter__()

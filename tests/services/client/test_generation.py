@@ -373,7 +373,7 @@ def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
 
 
 def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> None:
-    """A processor that may not have heard of the abort is told again, so that the engine does not go on."""
+    """An abort that a processor may not have received is sent again, so that the engine does not go on."""
     peer = opened()
     peer.session.open(generate_of(5))
     list(peer.says_all())

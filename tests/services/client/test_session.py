@@ -15,7 +15,7 @@ BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="
 
 
 def test_request_goes_out_and_its_tokens_come_in() -> None:
-    """A request is asked for once the handshake is done, and its rows wait for who iterates, until the last one."""
+    """A request is sent once the handshake is done, and its rows wait for their iterator, until the last one."""
     peer = opened()
     tokens = peer.session.open(generate_of(5))
     assert [frame.generate.request_key for frame in peer.says_all()] == [5]
@@ -43,7 +43,7 @@ def test_nothing_is_asked_before_the_handshake() -> None:
 
 @pytest.mark.parametrize("field", ["top_logprobs", "request_key", "prompt"])
 def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: str) -> None:
-    """A request that no processor would read is an error to who asks, and not to the connection that all share."""
+    """A request that no processor would read is an error to its caller, and not to the connection that all share."""
     peer = opened()
     generate = generate_of(5)
     if field == "prompt":
@@ -86,7 +86,7 @@ def test_repeated_and_overlapping_rows_are_taken_once() -> None:
 
 
 def test_hole_ends_the_request_and_says_what_is_missing() -> None:
-    """Tokens that never came end their request with an error that names them, and the processor is told (case 21)."""
+    """Tokens that never came end their request with an error that names them, and the client aborts it (case 21)."""
     peer = opened()
     tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
     list(peer.says_all())
@@ -125,7 +125,7 @@ def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
 
 
 def test_errors_end_their_requests() -> None:
-    """An error from the processor ends its request; one of a request that nobody has is dropped."""
+    """An error from the processor ends its request; an error for an unknown request is dropped."""
     peer = opened()
     tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
     peer.numbered(error=BROKEN)
@@ -160,7 +160,7 @@ def test_rows_of_what_ended_here_are_ended_there() -> None:
 
 
 def test_strays_are_bounded() -> None:
-    """However many requests go on that nobody has here, only so many are remembered."""
+    """However many unknown requests go on, only so many are remembered."""
     peer = opened()
     for key in range(1, 1100):
         peer.rows(Wanted(key))
@@ -168,11 +168,11 @@ def test_strays_are_bounded() -> None:
     assert len(peer.session._ended_ids) <= 1025
 
 
-# Confirming.
+# Acks.
 
 
 def test_what_came_is_confirmed() -> None:
-    """Frames are confirmed together, up to the last one that came in order, and only once."""
+    """Frames are acked together, up to the last one that came in order, and only once."""
     peer = opened()
     for position in range(3):
         peer.rows(Wanted(5, position, 1, FINISHED))
@@ -181,7 +181,7 @@ def test_what_came_is_confirmed() -> None:
 
 
 def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
-    """A client that takes nothing for now confirms nothing, so that the processor stops sending (case 20)."""
+    """A client that takes nothing for now acks nothing, so that the processor stops sending (case 20)."""
     peer = opened()
     peer.session.is_paused = True
     peer.rows(Wanted(5, 0, 1, FINISHED))
@@ -202,7 +202,7 @@ def test_frame_that_comes_again_is_dropped() -> None:
 
 
 def test_frame_that_is_missing_is_asked_for() -> None:
-    """A number that was skipped is a frame that was lost: after a hello all that was not confirmed comes (case 17)."""
+    """A number that was skipped is a frame that was lost: after a hello all that was not acked comes (case 17)."""
     peer = opened()
     tokens = peer.session.open(generate_of(5))
     list(peer.says_all())
@@ -242,7 +242,7 @@ def test_outputs_without_their_batches_are_refused(parts: list[bytes]) -> None:
 
 
 def test_whole_outputs_are_shown_with_their_drafts() -> None:
-    """Who wants outputs as columns gets each step's rows, and what was drafted for them beside (case 4)."""
+    """A caller that wants outputs as columns gets each step's rows, and what was drafted for them beside (case 4)."""
     peer = opened()
     seen: list[StepRows | RequestEnd] = []
     peer.session.open_stream(seen.append)
@@ -274,7 +274,7 @@ def test_columns_have_each_row_and_each_token_once() -> None:
 
 
 def test_watched_items_are_shown() -> None:
-    """What is watched goes to who watches, with its payload; a stream's beginning has none."""
+    """What is watched goes to the watcher, with its payload; a stream's beginning has none."""
     peer = opened()
     seen: list[tuple[str | None, bytes]] = []
     peer.session.watch("w", lambda frame, payload: seen.append((frame.WhichOneof("body"), payload)))
@@ -323,7 +323,7 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
 
 
 def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
-    """What was aborted, and never came anywhere, ends: nobody waits for it, and nobody would abort it again."""
+    """An aborted request that no worker has ends: it is not sent anew, since no later abort would end it."""
     peer = opened()
     tokens = peer.session.open(generate_of(5))
     list(peer.says_all())

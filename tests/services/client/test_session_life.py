@@ -25,7 +25,7 @@ def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
 
 
 def test_heartbeat_once_an_interval() -> None:
-    """Who has nothing to say says so once an interval, and which heartbeat it heard last."""
+    """A session with nothing to send sends a heartbeat once an interval, with the last heartbeat that it heard."""
     peer = opened()
     peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
     peer.now += 0.99
@@ -38,7 +38,7 @@ def test_heartbeat_once_an_interval() -> None:
 
 
 def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
-    """A processor that was silent for exactly the timeout is still there; a moment later it is greeted again."""
+    """A processor that was silent for exactly the timeout is still there; a moment later it is sent a hello again."""
     peer = opened()
     peer.now = FIRST + TIMEOUT
     assert peer.bodies() == ["heartbeat"]
@@ -76,7 +76,7 @@ def test_refused_client_asks_again_after_the_timeout() -> None:
 
 
 def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
-    """A processor that does not know the session is greeted at once; while greeting, its demand changes nothing."""
+    """A processor that does not know the session is sent a hello at once; a demand during the handshake sends none."""
     peer = opened()
     again = Refusal(reason=HELLO_FIRST, message="who are you")
     peer.hear(refusal=again)
@@ -86,7 +86,7 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    """After a goodbye the session greets whoever comes next, once an interval is over."""
+    """After a goodbye the session sends a hello to the next processor, once an interval is over."""
     peer = opened()
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.bodies() == []
@@ -144,7 +144,7 @@ def test_processor_is_missed_only_while_there_are_requests() -> None:
 
 
 def test_waiting_is_never_longer_than_an_interval() -> None:
-    """Whatever the state, who runs the session looks again after an interval at the latest, and never in the past."""
+    """Whatever the state, the session's runner looks again after an interval at the latest, and never in the past."""
     peer = Peer()
     assert peer.session.seconds_to_wait(FIRST) == 0
     peer.says()

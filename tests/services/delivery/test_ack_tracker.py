@@ -1,4 +1,4 @@
-"""AckTracker: an item is acknowledged when everybody it concerns has let go, in order, and never half a step."""
+"""AckTracker: an item is acknowledged when all of its consumers have let go, in order, and never half a step."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ def test_nothing_is_acknowledged_while_it_is_held() -> None:
 
 
 def test_items_are_acknowledged_in_order() -> None:
-    """What is let go waits for what is held before it; who holds that back is known."""
+    """An item that is released waits for the pending ones before it; the one that delays the others is known."""
     acks, (first, second, third) = held(5, 6, 7)
     second.release()
     third.release()
@@ -43,7 +43,7 @@ def test_items_are_acknowledged_in_order() -> None:
 
 
 def test_step_is_acknowledged_whole() -> None:
-    """Between a step's items nothing is acknowledged, as who starts anew must have all of its parts."""
+    """Between a step's items nothing is acknowledged, as a processor that starts anew must have all of its parts."""
     acks = AckTracker(0)
     step, other = PendingAck(), PendingAck()
     for sequence, pending_ack in ((1, step), (2, other), (3, step), (4, other)):
@@ -74,7 +74,7 @@ def test_step_that_is_not_complete_yet_is_not_acknowledged() -> None:
 
 
 def test_lost_items_are_passed() -> None:
-    """A run that cannot be had holds nobody back, and is acknowledged with what is before it."""
+    """A run of lost items delays no acknowledgement, and is acknowledged with the items before it."""
     acks, (first,) = held(1)
     acks.skip(9)
     assert not acks.advance()

@@ -17,7 +17,7 @@ def test_rows_are_put_in_batch_order_where_somebody_looks() -> None:
 
 
 def test_rows_that_were_taken_out_are_not_shown() -> None:
-    """When some rows were taken out, they are gone for whoever looks, also if somebody had looked before."""
+    """Rows that were taken out of a step are not shown to any reader, also if the step was read before."""
     step = step_of(batch(rows([7, 8])), batch(rows([7, 8]), kind=BatchKind.DRAFT))
     assert step.target.row_count == 2
     assert step.draft is not None

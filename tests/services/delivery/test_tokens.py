@@ -82,7 +82,7 @@ async def test_rows_come_as_arrays() -> None:
 
 @pytest.mark.parametrize("position", [0, 1, 2, 3, 4])
 async def test_tokens_from_a_position_on(position: int) -> None:
-    """Who holds some tokens already gets those after them alone, also from the middle of a row (case 14, 22)."""
+    """A consumer that has some tokens already gets only those after them, also from within a row (case 14, 22)."""
     tokens = RequestTokens(KEY, position)
     put(tokens, 0, 3, top_k=2)
     put(tokens, 3, 1)
@@ -176,7 +176,7 @@ async def test_error_comes_after_what_came_before_it() -> None:
 
 
 async def test_error_wakes_who_waits() -> None:
-    """A consumer that waits is told of an error at once."""
+    """A consumer that waits gets an error at once."""
     tokens = RequestTokens(KEY)
     waiting = asyncio.create_task(taken(tokens))
     await turns()

@@ -80,5 +80,5 @@ def open_page(browser: Browser, gateway: ScriptedGateway) -> Iterator[Open]:
 
 @pytest.fixture
 def page(open_page: Open, gateway: ScriptedGateway) -> Page:
-    """Return the page in a window of a desk."""
+    """Return the page in a window of desktop size."""
     return open_page(gateway.url)

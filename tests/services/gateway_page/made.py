@@ -69,7 +69,7 @@ def long_story(rows: int) -> list[dict[str, Any]]:
 
 
 def worker(name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a field has any value
-    """Return a worker as the bus tells of it."""
+    """Return a worker as the bus describes it."""
     plain = {
         "role": "mixed",
         "model": "made",

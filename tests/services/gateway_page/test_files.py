@@ -15,7 +15,7 @@ def test_page_is_light() -> None:
 
 
 def test_page_names_no_other_host() -> None:
-    """No file has an address of another host; the names of SVG's elements are no address that anybody loads."""
+    """No file has an address of another host; the names of SVG's elements are no address that a browser loads."""
     for path in FILES:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert re.findall(r"(?:https?:)?//[\w.-]+\.\w{2,}|@import|url\(", text) == [], path.name

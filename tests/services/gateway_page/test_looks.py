@@ -143,7 +143,7 @@ def test_keyboard_reaches_everything_in_order(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_forced_colours_keep_what_says_something(open_page: Open, gateway: ScriptedGateway, scheme: str) -> None:
-    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be told apart."""
+    """With colours of the reader's own, probabilities, drafts, bars and the chosen view can still be distinguished."""
     page = open_page(gateway.url, forced_colors="active", color_scheme=scheme)
     ended(page, told_story(page, gateway))
     token_at(page, 4).click()

@@ -1,4 +1,4 @@
-"""What the tests of the client desk share: a worker with requests, their client, and what that got."""
+"""What the client tests share: a worker with requests, their client, and the frames that the client received."""
 
 from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import generate_of

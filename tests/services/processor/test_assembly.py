@@ -265,7 +265,7 @@ def test_closing_lets_everything_out() -> None:
 
 @pytest.mark.parametrize("is_released", [False, True])
 def test_parts_of_other_ranks_are_dropped(is_released: bool) -> None:  # noqa: FBT001 - what differs
-    """A part that came before is told from one with other contents, whoever sent it, and neither is kept (case 6)."""
+    """A repeated part is a duplicate, one with other contents divergent, from any rank; neither is kept (case 6)."""
     made = assembler()
     first = parts_of(rows([1, 2]), [0, 1], [] if is_released else [1], step=1)[0]
     made.add(first, 0.0)
@@ -292,7 +292,7 @@ def test_parts_of_long_ago_are_repetitions() -> None:
 
 
 def test_late_draft_is_an_error() -> None:
-    """A draft that comes after its step was let out without it is refused: nobody takes it any more."""
+    """A draft that comes after its step was released without it is refused."""
     made = assembler()
     made.add(batch(rows([1]), step=1), 0.0)
     assert numbers(made) == [1]

@@ -110,7 +110,7 @@ def test_request_is_over_full_beyond_its_bound() -> None:
 
 
 def test_forgotten_rows_hold_nobody_back() -> None:
-    """Rows that nobody will take let go of their steps."""
+    """Forgetting a request releases the pending acks of its buffered rows."""
     made = Fixture(1)
     step = step_of(batch(rows([1])))
     made.buffers.give(step, made.table.slots_of(step.rows.request_keys), None)
@@ -128,7 +128,7 @@ def test_slot_that_is_used_again_is_another_requests() -> None:
 
 
 def test_ends_are_told() -> None:
-    """A request's end, good or bad, is told to its iterator."""
+    """A request's end, with a status or an error, reaches its iterator."""
     made = Fixture(1, 2)
     made.buffers.finish(made.request(1), batch(rows([1])).row(0).status)
     error = RequestError(request_key=2, code=ErrorCode.ERROR_CODE_GAP, message="x")

@@ -16,7 +16,7 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 
 
 def test_hello_is_answered() -> None:
-    """The welcome says who answers, how often peers are heard, and that this session is new (case 19)."""
+    """The welcome names the processor, how often peers are heard, and that this session is new (case 19)."""
     bench = Bench({"bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
     client = bench.client()
     (heard,) = client.heard()
@@ -26,7 +26,7 @@ def test_hello_is_answered() -> None:
 
 
 def test_stranger_is_told_to_say_hello_once_an_interval() -> None:
-    """A peer that nobody knows gets nothing done, and is told why once an interval."""
+    """A frame of an unknown peer has no effect, and the peer is sent the reason once an interval."""
     bench = Bench()
     bench.worker()
     client = BenchClient(bench, 5)
@@ -99,7 +99,7 @@ def test_refused_request_is_answered() -> None:
     ],
 )
 def test_frame_that_breaks_its_bounds_is_answered_and_ends_nothing_else(frame: ClientFrame, key: int) -> None:
-    """A frame that is wrong is told with the request that it was about, if that can be said."""
+    """An invalid frame is answered with an error for the request that it is about, if that can be determined."""
     bench, worker, client = serving(1)
     client.heard()
     bench.core.clients.receive(client.peer, [frame.SerializeToString()], bench.clock.now())
@@ -111,7 +111,7 @@ def test_frame_that_breaks_its_bounds_is_answered_and_ends_nothing_else(frame: C
 
 @pytest.mark.parametrize("parts", [[], [b"\xff"], [b"", b""]])
 def test_nonsense_is_refused(parts: list[bytes]) -> None:
-    """What is no frame at all ends nothing, from a client as from a stranger."""
+    """A message that is not a frame is refused and ends no request, from a client as from an unknown peer."""
     bench, _, client = serving(1)
     client.heard()
     for peer in (client.peer, b"stranger"):
@@ -122,7 +122,7 @@ def test_nonsense_is_refused(parts: list[bytes]) -> None:
 
 
 def test_abort_of_own_request_reaches_its_worker() -> None:
-    """A client can end its own requests and nobody else's; what has ended or never was needs no end."""
+    """A client can abort only its own requests; an abort of an ended or unknown request has no effect."""
     bench, worker, client = serving(1)
     worker.heard()
     other = bench.client(6)
@@ -137,7 +137,7 @@ def test_abort_of_own_request_reaches_its_worker() -> None:
 
 
 def test_letters_wait_for_the_window() -> None:
-    """A client gets as many frames as its window allows, and the next one when it confirms (case 20)."""
+    """A client gets as many frames as its window allows, and the next one when it acks (case 20)."""
     bench, worker, client = serving()
     client.reconnect(window_frames=1)
     client.ask(generate_of(1))
@@ -177,7 +177,7 @@ def test_drafts_go_to_those_who_want_them() -> None:
 
 
 def test_several_clients_get_their_own_rows() -> None:
-    """A step's rows go to the clients that asked for them, and to nobody else."""
+    """A step's rows go to the clients that requested them, and to no other client."""
     bench, worker, client = serving(1, 3)
     other = bench.client(6)
     for key in (2, 4):
@@ -188,7 +188,7 @@ def test_several_clients_get_their_own_rows() -> None:
 
 
 def test_items_are_acknowledged_when_the_client_acknowledged() -> None:
-    """What a client did not confirm is not acknowledged to its worker: it may be needed again (case 21)."""
+    """What a client did not ack is not acknowledged to its worker: it may be needed again (case 21)."""
     bench, worker, client = serving(1)
     worker.publish(rows([1]))
     bench.advance(0.0)

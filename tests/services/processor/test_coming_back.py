@@ -1,4 +1,4 @@
-"""Clients: nothing is lost when a client comes back or another takes its place; what becomes of those who do not."""
+"""Clients: nothing is lost when a client comes back or another takes its place; what becomes of those that do not."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
 
 
 def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
-    """A request whose tokens were acknowledged is told as ended to who asks for them once more."""
+    """Resuming a request whose tokens were acknowledged fails with an error that it has ended."""
     _, worker, client = serving(1)
     worker.publish([Wanted(1, 0, 3, FINISHED)])
     client.heard()
@@ -127,7 +127,7 @@ def test_third_life_of_a_client_gets_each_row_once() -> None:
 
 
 def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
-    """Tokens that an earlier life acknowledged are gone: a later one that lacks them is told which (case 21)."""
+    """Tokens that an earlier session acknowledged are gone: a later one that lacks them gets a gap error (case 21)."""
     bench, worker, client = serving(1)
     for place in range(2):
         worker.publish(rows([1], position=place))
@@ -144,7 +144,7 @@ def test_other_client_that_lacks_what_was_acknowledged_is_told() -> None:
 
 
 def test_full_table_takes_up_nothing_unknown() -> None:
-    """Resuming a request that nobody knows is refused where no more may be open."""
+    """A full table refuses to resume an unknown request."""
     bench, _, client = serving(1, processor__max_requests=1)
     client.heard()
     resume(client, 9, 4)
@@ -248,7 +248,7 @@ def test_closing_sends_what_can_be_sent_and_says_goodbye() -> None:
 
 
 def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
-    """A session has one connection: a hello over another one makes the old one a stranger's."""
+    """A session has one connection: after a hello over another one, the old one is an unknown peer."""
     bench, worker, client = serving(1)
     old = client.peer
     client.reconnect()

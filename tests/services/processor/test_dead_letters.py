@@ -1,4 +1,4 @@
-"""Dead letters: refused messages are kept for people to look at, within bounds, whatever the disk says."""
+"""Dead letters: refused messages are kept for inspection, within bounds, whatever the state of the disk."""
 
 import errno
 import io
@@ -67,7 +67,7 @@ def refusal(data: bytes) -> ContractError:
 
 
 def test_letter_is_a_message_and_a_note(tmp_path: Path) -> None:
-    """A letter is the message as it came, and beside it a note that says when, from where and why it was refused."""
+    """A dead letter is the message's bytes, and beside them a note with the time, the source and the reason."""
     letters = opened(settings(tmp_path / "deep" / "letters"))
     letters.keep(b"\x00\xffraw", ERROR, "worker-0/7", 2**63)
     name = "20260102T120000.250000Z-00000001-finite"
@@ -95,7 +95,7 @@ def test_no_letter_no_directory(tmp_path: Path) -> None:
 
 
 def test_letters_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """Others on the machine read no letter: it holds what people were told, or a secret."""
+    """Only their owner can read dead letters, because they may hold users' text or a secret."""
     opened(settings(tmp_path / "letters")).keep(b"x", ERROR, "w/1")
     assert (tmp_path / "letters").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "letters").iterdir()} == {0o600}
@@ -134,7 +134,7 @@ def test_number_that_cannot_be_printed(tmp_path: Path) -> None:
 
 
 def test_oldest_go_first_by_number(tmp_path: Path) -> None:
-    """There are never more letters than may be, and those that came last stay."""
+    """There are never more dead letters than the limit, and the newest stay."""
     letters = opened(settings(tmp_path, max_files=3))
     for number in range(8):
         letters.keep(b"%d" % number, ERROR, "w/1")
@@ -144,7 +144,7 @@ def test_oldest_go_first_by_number(tmp_path: Path) -> None:
 
 
 def test_oldest_go_first_by_size(tmp_path: Path) -> None:
-    """All files together, notes too, never have more bytes than may be; a large letter displaces several."""
+    """All files together, notes too, never exceed the size limit; a large dead letter displaces several."""
     letters = opened(settings(tmp_path, max_bytes=5000))
     for number in range(20):
         letters.keep(b"%d" % number * 100, ERROR, "w/1")
@@ -186,7 +186,7 @@ def test_letters_of_earlier_runs_count(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    """Files and folders that are no letters are neither counted nor removed, however alike their names."""
+    """Files and folders that are not dead letters are neither counted nor removed, however alike their names."""
     foreign = ["notes.json", "step-41.binpb", "20260102T120000.250000Z-00000001-finite.txt", "1-1-finite.binpb"]
     for name in foreign:
         (tmp_path / name).write_bytes(bytes(5000))
@@ -231,7 +231,7 @@ def test_no_reader_sees_half_a_letter(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_flood_does_not_reach_the_disk(tmp_path: Path) -> None:
-    """In no second are more letters written than may be; the others are counted, and it goes on after a while."""
+    """No more dead letters than the limit are written a second; the others are counted, and writing resumes later."""
     now = ManualClock(100.0)
     letters = DeadLetters(settings(tmp_path, per_second=3), wall=ManualClock(NOON).now, now=now.now)
     kept = []
@@ -265,7 +265,7 @@ def test_failed_tries_are_part_of_the_rate(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_directory_that_cannot_be_written(tmp_path: Path, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    """A directory that cannot be is told once per episode, and its end once; letters are counted, nobody fails."""
+    """A directory that cannot be written is logged once, and its recovery once; messages are counted, no call fails."""
     (tmp_path / "taken").touch()
     now = ManualClock(0.0)
     letters = DeadLetters(settings(tmp_path / "taken" / "letters"), wall=ManualClock(NOON).now, now=now.now)
@@ -287,7 +287,7 @@ def test_directory_that_cannot_be_written(tmp_path: Path, lines: Callable[[], li
 
 
 def test_directory_that_is_no_name(tmp_path: Path, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    """A directory that no system can have is told as any other that cannot be written."""
+    """A path that no file system accepts is logged like any other directory that cannot be written."""
     letters = opened(settings(tmp_path / "a\0b"))
     letters.keep(b"x", ERROR, "w/1")
     assert (letters.dropped, len(lines())) == (1, 1)
@@ -296,7 +296,7 @@ def test_directory_that_is_no_name(tmp_path: Path, lines: Callable[[], list[dict
 @pytest.mark.usefixtures("lines")
 @pytest.mark.parametrize("suffix", [".json", ".binpb"])
 def test_disk_that_fills_leaves_no_half_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    """Where a letter cannot be finished nothing of it remains, and the next that can be is kept."""
+    """A dead letter that cannot be written completely leaves no file, and the next one that can be is kept."""
     letters = opened(settings(tmp_path, max_files=2))
     letters.keep(b"a", ERROR, "w/1")
     rename = Path.rename
@@ -337,7 +337,7 @@ def test_bounds_hold_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: p
 
 
 def test_letters_that_somebody_took_away(tmp_path: Path) -> None:
-    """Whoever looks at letters may remove them, and the directory too: new ones are kept as before."""
+    """Operators may remove dead letters, and the directory too: new ones are kept as before."""
     letters = opened(settings(tmp_path / "letters", max_files=2))
     for payload in (b"a", b"b"):
         letters.keep(payload, ERROR, "w/1")
@@ -351,7 +351,7 @@ def test_letters_that_somebody_took_away(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_check_says_why(tmp_path: Path) -> None:
-    """`tokenbus check` refuses every letter for the field, the rule, the limit and the value that its note names."""
+    """`tokenbus check` refuses every dead letter for the field, rule, limit and value that its note names."""
     letters = opened(settings(tmp_path))
     for path in sorted((VECTORS / "invalid").glob("*.binpb")):
         data = path.read_bytes()

@@ -34,7 +34,7 @@ def code(error: RequestError | None) -> int:
 
 
 def test_request_goes_to_the_worker_with_the_fewest() -> None:
-    """Each new request goes to whoever has the fewest open ones, and those that ended do not count."""
+    """Each new request goes to the worker with the fewest open requests; ended ones do not count."""
     bench = Bench()
     first, second = bench.worker("a"), bench.worker("b")
     for key in range(1, 5):
@@ -47,7 +47,7 @@ def test_request_goes_to_the_worker_with_the_fewest() -> None:
 
 
 def test_workers_with_equally_many_take_turns() -> None:
-    """Who asks for one thing after the other does not leave all but the first worker idle."""
+    """A client that sends one request after the other does not leave all but the first worker idle."""
     bench = Bench()
     workers = [bench.worker(name) for name in "abc"]
     given = []
@@ -60,7 +60,7 @@ def test_workers_with_equally_many_take_turns() -> None:
 
 
 def test_worker_that_leaves_is_given_nothing_more() -> None:
-    """New requests go to others; those it has go on, and where nobody else is, they are refused or wait."""
+    """A leaving worker's requests go on and new ones go to other workers; without one they are refused or wait."""
     bench = Bench()
     leaving, staying = bench.worker("a"), bench.worker("b", max_requests=2)
     submit(bench, generate_of(1))

@@ -36,7 +36,7 @@ def told(worker: BenchWorker) -> dict[int, str]:
 
 
 def aborted(worker: BenchWorker) -> list[int]:
-    """Return the requests that a worker was told to end since the last time."""
+    """Return the requests whose abort was sent to a worker since the last call."""
     return [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")]
 
 
@@ -72,7 +72,7 @@ def test_prefill_worker_is_given_the_ticket_and_the_key_that_go_with_the_address
 
 
 def test_decode_worker_that_leaves_is_not_named() -> None:
-    """Requests are handed off to who stays, and where nobody does, no prefill worker begins any."""
+    """A leaving decode worker is no hand-off target, and without a target no prefill worker gets a request."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     leaving, staying = decode(bench, "d1", handoff_address="memory://one"), decode(bench, "d2")
@@ -122,7 +122,7 @@ def test_full_decode_workers_are_as_good_as_full() -> None:
 
 @pytest.mark.parametrize("order", ["row, admitted", "admitted, row"])
 def test_decode_worker_has_a_request_once_it_says_so(order: str) -> None:
-    """In whichever order the two streams tell of it: when the decode worker dies its requests end at once."""
+    """In whichever order the two streams report it: when the decode worker dies its requests end at once."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
@@ -156,7 +156,7 @@ def test_decode_worker_that_dies_before_it_goes_on_ends_its_requests(*, is_admit
 
 
 def test_decode_worker_that_dies_before_anything_went_there_ends_nothing() -> None:
-    """A request that is still at its prefill worker goes on there: who has it learns of the dead one by itself."""
+    """A request that is still at its prefill worker goes on there, which learns of the dead decode worker by itself."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench)
@@ -187,7 +187,7 @@ def test_only_who_let_go_says_that_nobody_took_it() -> None:
 
 
 def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
-    """An abort between two workers is told to the second as soon as it has the request."""
+    """An abort between two workers is sent to the second as soon as it has the request."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
@@ -199,7 +199,7 @@ def test_abort_while_nobody_has_it_reaches_who_takes_it() -> None:
 
 
 def test_request_that_has_ended_is_taken_over_by_nobody() -> None:
-    """A decode worker that takes a request that has ended is told to end it; one that nobody knows may yet come."""
+    """A decode worker that admits an ended request is sent an abort; an unknown request may yet come."""
     bench = Bench()
     client, first, second = bench.client(), prefill(bench), decode(bench)
     client.ask(generate_of(1))
@@ -252,7 +252,7 @@ def test_error_of_who_goes_on_ends_a_request_before_the_other_let_go() -> None:
 
 
 def test_request_that_ends_is_ended_at_everybody_who_works_on_it() -> None:
-    """When the prefill worker is lost before its last row, who had taken the request over is told to end it."""
+    """When the prefill worker is lost before its last row, the decode worker that has the request is sent an abort."""
     bench = Bench()
     client, second = bench.client(), decode(bench)
     prefill(bench)
@@ -276,7 +276,7 @@ def test_rows_that_nobody_claims_end_at_the_decode_worker() -> None:
 
 
 def test_claim_gives_a_hand_off_no_more_time() -> None:
-    """A request that was handed off before its client came back ends when nobody goes on with it in time (case 27)."""
+    """A request handed off before its client came back ends if no worker continues it in time (case 27)."""
     bench = Bench({"processor.handoff_timeout_ms": 2000})
     first = prefill(bench, first_sequence=5, next_sequence=6)
     first.sequence = 4

@@ -1,4 +1,4 @@
-"""WorkerConnections: who may publish, and in which connection."""
+"""WorkerConnections: which worker may publish, and in which connection."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ OUTDATED = RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED
 
 
 def test_hello_is_answered_with_where_to_go_on_and_credit() -> None:
-    """The welcome says who answers, where to go on, how much may be sent, and how often peers are heard (case 19)."""
+    """The welcome says which processor answers, where to go on, the credit, and how often peers are heard (case 19)."""
     bench = Bench({"processor.credit_items": 8, "bus.heartbeat_interval_ms": 500, "bus.heartbeat_timeout_ms": 1500})
     worker = bench.worker(first_sequence=4, next_sequence=9)
     welcome = worker.heard()[0].welcome
@@ -40,7 +40,7 @@ def test_hello_is_answered_with_where_to_go_on_and_credit() -> None:
 
 
 def test_nothing_is_taken_before_the_hello() -> None:
-    """An item of a peer that nobody knows is dropped, and the peer is told to say hello, once an interval (case 19)."""
+    """An item of an unknown peer is dropped, and the peer is asked for a hello, once an interval (case 19)."""
     bench = Bench()
     worker = BenchWorker(bench, "worker-0", 7)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_nothing_is_taken_before_the_hello() -> None:
 
 
 def test_reconnected_worker_goes_on_where_it_was() -> None:
-    """A worker that comes back over another connection is told what is expected next (case 17)."""
+    """A worker that reconnects is sent the next expected sequence (case 17)."""
     bench = Bench()
     worker = bench.worker()
     worker.publish(rows([1]))
@@ -265,7 +265,7 @@ def test_workers_are_bounded() -> None:
 
 
 def test_closing_processor_takes_no_worker() -> None:
-    """While it drains, a processor refuses whoever says hello."""
+    """A draining processor refuses every worker's hello."""
     bench = Bench()
     bench.core.workers.is_draining = True
     assert bench.worker().refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
@@ -284,7 +284,7 @@ def test_hello_that_contradicts_itself_or_the_stream_is_refused() -> None:
 
 
 def test_other_major_version_is_refused_by_name() -> None:
-    """A peer that speaks another major version is told so; other nonsense is told as such, and nothing is kept."""
+    """A peer of another major version is refused as such, other invalid bytes as invalid, and nothing is kept."""
     bench = Bench()
     frame = WorkerFrame(epoch=1, hello=hello_of(schema_major=2))
     for data in (frame.SerializeToString(), b"\xff\xff"):

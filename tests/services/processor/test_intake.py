@@ -66,7 +66,7 @@ def test_gap_ends_those_it_names_and_no_others() -> None:
 
 
 def test_gap_that_names_nobody_ends_every_request_of_its_stream() -> None:
-    """Where nobody knows whose rows were lost, every open request of that stream ends, and none of another's."""
+    """A gap that does not name the lost requests ends every open request of its stream, and none of another's."""
     bench, worker, client = asked(1, 2)
     other = bench.worker("other")
     client.ask(generate_of(3))
@@ -106,7 +106,7 @@ def test_step_that_never_came_whole_ends_those_that_may_have_had_rows_in_it() ->
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_part_that_is_known_to_be_lost_ends_its_own_requests_alone(lost: int) -> None:
-    """Where a gap names the rows of a step's missing part, nobody else ends, neither in the step nor beside it."""
+    """A gap that names the rows of a step's missing part ends their requests and no others, of any step."""
     bench, worker, client = asked(1, 2, 3, 4, step_timeout_ms=1000)
     for part in range(3):
         if part == lost:
@@ -185,7 +185,7 @@ def test_draft_of_other_rows_is_kept_for_people_and_its_target_delivered() -> No
 
 
 def test_worker_tells_of_its_requests() -> None:
-    """An admission reaches the client, with the prompt's length; an error ends the request and no worker is told."""
+    """An admission reaches the client, with the prompt's length; an error ends the request without an abort."""
     bench, worker, client = asked(1, 2)
     worker.admit(1, prompt_tokens=7)
     worker.fail(RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
@@ -264,7 +264,7 @@ def test_full_feed_gives_no_credit() -> None:
 
 @pytest.mark.parametrize("policy", ["end", "wait"])
 def test_slow_iterator_ends_or_slows_its_worker(policy: str) -> None:
-    """A request that nobody takes ends, or gets its worker no more credit, once more rows wait than may (case 20)."""
+    """A request with too many unread rows ends, or its worker gets no more credit (case 20)."""
     bench, worker, _ = asked(slow_consumer=policy, request_buffer_rows=2, credit_items=4)
     slow = bench.core.registry.tokens(9)
     for position in range(3):

@@ -1,4 +1,4 @@
-"""Ownership: a request and a session belong to who began them, and to its next life; to others they are unknown."""
+"""Ownership: requests and sessions belong to the client that began them and to its next life, not to other clients."""
 
 import pytest
 

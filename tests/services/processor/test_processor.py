@@ -29,7 +29,7 @@ def code(raised: pytest.ExceptionInfo[RequestFailedError]) -> int:
 
 
 async def test_request_is_iterated_over_from_its_first_row() -> None:
-    """Whoever asked for a request, its tokens come here in order and end with it."""
+    """A request's iterator yields its tokens in order and ends with it, whichever client submitted the request."""
     async with running() as made:
         reading = asyncio.create_task(taken(made.processor.request(5)))
         await turns()
@@ -83,7 +83,7 @@ async def test_request_that_is_wrong_or_cannot_be_taken_is_refused_at_once() -> 
 
 
 async def test_abort_ends_a_request_at_its_worker() -> None:
-    """An abort is told to the worker, whose last row ends the iteration."""
+    """An abort is sent to the worker, whose last row ends the iteration."""
     async with running() as made:
         tokens = made.processor.generate(generate_of(5))
         made.processor.abort(5)
@@ -108,7 +108,7 @@ async def test_request_ends_at_its_deadline(fields: dict[str, Any], seconds: flo
 
 
 async def test_lost_worker_ends_its_requests() -> None:
-    """When a worker is silent for too long its requests end with an error, and nobody waits on."""
+    """When a worker is silent for too long its requests end with an error, and no iterator waits on."""
     async with running() as made:
         tokens = made.processor.generate(generate_of(5))
         for _ in range(25):
@@ -196,7 +196,7 @@ async def test_leaving_waits_for_open_requests() -> None:
 
 
 async def test_leaving_has_an_end_and_so_has_every_iteration() -> None:
-    """What is still open when a processor closes ends with an error here; its worker is told to wait for the next."""
+    """Requests still open when a processor closes end with an error; its worker is asked to wait for the next one."""
     made = await started(drain_timeout_ms=1000)
     tokens = made.processor.generate(generate_of(5))
     reading = asyncio.create_task(taken(tokens))
@@ -219,7 +219,7 @@ async def test_leaving_after_an_error_is_at_once() -> None:
 
 
 async def test_taken_address_is_a_clear_error() -> None:
-    """Two processors cannot have one address: the second is told so at its start, and holds nothing (case 8)."""
+    """A processor that starts at a taken address fails with a clear error, and keeps nothing bound (case 8)."""
     async with running() as made:
         chosen = settings(QUICK)
         with pytest.raises(AddressError, match="taken"):
@@ -236,7 +236,7 @@ async def test_taken_address_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize("name", ["processor", "mine"])
 async def test_each_life_of_a_processor_has_a_name_of_its_own(name: str) -> None:
-    """Whatever a processor is called, its restarts can be told apart (case 21)."""
+    """Each start of a processor gets an id of its own, whatever its configured name (case 21)."""
     names = {Processor(settings(QUICK | {"processor.id": name})).id for _ in range(3)}
     assert len(names) == 3
     assert all(each.startswith(f"{name}-") for each in names)

@@ -121,7 +121,7 @@ def test_claim_before_the_worker_is_there_waits_for_it() -> None:
 
 
 def test_claim_of_what_ended_gets_all_and_the_end() -> None:
-    """A request that ended before anybody asked is handed over whole, and is forgotten then."""
+    """A request that ended before a consumer claimed it is handed over whole, and is forgotten then."""
     table = Table({})
     come(table, 9, 0)
     table.route(batch([Wanted(9, 3, 1, FINISHED)], step=9), 0)
@@ -135,7 +135,7 @@ def test_claim_of_what_ended_gets_all_and_the_end() -> None:
 
 
 def test_failed_before_anybody_asked() -> None:
-    """An error that came before anybody asked is told to who does."""
+    """An error that came before a request was claimed reaches the consumer that claims it."""
     table = Table({})
     come(table, 9, 0)
     table.registry.fail(known(table, 9), ErrorCode.ERROR_CODE_ENGINE, "broke")
@@ -166,7 +166,7 @@ def test_second_worker_that_says_it_has_a_request_is_told_to_end_it() -> None:
 
 
 def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
-    """A decode worker may know a request before its prefill worker has let go: that alone makes it nobody's."""
+    """A decode worker that says it takes a request over does not have it yet: its prefill worker may still have it."""
     table = Table({})
     table.registry.tokens(9, 6)
     table.registry.answer(9, source(1, takes_over=True))
@@ -176,7 +176,7 @@ def test_worker_that_takes_over_has_a_request_only_with_its_first_row() -> None:
 
 
 def test_ended_request_is_ended_at_the_worker_that_still_has_it() -> None:
-    """A worker that comes back with a request that has ended here is told to end it, and it is not opened anew."""
+    """A worker that comes back with a request that has ended is sent an abort, and the request is not reopened."""
     table = Table({1: 0})
     table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_WORKER_LOST, "lost", tell_worker=False)
     table.registry.answer(1, source(0))
@@ -202,7 +202,7 @@ def test_deadline(asked_ms: int, seconds: float) -> None:
 
 
 def test_aborted_request_is_waited_for_and_then_given_up() -> None:
-    """An abort is told to the worker once, which has its time to say so; then the request ends without it."""
+    """An abort is sent to the worker once; if no final row comes in time, the request ends without it."""
     table = Table({1: 0}, abort_timeout_ms=5000)
     table.registry.abort(1)
     table.clock.advance(1.0)
@@ -226,7 +226,7 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
     ids=["nothing", "too much"],
 )
 def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], code: int, message: str) -> None:
-    """Nobody who goes on within the time, or only with later tokens, is an error that says which (case 27)."""
+    """A hand-off that no worker continues in time, or only with later tokens, ends with its own error (case 27)."""
     table = Table({1: 0}, handoff_timeout_ms=10_000)
     table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
     table.registry.table.look_again(known(table, 1), table.clock.now())
@@ -241,7 +241,7 @@ def test_handed_off_request_is_waited_for_and_then_given_up(comes: list[int], co
 
 
 def test_handed_off_request_is_given_up_without_being_looked_at_before() -> None:
-    """A hand-off makes its own deadline known: nobody needs to look at the request in between (case 27)."""
+    """A hand-off sets its own deadline: nothing needs to look at the request in between (case 27)."""
     table = Table({1: 0}, handoff_timeout_ms=10_000)
     table.route(batch([Wanted(1, 0, 1, HANDED_OFF)]), 0)
     table.clock.advance(10.0)
@@ -250,7 +250,7 @@ def test_handed_off_request_is_given_up_without_being_looked_at_before() -> None
 
 
 def test_request_that_no_worker_has_ends() -> None:
-    """Who asks for the rest of a request that no worker knows is told so after a while."""
+    """A consumer that asks for the rest of a request that no worker knows gets an error after a timeout."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
     tokens = table.registry.tokens(9, 6)
     table.clock.advance(9.99)
@@ -263,7 +263,7 @@ def test_request_that_no_worker_has_ends() -> None:
 
 
 def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
-    """A worker that takes over may say that it has a request; without a row of it nobody has, from any position."""
+    """A worker that takes over may say that it has a request; without a row of it the request ends as unknown."""
     table = Table({}, unclaimed_timeout_ms=10_000, handoff_timeout_ms=10_000)
     table.registry.answer(9, source(1, takes_over=True))
     tokens = table.registry.tokens(9, 6)
@@ -274,7 +274,7 @@ def test_request_that_its_next_worker_never_goes_on_with_is_unknown() -> None:
 
 
 def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
-    """An unclaimed request is kept for its time; then its rows are let go and whoever sent them is told to end it."""
+    """An unclaimed request is kept for its timeout; then its rows are released and its worker is sent an abort."""
     table = Table({}, unclaimed_timeout_ms=10_000)
     first, second = come(table, 9, 0), come(table, 8, 6)
     table.clock.advance(9.99)
@@ -289,7 +289,7 @@ def test_rows_that_nobody_asks_for_are_dropped_after_a_while() -> None:
 
 
 def test_claim_gives_a_request_its_full_time() -> None:
-    """Once somebody asks for a request, it is no longer dropped as unclaimed."""
+    """Once a consumer claims a request, it is no longer dropped as unclaimed."""
     table = Table({}, unclaimed_timeout_ms=10_000, request_timeout_ms=100_000)
     come(table, 9, 0)
     table.clock.advance(9.0)
@@ -307,7 +307,7 @@ def test_claim_gives_a_request_its_full_time() -> None:
 
 
 def test_lost_worker_ends_its_own_requests_alone() -> None:
-    """All requests of a stream end when its worker is lost, and say so; the worker is not told, and others go on."""
+    """All requests of a stream end with an error when its worker is lost; it is sent no abort, and others go on."""
     table = Table({1: 0, 2: 1, 3: 0})
     assert table.registry.end_those_of(0, "worker-0", "silent") == 2
     assert table.ends() == {1: "failed", 3: "failed"}
@@ -318,7 +318,7 @@ def test_lost_worker_ends_its_own_requests_alone() -> None:
 
 @pytest.mark.parametrize("message", ["", "\u6f22" * 400])
 def test_any_text_fits_an_error(message: str) -> None:
-    """An error that a worker gave any text to can be told to a client."""
+    """A worker's error with any text can be sent to a client."""
     table = Table({1: 0})
     table.registry.fail(known(table, 1), ErrorCode.ERROR_CODE_ENGINE, message)
     told = table.recorders[ROUTE].failed[1].message
@@ -326,7 +326,7 @@ def test_any_text_fits_an_error(message: str) -> None:
 
 
 def test_ends_are_counted_by_their_name() -> None:
-    """Failed requests are counted by code; codes that nobody knows count together."""
+    """Failed requests are counted by error code; unknown codes are counted together."""
     table = Table({1: 0, 2: 0, 3: 0, 4: 0})
     table.route(batch([Wanted(4, 0, 1, FINISHED)]), 0)
     for key, code in ((1, ErrorCode.ERROR_CODE_GAP), (2, 98), (3, 99)):
@@ -336,7 +336,7 @@ def test_ends_are_counted_by_their_name() -> None:
 
 
 def test_early_rows_are_let_go_when_their_request_ends() -> None:
-    """However a request ends, what waited for its missing tokens holds nobody back."""
+    """However a request ends, its early rows let go of their steps."""
     table = Table({1: 0, 2: 0})
     (first,), (second,) = come(table, 1, 3, stream=1), come(table, 2, 3, stream=1)
     table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
@@ -345,7 +345,7 @@ def test_early_rows_are_let_go_when_their_request_ends() -> None:
 
 
 def test_who_holds_a_stream_back_gives_way() -> None:
-    """Of the requests that hold a stream's oldest step, those nobody asked for are dropped, and early rows' end."""
+    """Of the requests that hold a stream's oldest step, unclaimed ones are dropped and those with early rows end."""
     table = Table({1: 0}, slow_consumer="wait")
     made = batch([Wanted(8, 0, 1), Wanted(9, 0, 1)])
     step = table.route(made, 0)
@@ -372,7 +372,7 @@ def test_slow_iterator_ends_where_that_is_wanted() -> None:
 
 
 def test_rows_that_only_steps_shows_open_claimed_requests() -> None:
-    """While all steps are iterated over, requests that nobody else asked for are the iteration's, wherever they are."""
+    """While all steps are iterated over, requests without another consumer go to the iteration, at any position."""
     table = Table({})
     table.registry.default_route = UNROUTED
     step = table.route(batch([Wanted(9, 6, 1)]), 0)

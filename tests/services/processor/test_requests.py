@@ -25,7 +25,7 @@ def keys_of(*keys: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def test_rows_are_found_by_key() -> None:
-    """A request is found by its key, at whatever place it stands; who is not open has no slot (case 3)."""
+    """A request is found by its key, at whatever place it stands; one that is not open has no slot (case 3)."""
     made = table()
     first, second = opened(made, 7), opened(made, 2**64 - 1)
     assert made.get(7) is first
@@ -92,7 +92,7 @@ def test_end_is_remembered_for_a_while() -> None:
 
 
 def test_requests_of_a_stream() -> None:
-    """Those of one stream are told from the others, ended ones left out."""
+    """The open requests of one stream are found without those of other streams and without ended ones."""
     made = table()
     mine, _, gone = opened(made, 1, owner=4), opened(made, 2, owner=5), opened(made, 3, owner=4)
     made.close(gone, None)
@@ -115,7 +115,7 @@ def test_requests_are_looked_at_when_they_are_due() -> None:
 
 @pytest.mark.parametrize("count", [63, 64, 65, 129])
 def test_slots_nobody_has_look_like_nobodys(count: int) -> None:
-    """However large the table has grown, only open requests are anybody's, or due."""
+    """However large the table has grown, only open requests belong to a stream, or are due."""
     made = table()
     for key in range(1, count + 1):
         opened(made, key, owner=0, deadline=1.0)

@@ -39,7 +39,7 @@ def test_rows_are_settled_as_a_slow_model_says(
     """Repeated, early, late, overlapping and foreign rows of several streams, with hand-offs: exactly once, in order.
 
     Each row that is handed out has every one of its own values (case 1, 14), and what was drafted stays with the row
-    that it is about (case 4); at the end nobody holds a step.
+    that it is about (case 4); at the end no consumer holds a step.
     """
     table, model = Table(REQUESTS), Model(REQUESTS)
     made = []
@@ -89,7 +89,7 @@ def test_rows_of_nobody_go_nowhere() -> None:
 
 
 def test_step_keeps_only_what_is_new() -> None:
-    """Rows that a request has had, or that are not for it, are taken out of the step for everybody (case 17)."""
+    """Rows that a request has had, or that are not for it, are taken out of the step for every consumer (case 17)."""
     table = Table({1: 0, 2: 0, 3: 1})
     table.route(batch([Wanted(1, 0, 2)]), 0)
     step = table.route(batch([Wanted(1, 0, 2), Wanted(2, 0, 1), Wanted(3, 0, 1)]), 0, draft_for(rows([1, 2, 3]), 1))
@@ -124,7 +124,7 @@ def test_hole_in_a_streams_rows_ends_the_request_and_says_what_is_lost() -> None
 
 
 def test_late_rows_of_an_ended_request_are_dropped() -> None:
-    """Rows that come after the end are nobody's, and open nothing anew (case 22)."""
+    """Rows that come after their request's end are dropped, and do not reopen it (case 22)."""
     table = Table({1: 0})
     table.route(batch([Wanted(1, 0, 1, FINISHED)]), 0)
     step = table.route(batch([Wanted(1, 1, 1)], step=2), 0)
@@ -204,7 +204,7 @@ def test_rows_that_are_past_do_not_wait_on() -> None:
 
 
 def test_unknown_request_is_ended_at_its_worker() -> None:
-    """A row from the middle of a request that nobody knows is dropped, and its worker is told to end it."""
+    """A row from the middle of an unknown request is dropped, and its worker is sent an abort."""
     table = Table({1: 0})
     step = table.route(batch([Wanted(99, 3, 1), Wanted(1, 0, 1)]), 0)
     assert step.rows.request_keys.tolist() == [1]
@@ -214,7 +214,7 @@ def test_unknown_request_is_ended_at_its_worker() -> None:
 
 
 def test_request_that_begins_here_waits_for_who_will_ask() -> None:
-    """A request's first row opens it, and its rows wait until somebody asks for them."""
+    """A request's first row opens it, and its rows wait until a consumer claims the request."""
     table = Table({})
     for number, row in enumerate([Wanted(99, 0, 2), Wanted(99, 2, 1, FINISHED)], 1):
         table.route(batch([row], step=number), 0)
@@ -225,14 +225,14 @@ def test_request_that_begins_here_waits_for_who_will_ask() -> None:
 
 
 def test_empty_step_is_nothing() -> None:
-    """A step without rows is handed to nobody and is no error."""
+    """A step without rows is delivered to no consumer and is no error."""
     table = Table({1: 0})
     assert table.route(batch([]), 0).rows.row_count == 0
     assert table.registry.router.counts.delivered == 0
 
 
 def test_unknown_request_is_not_taken_for_the_last_one_of_the_table() -> None:
-    """However many requests are open, a row of one that nobody knows is nobody's, at whatever position (case 3)."""
+    """However many requests are open, a row of an unknown request is dropped, at whatever position (case 3)."""
     table = Table(dict.fromkeys(range(1, 65), 0), routes=1)
     table.route(batch(rows(range(1, 65), tokens=3)), 0)
     step = table.route(batch([Wanted(999, 3, 1)], step=2), 0)

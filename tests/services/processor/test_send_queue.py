@@ -58,7 +58,7 @@ def keys(batches: Sequence[LogprobBatch]) -> list[list[int]]:
 
 
 def test_window_of_one_sends_one_at_a_time() -> None:
-    """With a window of one frame each frame waits for the confirmation of the one before it."""
+    """With a window of one frame each frame waits for the ack of the one before it."""
     box = send_queue(window_frames=1)
     for _ in range(3):
         box.put(frame())
@@ -71,7 +71,7 @@ def test_window_of_one_sends_one_at_a_time() -> None:
 
 
 def test_window_in_bytes_is_used_exactly() -> None:
-    """Frames go out as long as their bytes fit exactly, and the next one with the room that a confirmation makes."""
+    """Frames go out as long as their bytes fit exactly, and the next one with the room that an ack makes."""
     box = send_queue(window_bytes=20)
     for _ in range(3):
         box.put(frame(10))
@@ -103,7 +103,7 @@ def test_frame_that_could_not_be_sent_is_the_next_again() -> None:
 
 
 def test_frames_are_kept_until_they_are_acknowledged() -> None:
-    """A confirmation lets go of all up to its number, with their holds and bytes, and of nothing else."""
+    """An ack lets go of all frames up to its number, with their pending acks and bytes, and of nothing else."""
     box = send_queue()
     acks = [PendingAck() for _ in range(3)]
     for pending_ack in acks:
@@ -195,7 +195,7 @@ def test_last_row_is_known_to_be_on_its_way() -> None:
 
 @pytest.mark.parametrize("is_sent", [False, True])
 def test_tokens_are_dropped_and_news_is_kept(*, is_sent: bool) -> None:
-    """A slow client's tokens are let go; how its requests ended is still told, also what was sent already."""
+    """A slow client's outputs are dropped; how its requests ended is still sent, also if it was sent before."""
     box = send_queue()
     pending_ack = PendingAck()
     box.put(frame(10, pending_ack))

@@ -18,7 +18,7 @@ def statuses(client: BenchClient) -> list[ProcessorStatus]:
 
 
 def test_status_counts_requests_and_describes_each_worker() -> None:
-    """A client hears how many requests there are, and who the workers are, with their counts."""
+    """A client gets how many requests there are, and which workers there are, with their counts."""
     bench = Bench()
     worker, client = bench.worker("here", role=WorkerRole.WORKER_ROLE_MIXED, model="m"), bench.client()
     client.ask(generate_of(1))
@@ -35,7 +35,7 @@ def test_status_counts_requests_and_describes_each_worker() -> None:
 
 
 def test_status_passes_what_waits_for_the_clients_window() -> None:
-    """A client that confirms nothing, so that its tokens wait, still hears the status."""
+    """A client that acks nothing, so that its tokens wait, still gets the status."""
     bench = Bench()
     worker, client = bench.worker(), bench.client(window_frames=1)
     client.ask(generate_of(1))

@@ -1,4 +1,4 @@
-"""StepQueue: steps on their way to who iterates over all of them."""
+"""StepQueue: steps on their way to the consumer that iterates over all of them."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_queue_is_full_with_exactly_as_many_as_it_may_have() -> None:
 
 
 async def test_consumer_waits_for_the_next_step_and_for_the_end() -> None:
-    """Who waits gets the step that comes, or learns that none will."""
+    """A waiting consumer gets the step that comes, or learns that none will."""
     queue, made = StepQueue(2), steps(1)
     waiting = asyncio.ensure_future(queue.get())
     await turns()

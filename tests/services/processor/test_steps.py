@@ -25,7 +25,7 @@ def code(raised: pytest.ExceptionInfo[RequestFailedError]) -> int:
 
 
 async def test_steps_come_whole_and_in_batch_order() -> None:
-    """Every step is yielded once, in order, its rows in original batch order, whoever's they are (case 3)."""
+    """Every step is yielded once, in order, its rows in original batch order, for whichever client (case 3)."""
     async with running() as made:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))
@@ -39,7 +39,7 @@ async def test_steps_come_whole_and_in_batch_order() -> None:
 
 
 async def test_no_step_is_missed_before_the_first_is_asked_for() -> None:
-    """The iterator has every step from when it was made, though nobody has awaited it yet; a second one is refused."""
+    """The iterator yields every step since it was made, even before the first await; a second iterator is refused."""
     async with running() as made:
         steps = made.processor.steps()
         await made.worker.publish(rows([1]))
@@ -112,7 +112,7 @@ async def test_one_iteration_over_steps_at_a_time() -> None:
 
 
 async def test_who_leaves_the_iteration_holds_nothing_back() -> None:
-    """Steps that wait when an iteration ends are let go, and requests after it wait for who asks again."""
+    """Steps that wait when an iteration ends are let go, and requests after it wait for the next consumer."""
     async with running() as made:
         steps = made.processor.steps()
         first = asyncio.ensure_future(anext(steps))

@@ -80,7 +80,7 @@ def test_duplicates_are_dropped_before_and_after_they_came_out() -> None:
 
 
 def test_duplicate_with_other_bytes_is_divergent() -> None:
-    """An item that comes again with other bytes is told from one that is the same, as long as it is remembered."""
+    """A repeated item with other bytes is divergent and not a duplicate, as long as the first is remembered."""
     made = stream(credit_items=2)
     take(made, 1, 2)
     other = payload(1, size=2)
@@ -264,7 +264,7 @@ def test_gap_over_waiting_items_swallows_them() -> None:
 
 
 def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> None:
-    """A batch that can be read tells whose rows were lost; one part of a step, or rubbish, tells nobody's."""
+    """A refused batch that can be read names the requests that lost rows; a part of a step, or rubbish, names none."""
     whole: dict[str, Any] = {"epoch": 8}
     for header, keys in ((whole, {5, 6}), (whole | {"part": (0, 2), "step_rows": 3}, set())):
         made = stream()

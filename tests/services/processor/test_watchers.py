@@ -54,7 +54,7 @@ def test_streams_are_announced_without_secrets() -> None:
 
 
 def test_only_what_is_watched_is_shown() -> None:
-    """Who watches one worker is shown that one alone, and who watches all is shown all, also those that come later."""
+    """A client that watches one worker is shown that one alone; one that watches all is shown all, also later ones."""
     bench = Bench()
     first = bench.worker("a")
     one, every = watching(bench, "a"), watching(bench, session=7)
@@ -69,7 +69,7 @@ def test_only_what_is_watched_is_shown() -> None:
 
 
 def test_what_does_not_fit_into_the_window_is_left_out() -> None:
-    """A watcher that does not confirm misses items, as their sequences show, and holds nobody back (case 20)."""
+    """A watcher that does not ack misses items, as their sequences show, and delays no acknowledgement (case 20)."""
     bench = Bench()
     worker = bench.worker()
     watcher = watching(bench, window_frames=2)

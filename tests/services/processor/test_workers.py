@@ -25,7 +25,7 @@ STOPPED, RESTARTING = GoodbyeReason.GOODBYE_REASON_STOPPED, GoodbyeReason.GOODBY
 
 
 def test_item_beyond_the_credit_ends_the_connection() -> None:
-    """A worker that sends what nobody gave credit for is refused, and must say hello again (case 20)."""
+    """A worker that sends more than its credit is refused, and must say hello again (case 20)."""
     bench = Bench({"processor.credit_items": 2})
     worker = bench.worker()
     worker.heard()
@@ -74,7 +74,7 @@ def test_missing_items_are_asked_for() -> None:
 
 
 def test_lost_last_item_is_found_by_the_heartbeat() -> None:
-    """A heartbeat that tells of more than came has the rest asked for."""
+    """A heartbeat with a higher sequence than what came makes the processor ask for the rest."""
     bench = Bench()
     worker = bench.worker()
     worker.heard()
@@ -181,7 +181,7 @@ def test_goodbye(reason: GoodbyeReason) -> None:
 
 
 def test_worker_that_reads_nothing_is_disconnected() -> None:
-    """What a full connection does not take is told at the next hello: until then nothing more is sent."""
+    """A worker whose connection is full is disconnected: nothing more is sent to it before its next hello."""
     bench = Bench()
     worker, client = bench.worker(), bench.client()
     bench.outcomes[worker.peer] = Outcome.FULL
@@ -206,7 +206,7 @@ def test_closing_says_goodbye_and_how_far_it_came() -> None:
 
 
 def test_abort_goes_to_the_worker_that_has_the_request() -> None:
-    """An abort is told to the stream that has the request, and to none where that is gone."""
+    """An abort is sent to the stream that has the request, and to none if that stream is gone."""
     bench = Bench()
     worker, other = bench.worker(), bench.worker("other")
     bench.core.workers.abort(worker.known.source.stream, 5)

@@ -35,7 +35,7 @@ SCORED = replace(
 
 
 def assembled(arrays: StepArrays) -> LogprobBatch:
-    """Return the one batch of a step, as whoever gets it sees it."""
+    """Return the one batch of a step, as a receiver sees it."""
     (made,) = StepAssembler(Limits.default(), 100_000).assemble(arrays)
     return sent(made)
 
@@ -89,7 +89,7 @@ def test_lines_and_flat_arrays_say_the_same() -> None:
 
 
 def test_rows_have_as_many_alternatives_as_they_want() -> None:
-    """A row's top-k is its own: the others' lines may be longer, and who wants no logprobs has none (case 15)."""
+    """A row's top-k is its own: other rows' lines may be longer, and a row without scoring has none (case 15)."""
     made = assembled(replace(SCORED, scored=[True, False], top_ks=[1, 2]))
     assert made.top_ks.tolist() == [1, 0]
     assert made.scorings.tolist() == [Scoring.FULL, Scoring.NONE]
@@ -337,7 +337,7 @@ _ROWS = st.lists(
 
 @given(wanted=_ROWS, data=st.data())
 def test_row_does_not_depend_on_its_neighbours(wanted: list[Wanted], data: st.DataObject) -> None:
-    """In whatever order and company a row is computed, and in whatever form: it is told the same (cases 3 and 15)."""
+    """A row has the same values in whatever order, company and form it is computed (cases 3 and 15)."""
     whole = batch(wanted)
     alone = {row.key: values_by_key(assembled(arrays_of(batch([row]))))[row.key][2:] for row in wanted}
     order = data.draw(st.permutations(range(len(wanted))))

@@ -104,7 +104,7 @@ def test_deadline_goes_along_with_a_hand_off() -> None:
 
 
 def test_worker_that_finishes_ends_what_is_overdue() -> None:
-    """A worker that was told to stop keeps to deadlines while it finishes what it has."""
+    """A worker that is stopping keeps to deadlines while it finishes what it has."""
     worker = Worker()
     worker.turn(worker.asked(1, 1000))
     worker.clock.advance(1)

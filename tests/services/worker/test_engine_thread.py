@@ -1,4 +1,4 @@
-"""An engine is made, stepped and closed on one thread; and what its making raises reaches who waits for it."""
+"""An engine is made, stepped and closed on one thread; what its making raises reaches the caller that waits for it."""
 
 import asyncio
 import threading
@@ -88,7 +88,7 @@ async def test_engine_that_nobody_waits_for_is_closed() -> None:
 
 
 def test_loop_that_raises_leaves_an_engine_to_close() -> None:
-    """What the loop raises is kept for who waits for it, and the engine is closed in any case."""
+    """What the loop raises is kept for the caller that waits for it, and the engine is closed in any case."""
     engine = Noting()
     with EngineThread(engine) as thread:
         assert thread.made.result(MOST) is engine

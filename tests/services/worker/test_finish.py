@@ -1,4 +1,4 @@
-"""How a worker that was told to stop ends."""
+"""How a worker that is asked to stop ends."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ STEP = StepArrays(request_keys=[3], positions=[0], token_counts=[1], token_ids=[
 
 
 class Outlet:
-    """What stands for a publisher: it writes down what it is told."""
+    """A stand-in for a publisher that records the calls it gets."""
 
     def __init__(self, *arriving: Generate | Abort) -> None:
         """Take what arrives, one thing after each step."""

@@ -1,4 +1,4 @@
-"""The hand-off between two workers: each request is taken once, or whoever began it is told why not."""
+"""The hand-off between two workers: each request is taken once, or the first worker gets the reason why not."""
 
 import asyncio
 import threading
@@ -153,7 +153,7 @@ async def test_states_that_wait_are_bounded() -> None:
 
 
 async def test_what_comes_twice_is_taken_once() -> None:
-    """A hand-off that is repeated because nobody answered yet is the same; one that was answered is answered again."""
+    """A hand-off that is repeated before its answer counts once; one that was answered is answered again."""
     async with pair() as both:
         connection = await both.transport.connect(ADDRESS)
         message = handoff_of(both.request(7), b"state", 5, both.settings)
@@ -194,7 +194,7 @@ async def test_key_that_is_used_again_is_another_request() -> None:
 
 
 async def test_many_threads_hand_over_while_it_sends() -> None:
-    """Hand-offs that come in while others are sent are all sent, or told as failed."""
+    """Hand-offs that threads add while others are sent are all sent, or reported as failed."""
     async with pair(worker__max_requests=4000, worker__handoff_timeout_ms=400) as both:
 
         def give(first: int) -> None:
@@ -208,7 +208,7 @@ async def test_many_threads_hand_over_while_it_sends() -> None:
 
 
 async def test_refusal_that_waits_for_room_holds_nobody_up() -> None:
-    """While one failure cannot be told for want of room, other hand-offs are sent and answered."""
+    """While one failure cannot be reported for want of room, other hand-offs are sent and answered."""
     gate = threading.Event()
 
     def told_late(key: int, why: str) -> None:
@@ -252,7 +252,7 @@ async def _waiting(listener: Listener) -> int:
 
 
 async def test_leaving_waits_for_the_answers() -> None:
-    """Who leaves waits until each hand-off was answered or given up."""
+    """A sender that closes waits until each hand-off was answered or given up."""
     async with pair(worker__handoff_timeout_ms=400) as both:
         both.sender.send(request(7, "memory://nobody"), b"state")
         await asyncio.sleep(0)

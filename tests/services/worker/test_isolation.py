@@ -131,7 +131,7 @@ def test_named_request_ends_wherever_it_is() -> None:
 
 
 def test_engine_that_names_a_request_that_has_ended_ends_the_next_ones() -> None:
-    """Naming the same request again helps nobody: then the newest end, and then all, so that it comes to an end."""
+    """If the engine names an ended request again, the newest requests end, and then all, so that the errors stop."""
     made = worker(lambda: EngineStepError("a bad line", [99]))
     made.turn(generate_of(POISON, 30))
     assert_neighbours_are_right(made)

@@ -55,7 +55,7 @@ class Bare(Publisher):
         return entry
 
     def waits(self) -> bool:
-        """Tell whether some thread waits for room."""
+        """Return whether some thread waits for room."""
         with self._room:
             return bool(self._room._waiters)  # type: ignore[attr-defined]
 
@@ -149,7 +149,7 @@ def test_requests_are_known_from_first_to_last_row() -> None:
 
 
 class Watched(threading.Condition):
-    """A lock that looks, each time it is free again: then somebody may say hello."""
+    """A lock that calls back each time it is free again: at that moment a hello may be sent."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         """Take what looks."""
@@ -193,7 +193,7 @@ def test_events_are_items_of_the_stream() -> None:
 
 @pytest.mark.parametrize("message", ["", "x" * 5000, "\u6f22" * 5000])
 def test_any_message_fits_an_error(message: str) -> None:
-    """A request's error is told whatever its text is: none, one too long, or one whose letters take three bytes."""
+    """A request's error is sent whatever its text is: none, one too long, or one whose letters take three bytes."""
     publisher = Bare()
     publisher.failed_request(8, ErrorCode.ERROR_CODE_ENGINE, message)
     told = read_frame(RequestEvent, publisher.kept(1).payload).error.message
@@ -226,7 +226,7 @@ def test_policy_fail_ends_requests_at_once_and_tells_so() -> None:
 
 
 def test_batch_without_rows_that_finds_no_room_ends_no_request() -> None:
-    """Where nothing was lost no gap is told: one that names nobody would end every request."""
+    """Where no row was lost no gap is recorded: a gap that names no request would end every request."""
     publisher = full(policy="fail")
     with pytest.raises(RetentionFullError) as raised:
         publisher.publish(batch([]))
@@ -316,7 +316,7 @@ def test_order_is_kept_while_waiting_for_room() -> None:
 
 
 def test_waiting_ends_when_the_publisher_is_closed() -> None:
-    """Who waits for room when the publisher is closed gets an error that says so, and no sequence is used."""
+    """A caller that waits for room when the publisher is closed gets an error that says so, and no sequence is used."""
     publisher = full(policy="block")
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[int] = pool.submit(publisher.publish, batch(rows([2])))
@@ -342,7 +342,7 @@ def test_replayed_bytes_are_the_live_bytes() -> None:
 
 
 def test_step_of_long_ago_is_refused_where_it_can_be_mended() -> None:
-    """A step that a processor would take for a repetition is an error; a refused batch moves that bound for nobody."""
+    """A step that a processor would take for a repetition is an error; a refused batch does not move that bound."""
     publisher = Bare()
     publisher.publish(batch(rows([1]), step=30))
     assert publisher.publish(batch(rows([1], position=1), step=30 - 16)) == 2

@@ -221,7 +221,7 @@ async def test_waiting_for_requests_ends_with_the_publisher() -> None:
 
 
 def test_requests_that_wait_are_bounded() -> None:
-    """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; then it is told."""
+    """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; more are an error."""
     publisher = Publisher(at_memory(max_requests=2))
     for key in range(1, 5):
         publisher._take_request(generate_of(key))
@@ -255,7 +255,7 @@ class Broken(MemoryTransport):
 
 
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
-    """Who starts a publisher gets the error of an address that cannot be used, with a thread and on a loop."""
+    """Starting a publisher raises the error of an address that cannot be used, with a thread and on a loop."""
     chosen = at_memory()
     broken = Broken(chosen.bus)
     with pytest.raises(AddressError, match="of no use"), Publisher(chosen, transport=broken):
@@ -281,7 +281,7 @@ def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
 
 
 async def test_nothing_is_taken_once_the_connection_has_failed() -> None:
-    """Where the connection itself breaks down, publishing fails aloud, and who leaves gets the error (case 21)."""
+    """When the connection itself breaks down, publishing fails aloud, and closing raises the error (case 21)."""
     chosen = at_memory()
     publisher = Publisher(chosen, transport=BreakingTransport(chosen.bus), clock=ManualClock())
     await publisher.__aenter__()

@@ -70,7 +70,7 @@ class Once(threading.Event):
 
 
 def serve(publisher: Publisher, engine: Engine, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
-    """Run the engine's loop until told to stop."""
+    """Run the engine's loop until `stop` is set."""
     EngineLoop(engine, Emitter(publisher, engine.vocabulary_size)).serve(stop, pace)
 
 
@@ -109,7 +109,7 @@ def broken(made: LogprobBatch, token: int = 0) -> LogprobBatch:
 
 
 def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
-    """Each request is handed to the engine and told as admitted; an abort goes to the engine."""
+    """Each request is handed to the engine and reported as admitted; an abort goes to the engine."""
     publisher = running(requests=[generate_of(8), Abort(request_key=4), generate_of(9)])
     engine = Engine([batch(rows([8]))])
     serve(publisher, engine, Once())
@@ -121,7 +121,7 @@ def test_requests_are_admitted_in_order_and_aborts_passed_on() -> None:
 
 @pytest.mark.parametrize("text", ["too long a prompt", ""])
 def test_request_that_the_engine_refuses_ends_with_its_reason(text: str) -> None:
-    """What is wrong with a request is told to whoever asked for it, and the engine goes on."""
+    """The reason why an engine refuses a request is reported to its client, and the engine goes on."""
     publisher = running(requests=[generate_of(8)])
     engine = Engine([batch(rows([1]))])
     engine.refusal = ValueError(text)
@@ -168,7 +168,7 @@ def test_row_that_breaks_the_contract_ends_its_own_request_alone() -> None:
 
 
 def test_step_that_contradicts_itself_ends_its_requests() -> None:
-    """Of a step whose arrays are not equally long nobody knows what is whose: all of its requests end (case 1)."""
+    """The rows of a step whose arrays differ in length cannot be assigned: all of its requests end (case 1)."""
     publisher = running()
     whole = batch(rows([2, 3]))
     torn = type(whole).of_views(whole.header, whole.columns | {"batch_indices": whole.batch_indices[:1]})
@@ -210,7 +210,7 @@ def test_engine_that_fails_again_and_again_is_broken() -> None:
 
 
 def test_news_without_room_end_the_request_they_are_of() -> None:
-    """A request that cannot be told as admitted, or as refused, for want of room, ends through the gap (case 21)."""
+    """A request whose admission or refusal cannot be sent for want of room ends through the gap (case 21)."""
     publisher = running(items=2, requests=[generate_of(8)])
     publisher.publish(batch(rows([1])))
     engine = Engine()
@@ -259,7 +259,7 @@ def test_pace_is_kept_before_each_step_and_never_when_idle() -> None:
 
 
 def test_stop_is_looked_at_before_each_turn() -> None:
-    """A loop that is told to stop takes no request and computes no step."""
+    """A loop whose stop event is set takes no request and computes no step."""
     publisher = running(requests=[generate_of(8)])
     stop = threading.Event()
     stop.set()
@@ -278,7 +278,7 @@ def test_zero_keys_end_nobody() -> None:
 
 
 class Strange(Engine):
-    """An engine whose first step is nothing that can be told."""
+    """An engine whose first step cannot be published."""
 
     def step(self) -> Sequence[StepArrays]:
         """Return a count below zero first."""

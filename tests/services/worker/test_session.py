@@ -18,7 +18,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
 
 
 def test_nothing_goes_out_before_the_handshake() -> None:
-    """Items wait until a processor has answered the hello: none can arrive where nobody expects it (case 19)."""
+    """Items wait until a processor has answered the hello: none arrives before the handshake (case 19)."""
     peer = Peer(items=2)
     frame = peer.says()
     assert frame is not None
@@ -29,7 +29,7 @@ def test_nothing_goes_out_before_the_handshake() -> None:
 
 
 def test_worker_that_leaves_says_so_at_once_and_to_every_processor() -> None:
-    """Before what waits to be sent, without waiting for a heartbeat's time, and again to whoever comes later."""
+    """The session sends it before waiting items and before a heartbeat is due, and again to every later processor."""
     peer = opened(items=2)
     peer.session.take_no_more()
     frame = peer.says()
@@ -110,7 +110,7 @@ def test_replay_needs_no_credit_and_goes_before_new_items() -> None:
 
 
 def test_acknowledged_items_are_not_replayed() -> None:
-    """A replay leaves out what was acknowledged in the meantime: nobody needs it, and nobody has it."""
+    """A replay leaves out items that were acknowledged in the meantime: they are not needed and not retained."""
     peer = opened(items=4)
     assert peer.sequences() == [1, 2, 3, 4]
     peer.hear(replay=ReplayRequest(first_sequence=1, last_sequence=3))
@@ -182,7 +182,7 @@ def test_resuming_from_what_is_gone_is_answered_with_a_gap() -> None:
 
 
 def test_dropped_items_are_told_as_a_gap_with_their_requests() -> None:
-    """Items that found no room are told in their place, with the requests they had, and cost no bytes (case 21)."""
+    """Items that found no room become a gap in their place, with their requests, and cost no bytes (case 21)."""
     peer = Peer(items=1)
     peer.retention.drop([5, 3])
     peer.retention.drop([4])
@@ -195,7 +195,7 @@ def test_dropped_items_are_told_as_a_gap_with_their_requests() -> None:
 
 
 def test_run_of_dropped_items_longer_than_the_credit_is_told() -> None:
-    """A loss is told however many items it covers: credit for one of them is enough, or nobody would ever know."""
+    """A gap is sent however many items it covers: credit for one is enough, or the loss would never be reported."""
     peer = Peer(items=1)
     for key in range(1, 21):
         peer.retention.drop([key])
@@ -209,7 +209,7 @@ def test_run_of_dropped_items_longer_than_the_credit_is_told() -> None:
 
 
 def test_dropped_items_wait_for_credit_too() -> None:
-    """A run of dropped items is told in its place: not before the items in front of it may be sent."""
+    """A run of dropped items is reported in its place: not before the items in front of it may be sent."""
     peer = Peer(items=2)
     peer.retention.drop([7])
     peer.says()
@@ -242,7 +242,7 @@ def test_acknowledging_what_never_was_is_refused() -> None:
 
 
 def test_room_is_told_only_when_there_is_some() -> None:
-    """Whoever waits for room is told of an acknowledgement that made some, and of no other."""
+    """A caller that waits for room is notified of an acknowledgement that made some, and of no other."""
     peer = opened(items=2)
     told: list[int] = []
     peer.on_room = lambda: told.append(len(peer.retention))

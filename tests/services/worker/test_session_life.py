@@ -24,7 +24,7 @@ from tokenbus_services.link import SessionState
 
 
 def test_welcome_that_cannot_be_is_refused() -> None:
-    """A welcome to an item yet to come, or with times that contradict each other, leaves the session greeting."""
+    """A welcome to an item yet to come, or with times that contradict each other, leaves the handshake open."""
     peer = Peer(items=2)
     peer.says()
     with pytest.raises(ContractError, match="at most 3, the next item"):
@@ -37,7 +37,7 @@ def test_welcome_that_cannot_be_is_refused() -> None:
 
 
 def test_heartbeat_once_an_interval_with_the_last_sequence() -> None:
-    """Who has nothing to send says so once an interval, how far it came, and which heartbeat it heard last."""
+    """An idle session sends a heartbeat once an interval, with its last sequence and the last heartbeat it heard."""
     peer = opened(items=2, heartbeat_interval_ms=500)
     peer.hear(heartbeat=Heartbeat(sent_at_ns=77))
     assert peer.sequences() == [1, 2]
@@ -53,7 +53,7 @@ def test_heartbeat_once_an_interval_with_the_last_sequence() -> None:
 
 
 def test_silent_processor_is_greeted_again_after_the_timeout() -> None:
-    """A processor that was silent for exactly the timeout is still there; a moment later it is greeted again."""
+    """A processor that was silent for exactly the timeout is still there; a moment later it is sent a hello again."""
     peer = opened(items=1)
     assert peer.sequences() == [1]
     peer.now = FIRST + TIMEOUT
@@ -96,7 +96,7 @@ def test_refused_worker_asks_again_after_the_timeout() -> None:
 
 
 def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
-    """A processor that does not know the worker is greeted at once; while greeting, its demand changes nothing."""
+    """A processor that does not know the worker is sent a hello at once; a demand during the handshake sends none."""
     peer = opened()
     again = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="who are you")
     peer.hear(refusal=again)
@@ -108,7 +108,7 @@ def test_demand_for_a_hello_is_met_at_once_and_only_once() -> None:
 
 
 def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
-    """After a goodbye the session greets whoever comes next, once an interval is over, and sends no item before."""
+    """After a goodbye the session sends a hello to the next processor, once an interval is over, and no item before."""
     peer = opened(items=1)
     peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
     assert peer.says() is None
@@ -119,7 +119,7 @@ def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
 
 
 def test_requests_are_handed_over_once() -> None:
-    """A request that is sent again, because nobody knew whether it came, is handed over once; an abort each time."""
+    """A request that is sent again, because its arrival was unknown, is handed over once; an abort each time."""
     peer = opened()
     got: list[Generate | Abort] = []
     peer.on_request = got.append
@@ -177,7 +177,7 @@ def test_goodbye_is_the_last_word() -> None:
 
 
 def test_waiting_is_never_longer_than_an_interval() -> None:
-    """Whatever the state, who runs the session looks again after an interval at the latest, and never in the past."""
+    """Whatever the state, the session's runner looks again after an interval at the latest, and never in the past."""
     peer = Peer()
     assert peer.session.seconds_to_wait(FIRST) == 0
     peer.says()
@@ -204,7 +204,7 @@ def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
 
 
 def test_hello_names_what_is_retained_and_what_is_open_now() -> None:
-    """Each hello tells the retention and the requests of its own moment, not of the first one's."""
+    """Each hello has the retention and the requests of its own moment, not of the first one's."""
     peer = opened(items=3)
     peer.hear(generate=generate_of(9))
     peer.session.requests.add(4)

@@ -1,4 +1,4 @@
-"""States that were handed off: whatever one says ends its own request, and nobody else's, through the real loop."""
+"""Handed-off states: whatever one contains ends its own request and no other, through the real loop."""
 
 import random
 import re
