@@ -102,6 +102,7 @@ class VllmEngine:
         self._context: int = config.model_config.max_model_len
         self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
         self._defaults = config.model_config.get_diff_sampling_param()
+        self._has_priorities = config.scheduler_config.policy == "priority"
         self._top_logprobs = settings.limits.max_top_k
         self._value_kind = ValueKind[str(config.model_config.logprobs_mode).upper()]
         speculative = config.speculative_config
@@ -137,11 +138,19 @@ class VllmEngine:
         given = sampling_arguments(
             generate, self._defaults, vocabulary_size=self.vocabulary_size, top_logprobs=self._top_logprobs
         )
+        sampling, vllm = generate.sampling, self._vllm
+        if sampling.priority and not self._has_priorities:
+            raise ValueError(f"sampling.priority: 0, without --scheduling-policy priority, got {sampling.priority}")
         prompt = prompt_of(generate, self._tokenizer, self._context - 1)
         try:
-            asked = self._vllm.SamplingParams(**given)
+            if "structured_outputs" in given:
+                given["structured_outputs"] = vllm.StructuredOutputsParams(**given["structured_outputs"])
             request = self._inputs.process_inputs(
-                name, self._vllm.tokens_input(prompt), asked, supported_tasks=self._tasks
+                name,
+                vllm.tokens_input(prompt, cache_salt=sampling.cache_salt or None),
+                vllm.SamplingParams(**given),
+                supported_tasks=self._tasks,
+                priority=sampling.priority,
             )
             detokenizer = self._detokenizer(request) if generate.sampling.stop else None
             self._core.add_request(*self._core.preprocess_add_request(request))

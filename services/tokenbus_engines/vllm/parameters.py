@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Generate, StructuredOutput
 from tokenbus_engines.admission import check_ids
 
 _SEEDS = 2**63
@@ -14,6 +14,18 @@ class _Parameter(NamedTuple):
 
     name: str
     value: Callable[[Any], Any]
+
+
+def _form(output: StructuredOutput) -> dict[str, Any]:
+    """Return the arguments of vLLM's StructuredOutputsParams."""
+    kind = output.WhichOneof("constraint")
+    if kind == "json_schema":
+        return {"json": output.json_schema.schema}
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "choice":
+        return {"choice": list(output.choice.texts)}
+    return {"regex": output.regex.pattern} if kind == "regex" else {"grammar": output.grammar.text}
 
 
 _PARAMETERS = {
@@ -36,8 +48,11 @@ _PARAMETERS = {
     "allowed_token_ids": _Parameter("allowed_token_ids", list),
     "include_stop_string": _Parameter("include_stop_str_in_output", bool),
     "include_special_tokens": _Parameter("skip_special_tokens", lambda included: not included),
+    "structured_output": _Parameter("structured_outputs", _form),
 }
-"""By the names of our fields. One that is not here is refused by its name."""
+"""By the names of our fields. One that is not here, nor below, is refused by its name."""
+BESIDE = frozenset({"cache_salt", "priority"})
+"""Fields that vLLM takes beside its SamplingParams."""
 SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs")
 """All arguments of SamplingParams that a request may come to."""
 
@@ -60,6 +75,8 @@ def sampling_arguments(
     # vLLM's own default would be 16 tokens.
     arguments: dict[str, Any] = {"max_tokens": None, **defaults}
     for field, value in generate.sampling.ListFields():
+        if field.name in BESIDE:
+            continue
         parameter = _PARAMETERS.get(field.name)
         if parameter is None:
             raise ValueError(f"sampling.{field.name}: not known to the engine vllm")

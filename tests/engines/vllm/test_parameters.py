@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.vllm.parameters import _PARAMETERS, sampling_arguments
+from tokenbus_engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_arguments
 
-REFUSED = {"structured_output", "lora_adapter", "priority", "cache_salt"}
+REFUSED = {"lora_adapter"}
 """What vLLM can do and the engine does not yet."""
 
 
@@ -43,7 +43,7 @@ def test_every_field_has_its_place() -> None:
 
 def test_no_field_is_forgotten() -> None:
     """Each field of the schema has its place, or is one of those that the engine refuses by their names."""
-    assert set(SamplingParameters.DESCRIPTOR.fields_by_name) <= set(_PARAMETERS) | REFUSED
+    assert set(SamplingParameters.DESCRIPTOR.fields_by_name) <= set(_PARAMETERS) | BESIDE | REFUSED
     assert not set(_PARAMETERS) & REFUSED
 
 
@@ -88,3 +88,19 @@ def test_field_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     asked = Generate(request_key=1, sampling=SamplingParameters(top_k=3))
     with pytest.raises(ValueError, match=r"sampling\.top_k: not known to the engine vllm"):
         arguments(asked)
+
+
+@pytest.mark.parametrize(
+    ("form", "theirs"),
+    [
+        ({"json_schema": {"schema": "{}"}}, {"json": "{}"}),
+        ({"json_object": {}}, {"json_object": True}),
+        ({"regex": {"pattern": "a+"}}, {"regex": "a+"}),
+        ({"choice": {"texts": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"grammar": {"text": "root ::= x"}}, {"grammar": "root ::= x"}),
+    ],
+)
+def test_form_of_an_output(form: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Each form that an output may have is vLLM's of the same kind."""
+    sampling = SamplingParameters(structured_output=form)
+    assert arguments(Generate(request_key=1, sampling=sampling))["structured_outputs"] == theirs

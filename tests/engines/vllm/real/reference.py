@@ -3,7 +3,7 @@
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,7 @@ def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 
                 {"ignore_end_token": "ignore_eos"}.get(name, name): list(value) if name.startswith("stop") else value
                 for name, value in case.sampling.items()
             },
+            **_formed(case.theirs),
             logprobs=case.top_logprobs,
         )
         for case in cases
@@ -59,6 +60,14 @@ def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 
             answer.alternatives.append({token: value for value, token in best[: case.top_logprobs]})
         answers.append(answer)
     return answers
+
+
+def _formed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of vLLM's SamplingParams, with the form of an output as vLLM's own object."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    form = given.get("structured_outputs")
+    return {**given, **({"structured_outputs": StructuredOutputsParams(**form)} if form else {})}
 
 
 if __name__ == "__main__":

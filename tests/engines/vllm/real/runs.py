@@ -35,6 +35,10 @@ class Case:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """By the names of our own fields."""
     top_logprobs: int | None = None
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of ours, which vLLM has under other names or in another form."""
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+    """The same as vLLM has them."""
 
     def generate(self, key: int) -> Generate:
         """Return it as a message."""
@@ -43,9 +47,8 @@ class Case:
             if isinstance(self.prompt, str)
             else {"tokens": TokenPrompt(token_ids=self.prompt)}
         )
-        return Generate(
-            request_key=key, sampling=SamplingParameters(**self.sampling), top_logprobs=self.top_logprobs, **prompt
-        )
+        sampling = SamplingParameters(**self.sampling, **self.ours)
+        return Generate(request_key=key, sampling=sampling, top_logprobs=self.top_logprobs, **prompt)
 
 
 @dataclass

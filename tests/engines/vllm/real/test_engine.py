@@ -19,6 +19,32 @@ GREEDY = {"temperature": 0.0, "ignore_end_token": True}
 SEEDED = {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 42, "ignore_end_token": True}
 LONG = [5 + place * 7 % 300 for place in range(150)]
 SHORT: list[str | list[int]] = [[5, 6, 7, 8], [300, 20, 4], "the cat sat", [9, 9, 9, 9, 9]]
+_SAME: dict[str, Any] = {
+    "min_p": 0.2,
+    "presence_penalty": 1.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.25,
+    "min_tokens": 4,
+    "bad_words": ["the", "cat"],
+    "allowed_token_ids": list(range(300, 340)),
+}
+_SCHEMA = '{"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}'
+FURTHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(({name: value}, {name: value}) for name, value in _SAME.items()),
+    ({"logit_bias": [{"token_id": 269, "bias": 5}, {"token_id": 7, "bias": -9}]}, {"logit_bias": {269: 5, 7: -9}}),
+    (
+        {"structured_output": {"choice": {"texts": ["round", "mat"]}}},
+        {"structured_outputs": {"choice": ["round", "mat"]}},
+    ),
+    ({"structured_output": {"regex": {"pattern": "[a-c]{3}"}}}, {"structured_outputs": {"regex": "[a-c]{3}"}}),
+    ({"structured_output": {"json_schema": {"schema": _SCHEMA}}}, {"structured_outputs": {"json": _SCHEMA}}),
+    (
+        {"structured_output": {"grammar": {"text": 'root ::= "on" | "off"'}}},
+        {"structured_outputs": {"grammar": 'root ::= "on" | "off"'}},
+    ),
+    ({"cache_salt": "s"}, {}),
+]
+"""Further parameters: by our names, and as vLLM has them."""
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -54,8 +80,13 @@ def test_same_answers(model: Path) -> None:
         Case([*LONG[:100], 3, 1], {**GREEDY, "max_tokens": 8}, None),
         Case([*LONG[:100], 4], {**GREEDY, "max_tokens": 3}, 20),
     ]
+    further = [
+        Case("the cat sat", {**sampling, "max_tokens": 12}, 2, ours, theirs)
+        for sampling in (GREEDY, SEEDED)
+        for ours, theirs in FURTHER
+    ]
     ends = [Case(SHORT[1], {"temperature": 1.0, "seed": seed, "max_tokens": 64}, 0) for seed in range(4)]
-    found = reference(model, SHARED, plain, chunked, chunked, ends, stops_of=0)
+    found = reference(model, SHARED, plain, chunked, chunked, further, ends, stops_of=0)
     engine = started(model, SHARED)
     try:
         for cases, theirs in found:
@@ -78,6 +109,9 @@ def survives(engine: VllmEngine) -> None:
         (Case([1], top_logprobs=21), "top_logprobs: at most 20, got 21"),
         (Case([1], {"temperature": 2.5}), r"temperature must be in \[0, 2\]"),
         (Case([1], {"max_tokens": 0}), "max_tokens must be at least 1"),
+        (Case([1], {"priority": 3}), "sampling.priority: 0, without --scheduling-policy priority, got 3"),
+        (Case([1], {"lora_adapter": "x"}), "sampling.lora_adapter: not known to the engine vllm"),
+        (Case([1], {"structured_output": {"json_schema": {"schema": "{"}}}), "JSON|json"),
         (Case([1], {"stop_token_ids": [VOCABULARY]}), rf"sampling\.stop_token_ids\[0\]: below {VOCABULARY}"),
     ):
         with pytest.raises(ValueError, match=line) as raised:
