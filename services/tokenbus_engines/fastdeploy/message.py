@@ -121,6 +121,11 @@ class Message:
         return self.counts.size
 
     @property
+    def is_running(self) -> bool:
+        """Whether there is something left to do."""
+        return self.stop_flag > 0
+
+    @property
     def columns(self) -> int:
         """How many values a token has: its own, and its alternatives'."""
         return int(self.tokens.shape[1])
