@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy.message import Flags, Tensor
+from tokenbus_engines.fastdeploy.message import Tensor
 from tokenbus_services.worker.arrays import Host, on_host
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
@@ -20,47 +20,52 @@ def host(name: str, tensor: Tensor) -> Host:
     return on_host(name, tensor) if found is None else found
 
 
-def integers(name: str, tensor: Tensor) -> Host:
-    """Return whole numbers in the tensor's own shape and type."""
-    array = host(name, tensor)
-    if array.dtype.kind not in "iub":
-        raise ContractError(name, "whole numbers", array.dtype.name, rule=Rule.TYPE)
-    return array
+class Arguments(dict[str, Tensor]):
+    """A save op's arguments by name, without those that its form does not have."""
 
+    def integers(self, name: str) -> Host:
+        """Return whole numbers in the tensor's own shape and type."""
+        return self._typed(name, "iub", "whole numbers")
 
-def line(name: str, tensor: Tensor, least: int, each: str = "slot") -> Host:
-    """Return the first whole numbers of a tensor in one line, of which there are at least so many."""
-    array = integers(name, tensor).reshape(-1)
-    if array.size < least:
-        raise ContractError(name, f"{least} elements, one for each {each}", array.size, rule=Rule.LENGTH)
-    return array[:least]
+    def floats(self, name: str) -> Host:
+        """Return floats in the tensor's own shape and type."""
+        return self._typed(name, "f", "floats")
 
+    def _typed(self, name: str, kinds: str, limit: str) -> Host:
+        array = host(name, self[name])
+        if array.dtype.kind not in kinds:
+            raise ContractError(name, limit, array.dtype.name, rule=Rule.TYPE)
+        return array
 
-def slots(name: str, tensor: Tensor, most: int) -> int:
-    """Return how many slots a tensor is about."""
-    shape = tensor.shape if hasattr(tensor, "shape") else host(name, tensor).shape
-    count = int(shape[0]) if len(shape) else 0
-    if count > most:
-        raise ContractError(name, most, count, rule=Rule.ITEMS)
-    return count
+    def line(self, name: str, least: int, each: str = "slot") -> Host:
+        """Return the first whole numbers of a tensor in one line, of which there are at least so many."""
+        array = self.integers(name).reshape(-1)
+        if array.size < least:
+            raise ContractError(name, f"{least} elements, one for each {each}", array.size, rule=Rule.LENGTH)
+        return array[:least]
 
+    def slots(self, name: str, most: int) -> int:
+        """Return how many slots a tensor is about."""
+        tensor = self[name]
+        shape = tensor.shape if hasattr(tensor, "shape") else host(name, tensor).shape
+        count = int(shape[0]) if len(shape) else 0
+        if count > most:
+            raise ContractError(name, most, count, rule=Rule.ITEMS)
+        return count
 
-def lines_of_slots(name: str, tensor: Tensor, most: int) -> tuple[Host, int, int]:
-    """Return whole numbers in one line, of how many slots they are, and how many places each slot has."""
-    array = integers(name, tensor)
-    if array.ndim != 2:  # noqa: PLR2004 - slots and places
-        raise ContractError(name, "2 dimensions, slots and tokens", f"shape {array.shape}", rule=Rule.TYPE)
-    return array.reshape(-1), slots(name, array, most), array.shape[1]
+    def table(self, name: str, lines: str, least: int = 0) -> Host:
+        """Return whole numbers in lines: of a slot's tokens, or of a token's columns, of which there are so many."""
+        array = self.integers(name)
+        if array.ndim != 2 or array.shape[1] < least:  # noqa: PLR2004 - lines, and what they hold
+            raise ContractError(name, f"2 dimensions, {lines}", f"shape {array.shape}", rule=Rule.TYPE)
+        return array
 
-
-def table(name: str, tensor: Tensor, columns: int) -> Host:
-    """Return whole numbers with a line for each token, at most so many in a line."""
-    array = integers(name, tensor)
-    if array.ndim != 2 or not array.shape[1]:  # noqa: PLR2004 - tokens and columns
-        raise ContractError(name, "2 dimensions, tokens and columns", f"shape {array.shape}", rule=Rule.TYPE)
-    if array.shape[1] > columns:
-        raise ContractError(f"{name}.columns", columns, array.shape[1], rule=Rule.MAX)
-    return array
+    def truth(self, name: str) -> bool:
+        """Return the flag that a tensor begins with."""
+        array = host(name, self[name]).reshape(-1)
+        if not array.size:
+            raise ContractError(name, "one flag", "none", rule=Rule.LENGTH)
+        return bool(array[0])
 
 
 def lines(name: str, array: Host, columns: int, needed: int) -> Host:
@@ -71,28 +76,6 @@ def lines(name: str, array: Host, columns: int, needed: int) -> Host:
         limit = f"{needed} lines of {columns}, one for each token"
         raise ContractError(name, limit, count, rule=Rule.LENGTH)
     return flat[: count * columns].reshape(count, columns)
-
-
-def floats(name: str, tensor: Tensor) -> Host:
-    """Return floats in the tensor's own shape and type."""
-    array = host(name, tensor)
-    if array.dtype.kind != "f":
-        raise ContractError(name, "floats", array.dtype.name, rule=Rule.TYPE)
-    return array
-
-
-def truth(name: str, tensor: Tensor) -> bool:
-    """Return the flag that a tensor begins with."""
-    array = host(name, tensor).reshape(-1)
-    if not array.size:
-        raise ContractError(name, "one flag", "none", rule=Rule.LENGTH)
-    return bool(array[0])
-
-
-def flags(name: str, tensor: Tensor, least: int) -> Flags:
-    """Return which slots a flag is set for."""
-    found: Flags = line(name, tensor, least) == 1
-    return found
 
 
 def clear(tensor: Tensor) -> None:
