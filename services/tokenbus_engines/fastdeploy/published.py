@@ -7,6 +7,7 @@ to: the last one, where drafts follow their targets, else the next one. A draft 
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -172,10 +173,10 @@ class Published:
         name = f"{worker.id}-rank-{rank}" if rank else worker.id
         # Its stream must never make the engine wait: what finds no room ends its requests there, with an error.
         self.settings = replace(settings, worker=replace(worker, id=name, policy="fail"))
-        self._waiting: deque[Message | _Assigned | None] = deque()
-        self._arrived = threading.Condition()
+        self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
         self._most = worker.outbox
         self._overflowed = 0
+        """How many messages found no room, counted by the threads that save."""
         self.steps = Steps(options)
         self.peak = 0
         self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
@@ -186,55 +187,47 @@ class Published:
         if message.lengths is not None:  # views of the engine's own arrays, which it will overwrite
             decoder, prompt = message.lengths
             message.lengths = Lengths(decoder.astype(np.int64), prompt.astype(np.int64))
-        with self._arrived:
-            if len(self._waiting) >= self._most:
-                self._overflowed += 1
-                return
-            self._waiting.append(message)
-            self.peak = max(self.peak, len(self._waiting))
-            self._arrived.notify()
+        self._put(message, self._most)
 
     def assign(self, slot: int, key: int) -> None:
         """Give a slot the request that the engine named, from its next step on."""
-        with self._arrived:
-            if len(self._waiting) >= self._most + SLOTS:
-                self._overflowed += 1
-                return
-            self._waiting.append(_Assigned(slot, key))
-            self._arrived.notify()
+        self._put(_Assigned(slot, key), self._most + SLOTS)
+
+    def _put(self, item: Message | _Assigned, most: int) -> None:
+        """Put an item behind those that wait, or leave it out where they are too many already."""
+        waiting = self._waiting.qsize()
+        if waiting >= most:
+            self._overflowed += 1
+            return
+        self._waiting.put(item)
+        self.peak = max(self.peak, waiting + 1)
 
     def close(self) -> None:
         """Publish what waits, and end."""
-        with self._arrived:
-            self._waiting.append(None)
-            self._arrived.notify()
+        self._waiting.put(None)
         self._thread.join()
 
     def _run(self) -> None:
+        reported = 0
         try:
             with Publisher(self.settings) as publisher:
                 assembler = StepAssembler(self.settings.limits)
-                while (message := self._next()) is not None:
-                    self._publish(publisher, assembler, message)
+                while (item := self._waiting.get()) is not None:
+                    overflowed = self._overflowed
+                    if overflowed > reported:
+                        self.steps.lose(f"{overflowed - reported} found no room")
+                        reported = overflowed
+                    self._publish(publisher, assembler, item)
         except Exception:  # noqa: BLE001 - it must not end the queue
             _log.exception("publishing failed")
             self._most = 0
 
-    def _next(self) -> Message | _Assigned | None:
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._waiting)
-            overflowed, self._overflowed = self._overflowed, 0
-            message = self._waiting.popleft()
-        if overflowed:
-            self.steps.lose(f"{overflowed} found no room")
-        return message
-
-    def _publish(self, publisher: Publisher, assembler: StepAssembler, message: Message | _Assigned) -> None:
+    def _publish(self, publisher: Publisher, assembler: StepAssembler, item: Message | _Assigned) -> None:
         try:
-            if isinstance(message, _Assigned):
-                self.steps.registry.assign(*message)
+            if isinstance(item, _Assigned):
+                self.steps.registry.assign(*item)
                 return
-            for arrays in self.steps.of(message):
+            for arrays in self.steps.of(item):
                 for batch in assembler.assemble(arrays):
                     publisher.publish(batch, every_rank=True)
         except RetentionFullError as full:

@@ -1,6 +1,7 @@
 """Tensors that an op is given: read and filled where they lie, or refused in one clear line."""
 
 import ctypes
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,6 @@ _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "floa
 
 def host(name: str, tensor: Tensor) -> Host:
     """Return a tensor as numpy's array: where it lies in the computer's own memory, not a copy."""
-    if type(tensor) is np.ndarray:
-        return tensor
     found = _in_place(tensor)
     return on_host(name, tensor) if found is None else found
 
@@ -80,7 +79,7 @@ def lines(name: str, array: Host, columns: int, needed: int) -> Host:
 
 def clear(tensor: Tensor) -> None:
     """Set all of a tensor's elements to zero where it lies."""
-    array = tensor if type(tensor) is np.ndarray else _in_place(tensor)
+    array = _in_place(tensor)
     if array is not None:
         array[...] = 0
         return
@@ -94,16 +93,15 @@ class Output:
 
     def __init__(self, name: str, tensor: Tensor, size: int, dtype: npt.DTypeLike) -> None:
         """Take a tensor, which must be of that type and at least that large."""
-        found: Host = host(name, tensor)
-        if found.dtype != np.dtype(dtype):
-            raise ContractError(name, np.dtype(dtype).name, found.dtype.name, rule=Rule.TYPE)
-        if found.size < size:
-            raise ContractError(name, f"at least {size} elements", found.size, rule=Rule.LENGTH)
-        is_array = found is tensor
-        if is_array and not (found.flags.c_contiguous and found.flags.writeable):
+        found = _in_place(tensor)
+        self._copied_to: Tensor = tensor if found is None else None
+        self._shaped = np.array(on_host(name, tensor), order="C") if found is None else found
+        if self._shaped.dtype != np.dtype(dtype):
+            raise ContractError(name, np.dtype(dtype).name, self._shaped.dtype.name, rule=Rule.TYPE)
+        if self._shaped.size < size:
+            raise ContractError(name, f"at least {size} elements", self._shaped.size, rule=Rule.LENGTH)
+        if not (self._shaped.flags.c_contiguous and self._shaped.flags.writeable):
             raise ContractError(name, "an array that is contiguous and may be written to", "another", rule=Rule.TYPE)
-        self._copied_to: Tensor = None if is_array or _in_place(tensor) is not None else tensor
-        self._shaped = found if self._copied_to is None else np.array(found, order="C")
         self.flat: Host = self._shaped.reshape(-1)
 
     def store(self) -> None:
@@ -113,7 +111,9 @@ class Output:
 
 
 def _in_place(tensor: Tensor) -> Host | None:
-    """Return a tensor of paddle's that lies in the computer's own memory as an array there, else None."""
+    """Return an array, or a tensor of paddle's that lies in the computer's own memory as an array there, else None."""
+    if type(tensor) is np.ndarray:
+        return tensor
     place = getattr(tensor, "place", None)
     if place is None or not hasattr(tensor, "data_ptr") or not place.is_cpu_place():
         return None
@@ -121,9 +121,6 @@ def _in_place(tensor: Tensor) -> Host | None:
     shape = tuple(tensor.shape)
     if dtype is None or 0 in shape or not tensor.is_contiguous():
         return None
-    count = 1
-    for size in shape:
-        count *= size
-    memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(tensor.data_ptr())
+    memory = (ctypes.c_byte * (math.prod(shape) * dtype.itemsize)).from_address(tensor.data_ptr())
     found: Host = np.frombuffer(memoryview(memory), dtype).reshape(shape)
     return found
