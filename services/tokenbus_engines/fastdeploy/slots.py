@@ -88,7 +88,7 @@ class SlotRegistry:
             if requests["is_over"][slot]:
                 raise ContractError("request_key", "one whose request has not ended", key, rule=Rule.UNIQUE)
         else:
-            self._leave(requests, slot)
+            self._leave(slot)
             elsewhere = np.flatnonzero(requests["key"] == np.uint64(key))
             for other in elsewhere.tolist():  # it moves
                 self._absent[key] = int(requests["position"][other])
@@ -97,7 +97,9 @@ class SlotRegistry:
             requests["position"][slot] = self._absent.pop(key, 0)
         requests["is_assigned"][slot] = True
 
-    def _leave(self, requests: SlotRequests, slot: int) -> None:
+    def _leave(self, slot: int) -> None:
+        """Keep what a slot's request needs when it is resumed elsewhere, or else its last row."""
+        requests = self._requests
         key, position = int(requests["key"][slot]), int(requests["position"][slot])
         if requests["is_over"][slot] or not np.isfinite(requests["known_since"][slot]):
             return

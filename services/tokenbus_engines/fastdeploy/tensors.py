@@ -24,16 +24,16 @@ class Arguments(dict[str, Tensor]):
 
     def integers(self, name: str) -> Host:
         """Return whole numbers in the tensor's own shape and type."""
-        return self._typed(name, "iub", "whole numbers")
+        array = host(name, self[name])
+        if array.dtype.kind not in "iub":
+            raise ContractError(name, "whole numbers", array.dtype.name, rule=Rule.TYPE)
+        return array
 
     def floats(self, name: str) -> Host:
         """Return floats in the tensor's own shape and type."""
-        return self._typed(name, "f", "floats")
-
-    def _typed(self, name: str, kinds: str, limit: str) -> Host:
         array = host(name, self[name])
-        if array.dtype.kind not in kinds:
-            raise ContractError(name, limit, array.dtype.name, rule=Rule.TYPE)
+        if array.dtype.kind != "f":
+            raise ContractError(name, "floats", array.dtype.name, rule=Rule.TYPE)
         return array
 
     def line(self, name: str, least: int, each: str = "slot") -> Host:
@@ -53,7 +53,7 @@ class Arguments(dict[str, Tensor]):
         return count
 
     def table(self, name: str, lines: str, least: int = 0) -> Host:
-        """Return whole numbers in lines: of a slot's tokens, or of a token's columns, of which there are so many."""
+        """Return whole numbers in lines of a slot's tokens or a token's columns, of which there are at least so many."""
         array = self.integers(name)
         if array.ndim != 2 or array.shape[1] < least:  # noqa: PLR2004 - lines, and what they hold
             raise ContractError(name, f"2 dimensions, {lines}", f"shape {array.shape}", rule=Rule.TYPE)
