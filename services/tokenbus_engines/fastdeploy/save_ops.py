@@ -1,11 +1,10 @@
-"""The save ops, by that engine's names and positions.
+"""The save ops, by that engine's names and positions: `_FORMS` says what each argument is.
 
 Each reads from its tensors what that engine's op reads, returns when the message is in the queue, and refuses only
 what would be written past the struct's end or read from beyond a tensor, before anything of it is sent. What the
 numbers mean is not checked.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -78,7 +77,6 @@ def _op(make: Callable[[Arguments], Message]) -> Callable[..., None]:
     name = make.__name__
     forms = _FORMS[name]
 
-    @functools.wraps(make)
     def save(*arguments: Tensor) -> None:
         if len(arguments) not in forms:
             known = " or ".join(", ".join(map(str, forms)).rsplit(", ", 1))
@@ -93,6 +91,8 @@ def _op(make: Callable[[Arguments], Message]) -> Callable[..., None]:
             if preempted is not None:  # the next step must not see them, on whichever rank, whatever happened
                 tensors.clear(preempted)
 
+    save.__name__ = save.__qualname__ = name
+    save.__doc__ = make.__doc__
     return save
 
 

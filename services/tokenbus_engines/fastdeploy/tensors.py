@@ -53,7 +53,7 @@ class Arguments(dict[str, Tensor]):
         return count
 
     def table(self, name: str, lines: str, least: int = 0) -> Host:
-        """Return whole numbers in lines of a slot's tokens or a token's columns, of which there are at least so many."""
+        """Return whole numbers in lines: a slot's tokens, or a token's columns, at least so many."""
         array = self.integers(name)
         if array.ndim != 2 or array.shape[1] < least:  # noqa: PLR2004 - lines, and what they hold
             raise ContractError(name, f"2 dimensions, {lines}", f"shape {array.shape}", rule=Rule.TYPE)
