@@ -55,12 +55,12 @@ class Kind(IntEnum):
     @property
     def is_scored(self) -> bool:
         """Whether tokens have columns, scores and ranks."""
-        return self in {Kind.SPECULATED_SCORED, Kind.SINGLE_SCORED}
+        return self is Kind.SPECULATED_SCORED or self is Kind.SINGLE_SCORED
 
     @property
     def is_single(self) -> bool:
         """Whether each slot has one token, which may be a magic number instead."""
-        return self in {Kind.SINGLE, Kind.SINGLE_SCORED}
+        return self is Kind.SINGLE or self is Kind.SINGLE_SCORED
 
     @property
     def slots(self) -> int:
@@ -119,6 +119,11 @@ class Message:
     def slots(self) -> int:
         """How many slots it is about."""
         return self.counts.size
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is something left to do."""
+        return self.stop_flag > 0
 
     @property
     def columns(self) -> int:

@@ -19,7 +19,7 @@ from tokenbus_engines.fastdeploy.environment import (
     queue_path,
     settings_for,
 )
-from tokenbus_engines.fastdeploy.message import DRAFT, Flags, Message
+from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, Message
 from tokenbus_engines.fastdeploy.published import Published
 from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
 from tokenbus_services.settings import Settings
@@ -35,7 +35,8 @@ class Sender:
         self._settings = settings
         self._options = options
         self._saving = threading.Lock()
-        self._lost: dict[int, Flags] = {}
+        self._lost: dict[int, set[int]] = {}
+        """By rank, the slots whose tokens were lost since its last message."""
         self._is_published = is_published(settings)
         self.queue = QueueSender(path, settings.worker, settings.bus.reconnect_ms / 1000)
         self.published: dict[int, Published] = {}
@@ -44,13 +45,15 @@ class Sender:
         """Put a rank's message into the queue, or raise a QueueFullError: the rank's next message reports the loss."""
         with self._saving:
             if rank in self._lost and message.flag != DRAFT:
-                message = self._with_loss(message, rank)
+                message = message.without(np.isin(np.arange(message.slots), [*self._lost[rank]]))
             try:
                 self.queue.send(message.packed(self.queue.next_sequence, time.monotonic_ns()))
             except QueueFullError:
-                self._lose(message, rank)
+                lost = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
+                self._lost.setdefault(rank, set()).update(np.flatnonzero(lost).tolist())
                 raise
-            self._lost.pop(rank, None) if message.flag != DRAFT else None
+            if message.flag != DRAFT:
+                self._lost.pop(rank, None)
             if self._is_published:
                 self.published_of(rank).offer(message)
 
@@ -71,19 +74,6 @@ class Sender:
         self.queue.close(self._settings.worker.drain_timeout_ms / 1000)
         for published in self.published.values():
             published.close()
-
-    def _lose(self, message: Message, rank: int) -> None:
-        before = self._lost.get(rank, np.zeros(0, np.bool_))
-        lost = np.zeros(max(before.size, message.slots), np.bool_)
-        lost[: before.size] = before
-        lost[: message.slots] |= message.tokens[:, 0] != -1 if message.kind.is_single else message.counts != 0
-        self._lost[rank] = lost
-
-    def _with_loss(self, message: Message, rank: int) -> Message:
-        known = self._lost[rank][: message.slots]
-        lost = np.zeros(message.slots, np.bool_)
-        lost[: known.size] = known
-        return message.without(lost)
 
 
 class Process:

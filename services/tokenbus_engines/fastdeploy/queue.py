@@ -116,10 +116,7 @@ class QueueSender:
             counts.saved += 1
             counts.peak_items = max(counts.peak_items, len(self._kept))
             counts.peak_bytes = max(counts.peak_bytes, self._bytes)
-            if self._socket is None:
-                self._connect()
-            if self._socket is not None:
-                self._write()
+            self._write()
             if self._sent < len(self._kept) or len(self._kept) == _MANY:
                 self._wake()
 
@@ -187,7 +184,9 @@ class QueueSender:
         self._sent = self._offset = 0
 
     def _write(self) -> None:
-        """Write what waits, as far as there is room."""
+        """Write what waits, as far as there is a get side with room for it."""
+        if self._kept and self._socket is None:
+            self._connect()
         connection = self._socket
         if connection is None:
             return
@@ -242,8 +241,6 @@ class QueueSender:
             with self._lock:
                 if self._is_closed:
                     return
-                if self._kept and self._socket is None:
-                    self._connect()
                 self._write()
                 reads = bool(self._waiting) or len(self._kept) >= _MANY
                 if reads:

@@ -1,4 +1,4 @@
-"""The save ops, by that engine's names and positions.
+"""The save ops, by that engine's names and positions: `_FORMS` says what each argument is.
 
 Each reads from its tensors what that engine's op reads, returns when the message is in the queue, and refuses only
 what would be written past the struct's end or read from beyond a tensor, before anything of it is sent. What the
@@ -6,7 +6,7 @@ numbers mean is not checked.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,263 +31,215 @@ from tokenbus_engines.fastdeploy.message import (
     Tensor,
 )
 from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy.tensors import Arguments
 from tokenbus_services.worker.arrays import Host
 
 _FLAG = 0xFF
-_TODAY, _WITHOUT_PREEMPTED, _WITHOUT_LENGTHS = 13, 12, 9
+"""The high bits of the flag's field count columns, and must not be another number's."""
+_Places = slice | Integers
 
 
-def speculate_save_output_topk(*arguments: Tensor) -> None:
-    """Save a step's accepted tokens (message flag 3), or what was drafted for them (4).
-
-    By position: sampled_token_ids, logprob_token_ids, logprob_scores, logprob_ranks, token_num_per_batch,
-    cu_batch_token_offset, not_need_stop, seq_lens_decoder, prompt_lens, preempted_idx, message_flag, rank_id,
-    save_each_rank. There are 12 without preempted_idx, and 9 also without the lengths and save_each_rank.
-    """
-    given = _Speculated.of("speculate_save_output_topk", arguments)
-
-    def message() -> Message:
-        counts, lengths, offsets = given.slots()
-        _check_counts("token_num_per_batch", counts, TOKENS)
-        sampled = tensors.integers("sampled_token_ids", given.sampled).reshape(-1)
-        places, end = _places(np.maximum(counts, 0), offsets, sampled.size)
-        columns, scores, ranks = given.scored(places, end)
-        tokens = given.ids(columns, places, end)
-        tokens[:, 0] = sampled[places]
-        return Message(
-            kind=Kind.SPECULATED_SCORED,
-            stop_flag=_stop_flag(given.not_need_stop),
-            flag=given.flag,
-            counts=counts,
-            tokens=tokens,
-            scores=scores,
-            ranks=ranks,
-            lengths=lengths,
-        )
-
-    _save(message, given.preempted, given.rank, given.each_rank)
+def _forms(names: str, *missing: str) -> dict[int, list[str]]:
+    """Return an op's arguments by position, by how many it is given; earlier releases had some fewer each."""
+    forms = [names.split()]
+    for fewer in missing:
+        forms.append([name for name in forms[-1] if name not in fewer.split()])
+    return {len(form): form for form in forms}
 
 
-def mtp_save_first_token_with_topk(*arguments: Tensor) -> None:
+_SPECULATED_TOPK = (
+    "sampled_token_ids logprob_token_ids logprob_scores logprob_ranks token_num_per_batch cu_batch_token_offset"
+    " not_need_stop seq_lens_decoder prompt_lens preempted_idx message_flag rank_id save_each_rank"
+)
+_FORMS = {
+    "speculate_save_output_topk": _forms(
+        _SPECULATED_TOPK, "preempted_idx", "seq_lens_decoder prompt_lens save_each_rank"
+    ),
+    "mtp_save_first_token_with_topk": _forms(_SPECULATED_TOPK),
+    "save_output_topk": _forms(
+        "sampled_token_ids logprob_token_ids logprobs ranks not_need_stop preempted_idx rank_id", "preempted_idx"
+    ),
+    "speculate_save_output": _forms(
+        "accept_tokens accept_num not_need_stop seq_lens_decoder prompt_lens preempted_idx rank_id save_each_rank"
+        " skip_chunk_prefill",
+        "preempted_idx",
+    ),
+    "mtp_save_first_token": _forms(
+        "base_model_draft_tokens not_need_stop seq_lens_decoder prompt_lens step_idx rank_id save_each_rank"
+        " skip_chunk_prefill"
+    ),
+    "save_output": _forms("sampled_token_ids not_need_stop preempted_idx rank_id save_each_rank", "preempted_idx"),
+}
+
+
+def _op(make: Callable[[Arguments], Message]) -> Callable[..., None]:
+    """Return the op that saves what is made of its arguments, if its rank is one that sends."""
+    name = make.__name__
+    forms = _FORMS[name]
+
+    def save(*arguments: Tensor) -> None:
+        if len(arguments) not in forms:
+            known = " or ".join(", ".join(map(str, forms)).rsplit(", ", 1))
+            raise TypeError(f"{name}: {known} arguments, got {len(arguments)}")
+        given = Arguments(zip(forms[len(arguments)], arguments, strict=True))
+        preempted = given.get("preempted_idx")
+        try:
+            rank = int(given["rank_id"])
+            if rank <= 0 or given.get("save_each_rank"):  # the other ranks compute the same
+                PROCESS.sender().save(make(given), rank)
+        finally:
+            if preempted is not None:  # the next step must not see them, on whichever rank, whatever happened
+                tensors.clear(preempted)
+
+    save.__name__ = save.__qualname__ = name
+    save.__doc__ = make.__doc__
+    return save
+
+
+@_op
+def speculate_save_output_topk(given: Arguments) -> Message:
+    """Save a step's accepted tokens (message flag 3), or what was drafted for them (4)."""
+    counts, lengths = _counts(given, "token_num_per_batch", given.slots("token_num_per_batch", SLOTS), TOKENS)
+    offsets = given.line("cu_batch_token_offset", counts.size)
+    sampled = given.integers("sampled_token_ids").reshape(-1)
+    places, end = _places(np.maximum(counts, 0), offsets, sampled.size)
+    tokens, scores, ranks = _columns(given, _logprob_ids(given), places, end)
+    tokens[:, 0] = sampled[places]
+    return _message(given, Kind.SPECULATED_SCORED, counts, tokens, scores=scores, ranks=ranks, lengths=lengths)
+
+
+@_op
+def mtp_save_first_token_with_topk(given: Arguments) -> Message:
     """Save a prefill's first tokens, with their logprobs, and the draft ids that a decode worker goes on with.
 
-    By position as `speculate_save_output_topk` with 13. A slot with n accepted tokens has n + 1 ids in its line of
-    sampled_token_ids, the first of which is its token.
+    A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids, the first of which is its token.
     """
-    given = _Speculated.of("mtp_save_first_token_with_topk", arguments, only_today=True)
-
-    def message() -> Message:
-        accepted, lengths, offsets = given.slots()
-        _check_counts("token_num_per_batch", accepted, TOKENS - 1)  # there is one entry more than is accepted
-        ids, _, width = tensors.lines_of_slots("sampled_token_ids", given.sampled, SLOTS)
-        has = accepted > 0
-        counts = accepted + has
-        own = np.maximum(counts, 0)
-        entries, end = _places(own, np.arange(counts.size) * width, ids.size, "sampled_token_ids")
-        lines = tensors.table("logprob_token_ids", given.logprob_ids, COLUMNS).shape[0]
-        places, end = _places(has.astype(np.int32), offsets, lines)
-        columns, scores, ranks = given.scored(places, end)
-        # What comes with a first token has an id alone.
-        firsts, total = (np.cumsum(own) - own)[has], int(own.sum())
-        found = Message(
-            kind=Kind.SPECULATED_SCORED,
-            stop_flag=_stop_flag(given.not_need_stop),
-            flag=given.flag,
-            counts=counts,
-            tokens=np.full((total, columns), NOTHING, np.int32),
-            scores=np.zeros((total, columns), np.float32),
-            ranks=np.zeros(total, np.int32),
-            lengths=lengths,
-            is_first=True,
-        )
-        found.tokens[firsts] = given.ids(columns, places, end)
-        found.tokens[:, 0] = ids[entries]
-        found.scores[firsts], found.ranks[firsts] = scores, ranks
-        return found
-
-    _save(message, given.preempted, given.rank, given.each_rank)
+    count = given.slots("token_num_per_batch", SLOTS)
+    accepted, lengths = _counts(given, "token_num_per_batch", count, TOKENS - 1)
+    has_token = accepted > 0
+    counts = accepted + has_token
+    ids = _of_lines(given, "sampled_token_ids", counts)
+    table = _logprob_ids(given)
+    offsets = given.line("cu_batch_token_offset", count)
+    places, end = _places(has_token.astype(np.int32), offsets, table.shape[0])
+    # What comes with a first token has an id alone.
+    shape = ids.size, table.shape[1]
+    tokens, scores = np.full(shape, NOTHING, np.int32), np.zeros(shape, np.float32)
+    ranks = np.zeros(ids.size, np.int32)
+    own = np.maximum(counts, 0)
+    firsts = (np.cumsum(own) - own)[has_token]
+    tokens[firsts], scores[firsts], ranks[firsts] = _columns(given, table, places, end)
+    tokens[:, 0] = ids
+    kind = Kind.SPECULATED_SCORED
+    return _message(given, kind, counts, tokens, scores=scores, ranks=ranks, lengths=lengths, is_first=True)
 
 
-def save_output_topk(*arguments: Tensor) -> None:
-    """Save a step without speculation: one token a slot, with its logprobs.
-
-    By position: sampled_token_ids, logprob_token_ids, logprobs, ranks, not_need_stop, preempted_idx, rank_id. There
-    are 6 without preempted_idx.
-    """
-    given = _with_preempted("save_output_topk", arguments, 7, 6)
-    sampled, logprob_ids, logprobs, ranks, not_need_stop, preempted, rank = given
-
-    def message() -> Message:
-        ids = _one_of_each_slot(sampled, preempted)
-        count = ids.size
-        table = tensors.table("logprob_token_ids", logprob_ids, COLUMNS)
-        columns = table.shape[1]
-        values, own = tensors.floats("logprobs", logprobs).reshape(-1), tensors.integers("ranks", ranks).reshape(-1)
-        # Of slots without a token there may be nothing behind the others.
-        needed = int(np.flatnonzero(ids >= 0)[-1]) + 1 if (ids >= 0).any() else 0
-        there = min(count, table.shape[0], values.size // columns, own.size)
-        if there < needed:
-            raise ContractError("logprobs", f"{needed} lines, one for each token", there, rule=Rule.LENGTH)
-        found = Message(
-            kind=Kind.SINGLE_SCORED,
-            stop_flag=_stop_flag(not_need_stop),
-            flag=TARGET,
-            counts=np.ones(count, np.int32),
-            tokens=np.full((count, columns), NOTHING, np.int32),
-            scores=np.zeros((count, columns), np.float32),
-            ranks=np.zeros(count, np.int32),
-        )
-        found.tokens[:there] = table[:there]
-        found.tokens[:, 0] = ids
-        found.scores[:there] = values[: there * columns].reshape(there, columns)
-        found.ranks[:there] = own[:there]
-        return found
-
-    _save(message, preempted, rank)
+@_op
+def save_output_topk(given: Arguments) -> Message:
+    """Save a step without speculation: one token a slot, with its logprobs."""
+    ids, table = _one_of_each_slot(given), _logprob_ids(given)
+    count, columns = ids.size, table.shape[1]
+    values, own = given.floats("logprobs").reshape(-1), given.integers("ranks").reshape(-1)
+    # Of slots without a token there may be nothing behind the others.
+    needed = int((np.flatnonzero(ids >= 0) + 1).max(initial=0))
+    there = min(count, table.shape[0], values.size // columns, own.size)
+    if there < needed:
+        raise ContractError("logprobs", f"{needed} lines, one for each token", there, rule=Rule.LENGTH)
+    tokens, scores = np.full((count, columns), NOTHING, np.int32), np.zeros((count, columns), np.float32)
+    ranks = np.zeros(count, np.int32)
+    tokens[:there] = table[:there]
+    tokens[:, 0] = ids
+    scores[:there] = values[: there * columns].reshape(there, columns)
+    ranks[:there] = own[:there]
+    return _message(given, Kind.SINGLE_SCORED, np.ones(count, np.int32), tokens, scores=scores, ranks=ranks)
 
 
-def speculate_save_output(*arguments: Tensor) -> None:
-    """Save a step's accepted tokens, a line for each slot.
-
-    By position: accept_tokens, accept_num, not_need_stop, seq_lens_decoder, prompt_lens, preempted_idx, rank_id,
-    save_each_rank, skip_chunk_prefill. There are 8 without preempted_idx.
-    """
-    given = _with_preempted("speculate_save_output", arguments, 9, 6)
-    accept_tokens, accept_num, not_need_stop, decoder, prompt, preempted, rank, each_rank, skip_chunk_prefill = given
-
-    def message() -> Message:
-        lines = tensors.lines_of_slots("accept_tokens", accept_tokens, SPECULATIVE_SLOTS)
-        lengths = _lengths(decoder, prompt, lines[1])
-        counts = tensors.line("accept_num", accept_num, lines[1]).astype(np.int32)
-        if skip_chunk_prefill:
-            _put(counts, lengths.decoder < lengths.prompt, 0)
-        _mark_preempted(counts, preempted)
-        _check_counts("accept_num", counts, TOKENS)
-        return _speculated("accept_tokens", lines, counts, lengths, not_need_stop)
-
-    _save(message, preempted, rank, each_rank)
+@_op
+def speculate_save_output(given: Arguments) -> Message:
+    """Save a step's accepted tokens, a line for each slot."""
+    counts, lengths = _counts(given, "accept_num", given.slots("accept_tokens", SPECULATIVE_SLOTS), TOKENS)
+    tokens = _of_lines(given, "accept_tokens", counts)
+    return _message(given, Kind.SPECULATED, counts, tokens.reshape(-1, 1), lengths=lengths)
 
 
-def mtp_save_first_token(  # noqa: PLR0913, PLR0917 - by that engine's positions
-    base_model_draft_tokens: Tensor,
-    not_need_stop: Tensor,
-    seq_lens_decoder: Tensor,
-    prompt_lens: Tensor,
-    step_idx: Tensor,
-    rank_id: int,
-    save_each_rank: bool,  # noqa: FBT001 - as above
-    skip_chunk_prefill: bool,  # noqa: FBT001 - as above
-    /,
-) -> None:
+@_op
+def mtp_save_first_token(given: Arguments) -> Message:
     """Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step."""
-    name = "base_model_draft_tokens"
-
-    def message() -> Message:
-        lines = tensors.lines_of_slots(name, base_model_draft_tokens, SPECULATIVE_SLOTS)
-        lengths = _lengths(seq_lens_decoder, prompt_lens, lines[1])
-        at_first: Flags = tensors.line("step_idx", step_idx, lines[1]) == 1
-        if skip_chunk_prefill:
-            at_first &= lengths.decoder >= lengths.prompt
-        found = _speculated(name, lines, 2 * at_first.astype(np.int32), lengths, not_need_stop)
-        found.is_first = True
-        return found
-
-    _save(message, None, rank_id, save_each_rank)
+    count = given.slots("base_model_draft_tokens", SPECULATIVE_SLOTS)
+    at_first, lengths = _counts(given, "step_idx", count)
+    counts = 2 * (at_first == 1).astype(np.int32)
+    tokens = _of_lines(given, "base_model_draft_tokens", counts)
+    return _message(given, Kind.SPECULATED, counts, tokens.reshape(-1, 1), lengths=lengths, is_first=True)
 
 
-def save_output(*arguments: Tensor) -> None:
-    """Save a step without speculation and without logprobs: one token a slot.
-
-    By position: sampled_token_ids, not_need_stop, preempted_idx, rank_id, save_each_rank. There are 4 without
-    preempted_idx.
-    """
-    sampled, not_need_stop, preempted, rank, each_rank = _with_preempted("save_output", arguments, 5, 3)
-
-    def message() -> Message:
-        ids = _one_of_each_slot(sampled, preempted)
-        return Message(
-            kind=Kind.SINGLE,
-            stop_flag=_stop_flag(not_need_stop),
-            flag=TARGET,
-            counts=np.ones(ids.size, np.int32),
-            tokens=ids.reshape(-1, 1),
-        )
-
-    _save(message, preempted, rank, each_rank)
+@_op
+def save_output(given: Arguments) -> Message:
+    """Save a step without speculation and without logprobs: one token a slot."""
+    ids = _one_of_each_slot(given)
+    return _message(given, Kind.SINGLE, np.ones(ids.size, np.int32), ids.reshape(-1, 1))
 
 
-def _save(message: Callable[[], Message], preempted: Tensor | None, rank: Any, each_rank: Any = False) -> None:  # noqa: ANN401, FBT002 - the ops' own
-    """Make and save a message, if this rank sends one, and clear the preempted flags whatever happens."""
-    try:
-        if each_rank or int(rank) <= 0:  # the other ranks compute the same
-            PROCESS.sender().save(message(), int(rank))
-    finally:
-        if preempted is not None:  # the next step must not see them
-            tensors.clear(preempted)
+def _message(given: Arguments, kind: Kind, counts: Ints, tokens: Ints, **others: Any) -> Message:  # noqa: ANN401 - fields
+    stop_flag = message_id() if given.truth("not_need_stop") else -message_id()
+    flag = int(given.get("message_flag", TARGET)) & _FLAG
+    return Message(kind=kind, stop_flag=stop_flag, flag=flag, counts=counts, tokens=tokens, **others)
 
 
-# What an op was given.
-
-
-class _Speculated(NamedTuple):
-    """What is saved of a step under speculation, with logprobs."""
-
-    sampled: Tensor
-    logprob_ids: Tensor
-    logprobs: Tensor
-    ranks: Tensor
-    token_numbers: Tensor
-    cu_offsets: Tensor
-    not_need_stop: Tensor
-    decoder: Tensor | None
-    prompt: Tensor | None
-    preempted: Tensor | None
-    flag: int
-    rank: int
-    each_rank: bool
-
-    @classmethod
-    def of(cls, op: str, arguments: tuple[Tensor, ...], *, only_today: bool = False) -> "_Speculated":
-        """Take an op's arguments by position."""
-        count = len(arguments)
-        known = (_TODAY,) if only_today else (_TODAY, _WITHOUT_PREEMPTED, _WITHOUT_LENGTHS)
-        if count not in known:
-            raise TypeError(f"{op}: {_either(known)} arguments, got {count}")
-        if count == _WITHOUT_LENGTHS:
-            arguments = (*arguments[:7], None, None, None, *arguments[7:], False)
-        elif count == _WITHOUT_PREEMPTED:
-            arguments = (*arguments[:9], None, *arguments[9:])
-        # The high bits of the field count columns, and must not be another number's.
-        flag, rank, each_rank = int(arguments[10]) & _FLAG, int(arguments[11]), bool(arguments[12])
-        return cls(*arguments[:10], flag, rank, each_rank)  # type: ignore[call-arg]
-
-    def slots(self) -> tuple[Ints, Lengths | None, Host]:
-        """Return the slots' counts, magic ones too, their lengths where the form has them, and their offsets."""
-        count = tensors.slots("token_num_per_batch", self.token_numbers, SLOTS)
-        counts = tensors.line("token_num_per_batch", self.token_numbers, count).astype(np.int32)
-        lengths = None if self.decoder is None else _lengths(self.decoder, self.prompt, count)
-        if lengths is not None:
+def _counts(given: Arguments, name: str, count: int, most: int | None = None) -> tuple[Ints, Lengths | None]:
+    """Return the slots' counts, magic ones too, and their lengths where the form has them."""
+    counts, lengths = given.line(name, count).astype(np.int32), None
+    if given.get("seq_lens_decoder") is not None:
+        lengths = Lengths(given.line("seq_lens_decoder", count), given.line("prompt_lens", count))
+        if given.get("skip_chunk_prefill", True):
             _put(counts, lengths.decoder < lengths.prompt, 0)
-        _mark_preempted(counts, self.preempted)
-        return counts, lengths, tensors.line("cu_batch_token_offset", self.cu_offsets, count)
-
-    def scored(self, places: "_Places", end: int) -> tuple[int, Floats, Ints]:
-        """Return how many columns there are, and the scores and ranks at some places, all of them before an end."""
-        columns = int(tensors.table("logprob_token_ids", self.logprob_ids, COLUMNS).shape[1])
-        values = tensors.lines("logprob_scores", tensors.floats("logprob_scores", self.logprobs), columns, end)
-        own = tensors.line("logprob_ranks", self.ranks, end, "token")
-        return columns, values[places].astype(np.float32), own[places].astype(np.int32)
-
-    def ids(self, columns: int, places: "_Places", end: int) -> Ints:
-        """Return the lines of ids at some places."""
-        if columns == 1:  # it is the sampled token's own, which comes from elsewhere
-            count = places.stop if isinstance(places, slice) else places.size
-            return np.empty((count, 1), np.int32)
-        table = tensors.integers("logprob_token_ids", self.logprob_ids)
-        return tensors.lines("logprob_token_ids", table, columns, end)[places].astype(np.int32)
+    _mark_preempted(counts, given)
+    if most is not None and counts.size and int(counts.max()) > most:
+        slot = int(counts.argmax())
+        raise ContractError(f"{name}[{slot}]", most, int(counts[slot]), rule=Rule.MAX)
+    return counts, lengths
 
 
-_Places = slice | Integers
+def _one_of_each_slot(given: Arguments) -> Ints:
+    ids = given.line("sampled_token_ids", given.slots("sampled_token_ids", SLOTS)).astype(np.int32)
+    _mark_preempted(ids, given)
+    return ids
+
+
+def _mark_preempted(counts: Ints, given: Arguments) -> None:
+    if given.get("preempted_idx") is not None:
+        _put(counts, given.line("preempted_idx", counts.size) == 1, PREEMPTED)
+
+
+def _put(counts: Ints, slots: Flags, value: int) -> None:
+    if np.count_nonzero(slots):  # few steps have any: to ask costs a tenth of doing it
+        counts[slots] = value
+
+
+def _logprob_ids(given: Arguments) -> Host:
+    """Return the ids of tokens and their alternatives, a line for each token."""
+    table = given.table("logprob_token_ids", "tokens and columns", 1)
+    if table.shape[1] > COLUMNS:
+        raise ContractError("logprob_token_ids.columns", COLUMNS, table.shape[1], rule=Rule.MAX)
+    return table
+
+
+def _columns(given: Arguments, table: Host, places: _Places, end: int) -> tuple[Ints, Floats, Ints]:
+    """Return the ids, scores and ranks of the tokens at some places, all of them before an end."""
+    columns = table.shape[1]
+    scores = tensors.lines("logprob_scores", given.floats("logprob_scores"), columns, end)[places].astype(np.float32)
+    ids = np.empty(scores.shape, np.int32)
+    if columns > 1:  # the first is the sampled token's own, which comes from elsewhere
+        ids[...] = tensors.lines("logprob_token_ids", table, columns, end)[places]
+    return ids, scores, given.line("logprob_ranks", end, "token")[places].astype(np.int32)
+
+
+def _of_lines(given: Arguments, name: str, counts: Ints) -> Ints:
+    """Return, of each slot's line of ids, as many as it has tokens."""
+    ids = given.table(name, "slots and tokens")
+    begins = np.arange(counts.size) * ids.shape[1]
+    places, _ = _places(np.maximum(counts, 0), begins, ids.size, name)
+    found: Ints = ids.reshape(-1)[places].astype(np.int32)
+    return found
 
 
 def _places(own: Host, offsets: Host, tokens: int, name: str = "cu_batch_token_offset") -> tuple[_Places, int]:
@@ -308,65 +260,3 @@ def _places(own: Host, offsets: Host, tokens: int, name: str = "cu_batch_token_o
         limit = f"a place that leaves {count} of {tokens} tokens"
         raise ContractError(f"{name}[{slot}]", limit, int(begins[which]), rule=Rule.LENGTH)
     return np.arange(total) + np.repeat(offsets - starts, own), int(ends.max())
-
-
-def _one_of_each_slot(sampled: Tensor, preempted: Tensor | None) -> Ints:
-    count = tensors.slots("sampled_token_ids", sampled, SLOTS)
-    ids = tensors.line("sampled_token_ids", sampled, count).astype(np.int32)
-    _mark_preempted(ids, preempted)
-    return ids
-
-
-def _lengths(decoder: Tensor, prompt: Tensor, count: int) -> Lengths:
-    decoder_lengths = tensors.line("seq_lens_decoder", decoder, count)
-    return Lengths(decoder_lengths, tensors.line("prompt_lens", prompt, count))
-
-
-def _mark_preempted(counts: Ints, preempted: Tensor | None) -> None:
-    if preempted is not None:
-        _put(counts, tensors.flags("preempted_idx", preempted, counts.size), PREEMPTED)
-
-
-def _put(counts: Ints, slots: Flags, value: int) -> None:
-    if np.count_nonzero(slots):  # few steps have any: to ask costs a tenth of doing it
-        counts[slots] = value
-
-
-def _check_counts(name: str, counts: Ints, most: int) -> None:
-    if counts.size and int(counts.max()) > most:
-        slot = int(counts.argmax())
-        raise ContractError(f"{name}[{slot}]", most, int(counts[slot]), rule=Rule.MAX)
-
-
-def _stop_flag(not_need_stop: Tensor) -> int:
-    return message_id() if tensors.truth("not_need_stop", not_need_stop) else -message_id()
-
-
-def _speculated(
-    name: str, lines: tuple[Host, int, int], counts: Ints, lengths: Lengths, not_need_stop: Tensor
-) -> Message:
-    """Return a message under speculation, without logprobs: of each slot's line, as many ids as it has tokens."""
-    ids, count, width = lines
-    places, _ = _places(np.maximum(counts, 0), np.arange(count) * width, ids.size, name)
-    return Message(
-        kind=Kind.SPECULATED,
-        stop_flag=_stop_flag(not_need_stop),
-        flag=TARGET,
-        counts=counts,
-        tokens=ids[places].astype(np.int32).reshape(-1, 1),
-        lengths=lengths,
-    )
-
-
-def _with_preempted(op: str, arguments: tuple[Tensor, ...], most: int, count: int) -> tuple[Tensor, ...]:
-    """Return an op's arguments, with None for `preempted_idx`, the last of its tensors, in its older form."""
-    if len(arguments) == most - 1:
-        return (*arguments[: count - 1], None, *arguments[count - 1 :])
-    if len(arguments) != most:
-        raise TypeError(f"{op}: {_either((most, most - 1))} arguments, got {len(arguments)}")
-    return arguments
-
-
-def _either(numbers: tuple[int, ...]) -> str:
-    *others, last = (str(number) for number in numbers)
-    return f"{', '.join(others)} or {last}" if others else last

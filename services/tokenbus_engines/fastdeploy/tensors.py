@@ -1,12 +1,13 @@
 """Tensors that an op is given: read and filled where they lie, or refused in one clear line."""
 
 import ctypes
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy.message import Flags, Tensor
+from tokenbus_engines.fastdeploy.message import Tensor
 from tokenbus_services.worker.arrays import Host, on_host
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
@@ -14,53 +15,56 @@ _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "floa
 
 def host(name: str, tensor: Tensor) -> Host:
     """Return a tensor as numpy's array: where it lies in the computer's own memory, not a copy."""
-    if type(tensor) is np.ndarray:
-        return tensor
     found = _in_place(tensor)
     return on_host(name, tensor) if found is None else found
 
 
-def integers(name: str, tensor: Tensor) -> Host:
-    """Return whole numbers in the tensor's own shape and type."""
-    array = host(name, tensor)
-    if array.dtype.kind not in "iub":
-        raise ContractError(name, "whole numbers", array.dtype.name, rule=Rule.TYPE)
-    return array
+class Arguments(dict[str, Tensor]):
+    """A save op's arguments by name, without those that its form does not have."""
 
+    def integers(self, name: str) -> Host:
+        """Return whole numbers in the tensor's own shape and type."""
+        array = host(name, self[name])
+        if array.dtype.kind not in "iub":
+            raise ContractError(name, "whole numbers", array.dtype.name, rule=Rule.TYPE)
+        return array
 
-def line(name: str, tensor: Tensor, least: int, each: str = "slot") -> Host:
-    """Return the first whole numbers of a tensor in one line, of which there are at least so many."""
-    array = integers(name, tensor).reshape(-1)
-    if array.size < least:
-        raise ContractError(name, f"{least} elements, one for each {each}", array.size, rule=Rule.LENGTH)
-    return array[:least]
+    def floats(self, name: str) -> Host:
+        """Return floats in the tensor's own shape and type."""
+        array = host(name, self[name])
+        if array.dtype.kind != "f":
+            raise ContractError(name, "floats", array.dtype.name, rule=Rule.TYPE)
+        return array
 
+    def line(self, name: str, least: int, each: str = "slot") -> Host:
+        """Return the first whole numbers of a tensor in one line, of which there are at least so many."""
+        array = self.integers(name).reshape(-1)
+        if array.size < least:
+            raise ContractError(name, f"{least} elements, one for each {each}", array.size, rule=Rule.LENGTH)
+        return array[:least]
 
-def slots(name: str, tensor: Tensor, most: int) -> int:
-    """Return how many slots a tensor is about."""
-    shape = tensor.shape if hasattr(tensor, "shape") else host(name, tensor).shape
-    count = int(shape[0]) if len(shape) else 0
-    if count > most:
-        raise ContractError(name, most, count, rule=Rule.ITEMS)
-    return count
+    def slots(self, name: str, most: int) -> int:
+        """Return how many slots a tensor is about."""
+        tensor = self[name]
+        shape = tensor.shape if hasattr(tensor, "shape") else host(name, tensor).shape
+        count = int(shape[0]) if len(shape) else 0
+        if count > most:
+            raise ContractError(name, most, count, rule=Rule.ITEMS)
+        return count
 
+    def table(self, name: str, lines: str, least: int = 0) -> Host:
+        """Return whole numbers in lines: a slot's tokens, or a token's columns, at least so many."""
+        array = self.integers(name)
+        if array.ndim != 2 or array.shape[1] < least:  # noqa: PLR2004 - lines, and what they hold
+            raise ContractError(name, f"2 dimensions, {lines}", f"shape {array.shape}", rule=Rule.TYPE)
+        return array
 
-def lines_of_slots(name: str, tensor: Tensor, most: int) -> tuple[Host, int, int]:
-    """Return whole numbers in one line, of how many slots they are, and how many places each slot has."""
-    array = integers(name, tensor)
-    if array.ndim != 2:  # noqa: PLR2004 - slots and places
-        raise ContractError(name, "2 dimensions, slots and tokens", f"shape {array.shape}", rule=Rule.TYPE)
-    return array.reshape(-1), slots(name, array, most), array.shape[1]
-
-
-def table(name: str, tensor: Tensor, columns: int) -> Host:
-    """Return whole numbers with a line for each token, at most so many in a line."""
-    array = integers(name, tensor)
-    if array.ndim != 2 or not array.shape[1]:  # noqa: PLR2004 - tokens and columns
-        raise ContractError(name, "2 dimensions, tokens and columns", f"shape {array.shape}", rule=Rule.TYPE)
-    if array.shape[1] > columns:
-        raise ContractError(f"{name}.columns", columns, array.shape[1], rule=Rule.MAX)
-    return array
+    def truth(self, name: str) -> bool:
+        """Return the flag that a tensor begins with."""
+        array = host(name, self[name]).reshape(-1)
+        if not array.size:
+            raise ContractError(name, "one flag", "none", rule=Rule.LENGTH)
+        return bool(array[0])
 
 
 def lines(name: str, array: Host, columns: int, needed: int) -> Host:
@@ -73,31 +77,9 @@ def lines(name: str, array: Host, columns: int, needed: int) -> Host:
     return flat[: count * columns].reshape(count, columns)
 
 
-def floats(name: str, tensor: Tensor) -> Host:
-    """Return floats in the tensor's own shape and type."""
-    array = host(name, tensor)
-    if array.dtype.kind != "f":
-        raise ContractError(name, "floats", array.dtype.name, rule=Rule.TYPE)
-    return array
-
-
-def truth(name: str, tensor: Tensor) -> bool:
-    """Return the flag that a tensor begins with."""
-    array = host(name, tensor).reshape(-1)
-    if not array.size:
-        raise ContractError(name, "one flag", "none", rule=Rule.LENGTH)
-    return bool(array[0])
-
-
-def flags(name: str, tensor: Tensor, least: int) -> Flags:
-    """Return which slots a flag is set for."""
-    found: Flags = line(name, tensor, least) == 1
-    return found
-
-
 def clear(tensor: Tensor) -> None:
     """Set all of a tensor's elements to zero where it lies."""
-    array = tensor if type(tensor) is np.ndarray else _in_place(tensor)
+    array = _in_place(tensor)
     if array is not None:
         array[...] = 0
         return
@@ -111,16 +93,15 @@ class Output:
 
     def __init__(self, name: str, tensor: Tensor, size: int, dtype: npt.DTypeLike) -> None:
         """Take a tensor, which must be of that type and at least that large."""
-        found: Host = host(name, tensor)
-        if found.dtype != np.dtype(dtype):
-            raise ContractError(name, np.dtype(dtype).name, found.dtype.name, rule=Rule.TYPE)
-        if found.size < size:
-            raise ContractError(name, f"at least {size} elements", found.size, rule=Rule.LENGTH)
-        is_array = found is tensor
-        if is_array and not (found.flags.c_contiguous and found.flags.writeable):
+        found = _in_place(tensor)
+        self._copied_to: Tensor = tensor if found is None else None
+        self._shaped = np.array(on_host(name, tensor), order="C") if found is None else found
+        if self._shaped.dtype != np.dtype(dtype):
+            raise ContractError(name, np.dtype(dtype).name, self._shaped.dtype.name, rule=Rule.TYPE)
+        if self._shaped.size < size:
+            raise ContractError(name, f"at least {size} elements", self._shaped.size, rule=Rule.LENGTH)
+        if not (self._shaped.flags.c_contiguous and self._shaped.flags.writeable):
             raise ContractError(name, "an array that is contiguous and may be written to", "another", rule=Rule.TYPE)
-        self._copied_to: Tensor = None if is_array or _in_place(tensor) is not None else tensor
-        self._shaped = found if self._copied_to is None else np.array(found, order="C")
         self.flat: Host = self._shaped.reshape(-1)
 
     def store(self) -> None:
@@ -130,7 +111,9 @@ class Output:
 
 
 def _in_place(tensor: Tensor) -> Host | None:
-    """Return a tensor of paddle's that lies in the computer's own memory as an array there, else None."""
+    """Return an array, or a tensor of paddle's that lies in the computer's own memory as an array there, else None."""
+    if type(tensor) is np.ndarray:
+        return tensor
     place = getattr(tensor, "place", None)
     if place is None or not hasattr(tensor, "data_ptr") or not place.is_cpu_place():
         return None
@@ -138,9 +121,6 @@ def _in_place(tensor: Tensor) -> Host | None:
     shape = tuple(tensor.shape)
     if dtype is None or 0 in shape or not tensor.is_contiguous():
         return None
-    count = 1
-    for size in shape:
-        count *= size
-    memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(tensor.data_ptr())
+    memory = (ctypes.c_byte * (math.prod(shape) * dtype.itemsize)).from_address(tensor.data_ptr())
     found: Host = np.frombuffer(memoryview(memory), dtype).reshape(shape)
     return found

@@ -187,6 +187,7 @@ def test_flag_alone_for_older_releases(bus: Path) -> None:
         ("save_output_topk", 5, "save_output_topk: 7 or 6 arguments, got 5"),
         ("save_output", 6, "save_output: 5 or 4 arguments, got 6"),
         (PLAIN, 7, "speculate_save_output: 9 or 8 arguments, got 7"),
+        ("mtp_save_first_token", 9, "mtp_save_first_token: 8 arguments, got 9"),
     ],
 )
 def test_form_of_an_op_that_is_not_known(op: str, count: int, message: str) -> None:

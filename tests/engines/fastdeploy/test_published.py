@@ -14,7 +14,7 @@ from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import Published, Steps
-from tokenbus_engines.fastdeploy.slot_step import LOWEST, SlotStep
+from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
 
@@ -216,9 +216,9 @@ def test_certain_scores_are_mended() -> None:
     assert batch.ranks.tolist() == [1, 4, 2, 3, 5]
     assert batch.alternative_token_ids.reshape(5, 3)[:2].tolist() == [[5, 2, 9], [3, 1, 7]]
     assert batch.alternative_logprobs.reshape(5, 3)[:2].tolist() == [[0, -2, -2], [-0.5, LOWEST, LOWEST]]
-    counts = SlotStep.of(scored([[5, 5]], [[2e-5, -0.0]], [1])).scores
-    assert counts is not None
-    assert counts.mended == 1
+    shown = Shown()
+    shown.all(scored([[5, 5]], [[2e-5, -0.0]], [1]))
+    assert shown.steps.counts.mended_values == 1
 
 
 @pytest.mark.parametrize(

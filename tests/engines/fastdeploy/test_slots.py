@@ -5,8 +5,11 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tokenbus_contracts import ContractError, RowStatus
-from tokenbus_engines.fastdeploy.slot_step import SlotStep
-from tokenbus_engines.fastdeploy.slots import REPLACED, Rows, SlotRegistry
+from tokenbus_engines.fastdeploy.environment import Options
+from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
+from tokenbus_engines.fastdeploy.slots import REPLACED, SlotRegistry
+from tokenbus_engines.fastdeploy.step_arrays import arrays_of
+from tokenbus_services.worker import StepArrays
 
 ACTIVE, IDLE, PREFILLING = RowStatus.ACTIVE, RowStatus.IDLE, RowStatus.PREFILLING
 PREEMPTED, FINISHED = RowStatus.PREEMPTED, RowStatus.FINISHED_STOP
@@ -23,48 +26,50 @@ class Told:
         self.open: dict[int, int] = {}
         """By key, the place that a request's next token has, as a processor counts."""
 
-    def step(self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Rows:
+    def step(
+        self, *counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True
+    ) -> StepArrays:
         """Tell of a step, and follow its rows as a processor does."""
         message = self.message(*counts, computed=computed, prompt=prompt, is_running=is_running)
-        rows = self.registry.plan(message)
-        self.registry.keep(rows)
-        self._follow(rows, [max(count, 0) for count in counts])
-        return rows
+        arrays, _ = arrays_of(message, Options())
+        self.registry.fill(arrays, message)
+        self._follow(arrays)
+        return arrays
 
     @staticmethod
-    def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> SlotStep:
+    def message(*counts: int, computed: tuple[int, ...] = (), prompt: int = 4, is_running: bool = True) -> Message:
         """Return a step of slots with so many tokens each, whose ids go up by one."""
-        lengths = np.array(computed, np.int64) if computed else None
-        return SlotStep(
-            is_running=is_running,
-            counts=np.array(counts, np.int64),
-            token_ids=np.arange(sum(max(count, 0) for count in counts)),
-            decoder_lengths=lengths,
-            prompt_lengths=None if lengths is None else np.full(len(counts), prompt),
-            prefilling=None if lengths is None else lengths < prompt,
+        return Message(
+            kind=Kind.SPECULATED,
+            stop_flag=1 if is_running else -1,
+            flag=3,
+            counts=np.array(counts, np.int32),
+            tokens=np.arange(sum(max(count, 0) for count in counts), dtype=np.int32).reshape(-1, 1),
+            lengths=Lengths(np.array(computed), np.full(len(computed), prompt)) if computed else None,
         )
 
-    def _follow(self, rows: Rows, counts: list[int]) -> None:
+    def _follow(self, rows: StepArrays) -> None:
         """Assert that no token's place is missing or there twice, and that no row is about a request that has ended."""
-        assert len(set(rows.keys.tolist())) == rows.keys.size
-        for row, key in enumerate(rows.keys.tolist()):
+        keys = rows.request_keys.tolist()
+        assert len(set(keys)) == len(keys)
+        for row, key in enumerate(keys):
             expected = self.open.setdefault(key, 0)
             assert rows.positions[row] == expected
-            self.open[key] += counts[row] if row < rows.slots else 0
-            if RowStatus(rows.statuses[row]) in (FINISHED, REPLACED, RowStatus.UNRECOVERABLE):
+            self.open[key] += int(rows.token_counts[row])
+            if statuses(rows)[row] in (FINISHED, REPLACED, RowStatus.UNRECOVERABLE):
                 del self.open[key]
 
 
-def statuses(rows: Rows) -> list[RowStatus]:
+def statuses(rows: StepArrays) -> list[RowStatus]:
     """Return what is said of each row."""
-    return [RowStatus(status) for status in rows.statuses.tolist()]
+    return [RowStatus(status) for status in np.asarray(rows.statuses).tolist()]
 
 
 def test_request_goes_on_while_its_slot_has_tokens() -> None:
     """As long as a slot's length grows, its rows are one request's, each at the place behind the former tokens."""
     told = Told()
     rows = [told.step(*counts, computed=computed) for counts, computed in (((1,), (4,)), ((3,), (7,)), ((2,), (9,)))]
-    assert len({int(row.keys[0]) for row in rows}) == 1
+    assert len({int(row.request_keys[0]) for row in rows}) == 1
     assert [int(row.positions[0]) for row in rows] == [0, 1, 4]
     assert list(told.open.values()) == [6]
 
@@ -84,9 +89,9 @@ def test_request_ends_when_its_slot_begins_another_prompt() -> None:
     second = told.step(0, 1, computed=(2, 7))
     third = told.step(1, 1, computed=(4, 8))
     assert statuses(second) == [FINISHED, ACTIVE]
-    assert second.keys.tolist() == first.keys.tolist()
-    assert third.keys[0] != first.keys[0]
-    assert third.keys[1] == first.keys[1]
+    assert second.request_keys.tolist() == first.request_keys.tolist()
+    assert third.request_keys[0] != first.request_keys[0]
+    assert third.request_keys[1] == first.request_keys[1]
     assert sorted(told.open.values()) == [1, 4]
 
 
@@ -97,8 +102,8 @@ def test_request_that_takes_a_slot_without_a_step_between(computed: tuple[int, .
     before = told.step(2, computed=(6,))
     rows = told.step(1, computed=computed, prompt=prompt)
     assert statuses(rows) == [ACTIVE, REPLACED]
-    assert rows.keys[1] == before.keys[0]
-    assert (rows.slots, list(told.open.values())) == (1, [1])
+    assert rows.request_keys[1] == before.request_keys[0]
+    assert (rows.token_counts.tolist(), list(told.open.values())) == ([1, 0], [1])
 
 
 def test_slot_without_lengths_ends_its_request_where_it_has_no_token() -> None:
@@ -178,12 +183,12 @@ def test_processor_ends_what_was_silent_for_a_day() -> None:
     assert sorted(told.open.values()) == [0, 1]
 
 
-def test_what_was_planned_and_not_kept_never_was() -> None:
-    """A step that could not be published changes nothing."""
+def test_step_that_is_refused_never_was() -> None:
+    """A step that could not be published, as its lengths are not its slots', changes nothing."""
     told = Told()
     told.step(2)
-    planned = told.registry.plan(told.message(3))
-    assert planned.positions.tolist() == [2]
+    with pytest.raises(ValueError, match="broadcast"):
+        told.step(3, computed=(9, 9))
     told.step(1)
     assert list(told.open.values()) == [3]
 
@@ -191,12 +196,12 @@ def test_what_was_planned_and_not_kept_never_was() -> None:
 def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
     """They have their last row in the next step, under their own keys, and their slots go on as others."""
     told = Told()
-    before = told.step(1, 1, 0).keys.tolist()
+    before = told.step(1, 1, 0).request_keys.tolist()
     told.registry.lose()
     rows = told.step(2, 0, 1)
     assert statuses(rows)[3:] == [RowStatus.UNRECOVERABLE] * 3
-    assert rows.keys[3:].tolist() == before
-    assert not set(rows.keys[:3].tolist()) & set(before)
+    assert rows.request_keys[3:].tolist() == before
+    assert not set(rows.request_keys[:3].tolist()) & set(before)
     assert statuses(told.step(1, 1, 1)) == [ACTIVE] * 3
     assert sorted(told.open.values()) == [1, 2, 3]
 
@@ -204,11 +209,11 @@ def test_lives_whose_steps_were_lost_end_with_an_error() -> None:
 def test_lives_that_the_bus_has_ended_need_no_row() -> None:
     """What a gap in the stream named has ended by that."""
     told = Told()
-    before = told.step(1, 1).keys.tolist()
+    before = told.step(1, 1).request_keys.tolist()
     told.registry.lose()
     told.registry.forget(before[:1])
     told.open.pop(before[0])
-    assert told.step(1, 1).keys[2:].tolist() == before[1:]
+    assert told.step(1, 1).request_keys[2:].tolist() == before[1:]
 
 
 def test_engine_that_says_which_request_a_slot_has() -> None:
@@ -218,11 +223,11 @@ def test_engine_that_says_which_request_a_slot_has() -> None:
     told.step(1, 1)
     assert statuses(told.step(0, 0)) == [FINISHED, IDLE]
     rows = told.step(0, 2)
-    assert rows.keys[1] == 77
+    assert rows.request_keys[1] == 77
     told.registry.assign(1, 78)
     rows = told.step(0, 1)
     assert statuses(rows) == [IDLE, ACTIVE, REPLACED]
-    assert rows.keys[1:].tolist() == [78, 77]
+    assert rows.request_keys[1:].tolist() == [78, 77]
     assert told.open[78] == 1
 
 
@@ -236,7 +241,7 @@ def test_assigned_request_is_resumed_in_another_slot() -> None:
     told.step(1, 1)
     told.registry.assign(1, 77)
     rows = told.step(1, 2)
-    assert rows.keys[1] == 77
+    assert rows.request_keys[1] == 77
     assert rows.positions[1] == 3
     assert told.open[77] == 5
 
@@ -248,7 +253,7 @@ def test_assigned_request_that_moves_without_being_preempted() -> None:
     told.step(2, 0)
     told.registry.assign(1, 77)
     rows = told.step(1, 1)
-    assert rows.keys[1] == 77
+    assert rows.request_keys[1] == 77
     assert told.open[77] == 3
 
 

@@ -1,14 +1,15 @@
-"""SlotStep: as much of a message as the bus's contract can carry. Scores are mended where that is certain.
+"""StepArrays of a message: as much of it as the bus's contract can carry. Scores are mended where that is certain.
 
 The queue carries every number as it is. A processor, though, refuses what breaks the contract; so a score that does is
 mended here where only one value can be meant, and else its row goes without scores, and its tokens as they are.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
+from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
+from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import DRAFT, PREEMPTED, UNRECOVERABLE, Flags, Floats, Integers, Ints, Message
+from tokenbus_services.worker.step import StepArrays
 
 LOWEST = np.float32(-9999)
 """What an engine computes as minus infinity."""
@@ -17,85 +18,38 @@ _ROUNDING = np.float32(1e-3)
 _ULPS = np.float32(1e-5)
 """How much two values of one token may differ, as a share of them: they come from different sums."""
 _HIGHEST = 2**31 - 1
-_NO_IDS = np.zeros(0, np.int64)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Scores:
-    """What is known of a step's tokens beyond their ids, in the order of its tokens."""
-
-    logprobs: Floats
-    ranks: Integers
-    alternative_ids: Integers
-    """A line for each token."""
-    alternative_logprobs: Floats
-    rows: Flags
-    """Of slots: whether all of its tokens have scores that keep the contract."""
-    top_ks: Integers
-    """Of slots: how many alternatives its tokens have."""
-    mended: int = 0
-    """How many values are not those that were saved."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SlotStep:
-    """One step of the engine by slot, its tokens one after the other."""
-
-    is_running: bool
-    """Whether there is something left to do."""
-    counts: Integers
-    """Of slots: how many tokens; or a magic count, of a slot that was preempted or cannot be recovered."""
-    token_ids: Integers
-    is_draft: bool = False
-    scores: Scores | None = None
-    proposal_counts: Integers | None = None
-    """Of slots: how many draft ids come with its token, to be verified by the worker that continues it."""
-    proposal_ids: Integers = field(default_factory=lambda: _NO_IDS)
-    prefilling: Flags | None = None
-    """Of slots: whether its prompt is not computed yet; None where the op does not say."""
-    decoder_lengths: Integers | None = None
-    """Of slots: how much of its request is computed; None where the op does not say."""
-    prompt_lengths: Integers | None = None
-
-    @property
-    def slots(self) -> int:
-        """How many slots it is about."""
-        return self.counts.size
-
-    @property
-    def token_counts(self) -> Integers:
-        """Of slots: how many tokens, 0 for a magic count."""
-        return np.maximum(self.counts, 0)
-
-    @classmethod
-    def of(cls, message: Message) -> "SlotStep":
-        """Return what a message says, as far as the contract has a place for it."""
-        ids = message.tokens[:, 0]
-        given = message.token_counts
-        counts, kept = _tokens(message, ids, given)
-        found = cls(
-            is_running=message.stop_flag > 0,
-            counts=counts,
-            token_ids=ids[kept].astype(np.int64),
-            is_draft=message.flag == DRAFT,
-        )
-        if message.lengths is not None:
-            found.decoder_lengths, found.prompt_lengths = message.lengths
-            found.prefilling = found.decoder_lengths < found.prompt_lengths
-        if message.is_first:
-            first = np.cumsum(given) - given
-            is_own = np.zeros(ids.size, np.bool_)
-            is_own[first[given > 0]] = True
-            found.token_ids, found.proposal_ids = (
-                ids[kept & is_own].astype(np.int64),
-                ids[kept & ~is_own].astype(np.int64),
-            )
-            found.proposal_counts = np.maximum(counts - 1, 0)
-            found.counts = np.where(counts > 0, 1, counts)
-            kept &= is_own
-        if message.kind.is_scored:
-            found.scores = _scores(message.tokens[kept], message.scores[kept], message.ranks[kept], found.token_counts)
-        return found
+def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
+    """Return a message's arrays, still without its slots' requests, and how many of its scores were mended."""
+    ids, given = message.tokens[:, 0], message.token_counts
+    counts, kept = _tokens(message, ids, given)
+    statuses = np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
+    statuses[counts == PREEMPTED] = RowStatus.PREEMPTED
+    statuses[counts == UNRECOVERABLE] = RowStatus.UNRECOVERABLE
+    arrays = StepArrays(
+        request_keys=(),
+        positions=(),
+        statuses=statuses,
+        token_counts=np.maximum(counts, 0),
+        token_ids=ids[kept],
+        kind=BatchKind.DRAFT if message.flag == DRAFT else BatchKind.TARGET,
+        method=SpeculativeMethod.NONE if message.lengths is None else options.method,
+        value_kind=options.value_kind,
+    )
+    if message.is_first:
+        is_own = np.zeros(ids.size, np.bool_)
+        is_own[(np.cumsum(given) - given)[given > 0]] = True
+        if arrays.kind is BatchKind.TARGET:
+            arrays.phase = StepPhase.PREFILL
+            arrays.proposal_counts = np.maximum(counts - 1, 0)
+            arrays.proposal_token_ids = ids[kept & ~is_own]
+        kept &= is_own
+        arrays.token_counts = np.minimum(arrays.token_counts, 1)
+        arrays.token_ids = ids[kept]
+    if not message.kind.is_scored:
+        return arrays, 0
+    return arrays, _add_scores(arrays, message.tokens[kept], message.scores[kept], message.ranks[kept])
 
 
 def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
@@ -113,8 +67,9 @@ def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
     return counts, places < counts[slots]
 
 
-def _scores(table: Ints, values: Floats, ranks: Ints, counts: Integers) -> Scores:
-    """Return the scores of tokens, mended, and which slots' are not to be had."""
+def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) -> int:
+    """Add the scores of a step's tokens, mended, to its arrays; return how many values are not those saved."""
+    counts = arrays.token_counts
     ids, width = table[:, 1:].astype(np.int64), table.shape[1] - 1
     given = values
     with np.errstate(invalid="ignore"):
@@ -136,16 +91,10 @@ def _scores(table: Ints, values: Floats, ranks: Ints, counts: Integers) -> Score
     if width:
         mended += _agree(table[:, 0], own, places, ids, others, is_good)
     is_good &= (places >= 1) & (places <= _HIGHEST)
-    rows = _least_of_slots(is_good.astype(np.int64), counts, 1).astype(np.bool_)
-    return Scores(
-        logprobs=own,
-        ranks=places,
-        alternative_ids=ids,
-        alternative_logprobs=np.maximum(others, LOWEST),
-        rows=rows,
-        top_ks=np.where(rows, top_ks, 0),
-        mended=mended,
-    )
+    arrays.scored = _least_of_slots(is_good.astype(np.int64), counts, 1).astype(np.bool_)
+    arrays.logprobs, arrays.ranks, arrays.top_ks = own, places, top_ks
+    arrays.alternative_token_ids, arrays.alternative_logprobs = ids, np.maximum(others, LOWEST)
+    return mended
 
 
 def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
