@@ -7,17 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 
 from tokenbus_services.metrics.families import FamilyCollector
 from tokenbus_services.metrics.health import LoopWatch, processor_health, publisher_health
-from tokenbus_services.metrics.peers import PEERS, SPECULATION
+from tokenbus_services.metrics.processor import PROCESSOR
 from tokenbus_services.metrics.publisher import PUBLISHER, PublisherView
-from tokenbus_services.metrics.requests import REQUESTS, TIMES
 from tokenbus_services.metrics.server import MetricsServer
-from tokenbus_services.metrics.streams import STREAMS
 from tokenbus_services.metrics.view import ProcessorView, StepTimes
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import Publisher
-
-PROCESSOR = (*STREAMS, *REQUESTS, *TIMES, *PEERS, *SPECULATION)
-"""All metrics of a processor."""
 
 
 def processor_collector(processor: Processor, times: StepTimes, watch: LoopWatch) -> FamilyCollector[ProcessorView]:
