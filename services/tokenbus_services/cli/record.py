@@ -200,12 +200,11 @@ async def record(  # noqa: PLR0913 - each is given by name
     """Write each item that is seen to its stream's file, until `stop` is set or `count` items were written."""
     progress = Progress()
     try:
-        async with watching(settings, worker_id, transport) as watch:
-            while (seen := await watch.next(stop)) is not None:
-                if seen.watched is not None:
-                    files.write(seen.stream, seen.watched)
-                    progress.show(lambda: f"{files.items} items, {files.payload_bytes} bytes recorded")
-                if count and files.items >= count:
+        async with watching(settings, worker_id, stop, transport) as items:
+            async for stream, watched in items:
+                files.write(stream, watched)
+                progress.show(lambda: f"{files.items} items, {files.payload_bytes} bytes recorded")
+                if files.items == count:
                     return
     finally:
         progress.clear()
