@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,7 +53,7 @@ class _Recording:
     path: Path
     recorder: Recorder
     worker_id: str
-    file: BinaryIO | None = None
+    file: BinaryIO
 
 
 class Files:
@@ -93,19 +95,14 @@ class Files:
             _log.warning("items are missing", stream=recording.worker_id, epoch=recorder.epoch, before=item.sequence)
         if not data:  # it was seen before
             return
-        try:
-            if recording.file is None:
-                recording.file = recording.path.open("xb")
+        with _writing(recording.path):
             recording.file.write(data)
             recording.file.flush()  # what was seen is in the file, however this process ends
-        except OSError as error:
-            raise _unwritable(recording.path, error) from None
 
     def close(self) -> None:
         """Close every file."""
-        for recording in self._open.values():
-            _close(recording)
-        self._open.clear()
+        for worker_id in list(self._open):
+            self._close(worker_id)
 
     def summary(self) -> dict[str, Any]:
         """Return what was recorded, as plain values; an integer of 64 bits is a string, as in `check`."""
@@ -135,12 +132,19 @@ class Files:
         known = self._open.get(worker_id)
         if known is not None and known.recorder.epoch == stream.epoch:
             return known
-        if known is not None:
-            _close(known)
-        recording = _Recording(self._path_of(worker_id, stream.epoch), Recorder(stream.epoch, stream.hello), worker_id)
+        self._close(worker_id)
+        path = self._path_of(worker_id, stream.epoch)
+        with _writing(path):
+            recording = _Recording(path, Recorder(stream.epoch, stream.hello), worker_id, path.open("xb"))
         self._open[worker_id] = recording
         self.recordings.append(recording)
         return recording
+
+    def _close(self, worker_id: str) -> None:
+        """Close the file of a worker's latest life, if it has one."""
+        if (recording := self._open.pop(worker_id, None)) is not None:
+            with _writing(recording.path):
+                recording.file.close()
 
     def _path_of(self, worker_id: str, epoch: int) -> Path:
         # A worker's name comes from outside, and may look like a path.
@@ -220,13 +224,9 @@ def _tell(files: Files) -> None:
         print("nothing was seen")
 
 
-def _close(recording: _Recording) -> None:
-    if recording.file is not None:
-        try:
-            recording.file.close()
-        except OSError as error:
-            raise _unwritable(recording.path, error) from None
-
-
-def _unwritable(path: Path, error: OSError) -> CommandError:
-    return CommandError(f"{path}: {(error.strerror or str(error)).lower()}")
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: {(error.strerror or str(error)).lower()}") from None
