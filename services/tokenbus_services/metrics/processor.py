@@ -1,12 +1,18 @@
-"""The processor's metrics: of workers' streams, requests, times, peers and draft models."""
+"""The processor's metrics, of workers' streams, requests, times, peers and draft models, and its health."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.metrics.families import Family, Samples, counter, each, gauge, histogram
-from tokenbus_services.metrics.view import ProcessorView
+from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, counter, each, gauge, histogram
+from tokenbus_services.metrics.health import Health, LoopWatch, stalled
+from tokenbus_services.metrics.server import MetricsServer
+from tokenbus_services.metrics.view import ProcessorView, StepTimes
+from tokenbus_services.processor import Processor
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.requests import State
 from tokenbus_services.processor.session import Session
@@ -452,3 +458,53 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "head",
     ),
 )
+
+
+def processor_collector(processor: Processor, times: StepTimes, watch: LoopWatch) -> FamilyCollector[ProcessorView]:
+    """Return the collector of a processor, the times of its steps, and the watch of its loop."""
+    return FamilyCollector("processor", PROCESSOR, lambda: ProcessorView(processor, times, watch))
+
+
+def processor_health(processor: Processor, watch: LoopWatch) -> Health:
+    """Return the health of a processor: whether it takes workers and clients."""
+    problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
+    if not processor.is_listening:
+        problems.append("it does not listen for workers and clients")
+    problems += [f"{address}: its file was removed or replaced" for address in processor.unreachable]
+    facts = {
+        "service": "processor",
+        "id": processor.id,
+        "is_draining": processor.workers.is_draining,
+        "workers": len(processor.workers.by_id),
+        "clients": len(processor.clients.sessions),
+        "open_requests": len(processor.registry.table),
+    }
+    return Health(tuple(problems), facts)
+
+
+@contextlib.asynccontextmanager
+async def serve_processor(processor: Processor) -> AsyncIterator[MetricsServer]:
+    """Serve a processor's metrics at `metrics.address`, or nowhere if that is empty.
+
+    To be called on the processor's event loop, before it listens or after. Raises an AddressError if the address
+    cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    times = StepTimes(processor.clock.now)
+    watch = LoopWatch(lambda: loop, time.monotonic)
+    server = MetricsServer(
+        "metrics.address",
+        processor.settings.metrics.address,
+        processor_collector(processor, times, watch),
+        lambda: processor_health(processor, watch),
+        watch,
+    )
+    observers = processor.intake.step_observers
+    async with server.running():
+        if server.address:
+            observers.append(times.observe)
+        try:
+            yield server
+        finally:
+            if server.address:
+                observers.remove(times.observe)
