@@ -45,6 +45,8 @@ clients.send_queue_frames must be above that).
 """
 _WINDOW_FRAMES = 512
 """Enough for a few tenths of a second of a fast worker's stream."""
+_COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
+"""What a recorder counts."""
 _log = logger("record")
 
 
@@ -70,20 +72,9 @@ class Files:
         if "{" not in str(Path(pattern).parent) and not Path(pattern).parent.is_dir():
             raise CommandError(f"{Path(pattern).parent}: no directory", WRONG_USE)
 
-    @property
-    def items(self) -> int:
-        """How many items of all streams were written."""
-        return sum(each.recorder.items for each in self.recordings)
-
-    @property
-    def payload_bytes(self) -> int:
-        """How many bytes of payload of all streams were written."""
-        return sum(each.recorder.payload_bytes for each in self.recordings)
-
-    @property
-    def missing_items(self) -> int:
-        """How many items of all streams were not seen, after the first of each."""
-        return sum(each.recorder.missing_items for each in self.recordings)
+    def total(self, count: str) -> int:
+        """Return one of `_COUNTS` of all streams together."""
+        return sum(int(getattr(each.recorder, count)) for each in self.recordings)
 
     def write(self, stream: WatchedStream, watched: WatchedItem) -> None:
         """Write an item to its stream's file."""
@@ -107,9 +98,7 @@ class Files:
     def summary(self) -> dict[str, Any]:
         """Return what was recorded, as plain values; an integer of 64 bits is a string, as in `check`."""
         return {
-            "items": self.items,
-            "payload_bytes": self.payload_bytes,
-            "missing_items": self.missing_items,
+            **{count: self.total(count) for count in ("items", "payload_bytes", "missing_items")},
             "files": [
                 {
                     "file": str(each.path),
@@ -117,11 +106,7 @@ class Files:
                     "epoch": str(each.recorder.epoch),
                     "first_sequence": str(each.recorder.first_sequence),
                     "last_sequence": str(each.recorder.last_sequence),
-                    "items": each.recorder.items,
-                    "payload_bytes": each.recorder.payload_bytes,
-                    "gaps": each.recorder.gaps,
-                    "missing_items": each.recorder.missing_items,
-                    "repeated_items": each.recorder.repeated_items,
+                    **{count: getattr(each.recorder, count) for count in _COUNTS},
                 }
                 for each in self.recordings
             ],
@@ -184,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(files.summary(), indent=2))
     else:
         _tell(files)
-    return 1 if files.missing_items else 0
+    return 1 if files.total("missing_items") else 0
 
 
 async def _run(settings: Settings, options: argparse.Namespace, files: Files) -> None:
@@ -207,8 +192,8 @@ async def record(  # noqa: PLR0913 - each is given by name
         async with watching(settings, worker_id, stop, transport) as items:
             async for stream, watched in items:
                 files.write(stream, watched)
-                progress.show(lambda: f"{files.items} items, {files.payload_bytes} bytes recorded")
-                if files.items == count:
+                progress.show(lambda: f"{files.total('items')} items, {files.total('payload_bytes')} bytes recorded")
+                if files.total("items") == count:
                     return
     finally:
         progress.clear()

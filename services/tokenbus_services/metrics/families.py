@@ -101,6 +101,11 @@ def each(counts: Mapping[str, float]) -> Samples:
     return (((name,), value) for name, value in dict(counts).items())
 
 
+def attributes(subject: object, *names: str) -> Samples:
+    """Return the samples of a metric with one label: a subject's attributes, each under its name."""
+    return (((name,), getattr(subject, name)) for name in names)
+
+
 class FamilyCollector(Collector, Generic[Subject]):
     """Reads a service's plain counters when it is scraped, on the thread that scrapes."""
 

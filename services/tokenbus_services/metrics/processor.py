@@ -8,7 +8,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
-from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, counter, each, gauge, histogram
+from tokenbus_services.metrics.families import (
+    Family,
+    FamilyCollector,
+    Samples,
+    attributes,
+    counter,
+    each,
+    gauge,
+    histogram,
+)
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.metrics.view import ProcessorView, StepTimes
@@ -19,6 +28,7 @@ from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.speculation import Speculation, ratio
 from tokenbus_services.processor.stream import StreamCounts
 
+_SETTLED = ("delivered", "repeated", "late", "unknown", "early", "foreign")
 _STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}
 
 
@@ -33,12 +43,6 @@ def _gauge(name: str, meaning: str, read: Callable[[Worker], float]) -> Family[P
 def _by_state(view: ProcessorView) -> Samples:
     counted = np.bincount(view.processor.registry.table.state, minlength=max(_STATES.values()) + 1)
     return (((name,), int(counted[state])) for name, state in _STATES.items())
-
-
-def _settled(view: ProcessorView) -> Samples:
-    counts = view.processor.registry.router.counts
-    names = ("delivered", "repeated", "late", "unknown", "early", "foreign")
-    return (((name,), getattr(counts, name)) for name in names)
 
 
 def _refused_by_side(view: ProcessorView) -> Samples:
@@ -237,7 +241,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     counter(
         "tokenbus_settled_rows_total",
         "Rows by what became of them: only those that were delivered were new to a request.",
-        _settled,
+        lambda view: attributes(view.processor.registry.router.counts, *_SETTLED),
         "outcome",
     ),
     counter(
@@ -255,7 +259,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     counter(
         "tokenbus_dead_letters_total",
         "Refused messages that were kept for people to look at, and those that were only counted.",
-        lambda view: each({name: getattr(view.processor.dead_letters, name) for name in ("kept", "dropped")}),
+        lambda view: attributes(view.processor.dead_letters, "kept", "dropped"),
         "outcome",
     ),
     histogram(
