@@ -23,13 +23,15 @@ _log = logger("watch")
 class Watching:
     """Iterates over the items that several clients see, each with its stream, in one bounded queue."""
 
-    def __init__(self, settings: Settings, transport: Transport | None) -> None:
-        """Begin without a client."""
+    def __init__(self, settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None) -> None:
+        """Begin to watch; once `stop` is set, and what waited then was taken, the iteration ends."""
         self._settings = settings
         self._transport = transport
         self._seen: asyncio.Queue[tuple[WatchedStream, WatchedItem] | Exception | None] = asyncio.Queue(_MOST_WAITING)
         self._watched: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._watch(worker_id)
+        self._begin(self._end(stop))
 
     def __aiter__(self) -> Self:
         return self
@@ -43,7 +45,13 @@ class Watching:
             raise seen
         return seen
 
-    def watch(self, worker_id: str) -> None:
+    async def close(self) -> None:
+        """End all of its clients."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _watch(self, worker_id: str) -> None:
         """Begin to watch a worker, up to processor.max_workers; empty: every worker, as they come."""
         if worker_id in self._watched:
             return
@@ -52,16 +60,6 @@ class Watching:
             return
         self._watched.add(worker_id)
         self._begin(self._follow(worker_id) if worker_id else self._discover())
-
-    def end_with(self, stop: asyncio.Event) -> None:
-        """End the iteration once `stop` is set and what waited then was taken."""
-        self._begin(self._end(stop))
-
-    async def close(self) -> None:
-        """End all of its clients."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.create_task(self._reported(work)))
@@ -95,7 +93,7 @@ class Watching:
             with suppress(asyncio.CancelledError):
                 async for watched in client.watch(most=_MOST_WAITING):
                     if isinstance(watched, WatchedStream):
-                        self.watch(watched.hello.worker_id)
+                        self._watch(watched.hello.worker_id)
 
 
 @asynccontextmanager
@@ -103,9 +101,7 @@ async def watching(
     settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None = None
 ) -> AsyncIterator[Watching]:
     """Iterate over the items of a worker's streams, or every worker's, until `stop` is set."""
-    items = Watching(settings, transport)
-    items.watch(worker_id)
-    items.end_with(stop)
+    items = Watching(settings, worker_id, stop, transport)
     try:
         yield items
     finally:
