@@ -59,7 +59,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     _output.render = (
         structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
         if console
-        else structlog.processors.JSONRenderer(serializer=_json)
+        else structlog.processors.JSONRenderer(separators=(",", ":"))
     )
 
 
@@ -119,7 +119,3 @@ def _hand_to_python(level: int, event: EventDict) -> NoReturn:
         pairs = "".join(f" {name}={json.dumps(value)}" for name, value in values.items())
         to.log(level, "%s%s%s", text, pairs, f"\n{trace}" if trace else "")
     raise structlog.DropEvent
-
-
-def _json(value: object, **_: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
