@@ -1,8 +1,8 @@
 """Recordings: one worker's stream as a file, and back. Pure functions of bytes; docs/recording.md has the format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import BinaryIO, cast
 from zlib import crc32
 
 from google.protobuf.descriptor import Descriptor
@@ -64,36 +64,34 @@ def gap_entry(epoch: int, first: int, last: int) -> bytes:
     return _framed(WorkerFrame(epoch=epoch, gap=gap))
 
 
-def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
-    """Yield the entries of a recording that comes in pieces of any size; its first fault is a RecordingError.
-
-    No more of it is held than one entry and one piece.
-    """
-    reader = _Reader(chunks)
-    order = _Order()
-    while (size := reader.size()) is not None:
-        entry = reader.entry(size)
-        order.check(entry)
+def entries(file: BinaryIO) -> Iterator[Entry]:
+    """Yield the entries of a recording; its first fault is a RecordingError. No more than one entry is held."""
+    reader = _Reader(file)
+    begin = reader.entry()
+    if begin is None or (body := begin.frame.WhichOneof("body")) != "hello":
+        got = "an empty file" if begin is None else _named(body)
+        raise RecordingError(0, f"a recording begins with a hello, got {got}")
+    yield begin
+    expected = begin.frame.hello.next_sequence
+    while (entry := reader.entry()) is not None:
+        expected = _sequence_after(entry, begin.frame.epoch, expected)
         if entry.frame.WhichOneof("body") is not None:  # else a newer minor's
             yield entry
-    if order.epoch is None:
-        raise RecordingError(0, "a recording begins with a hello, got an empty file")
 
 
+@dataclass(slots=True)
 class Recorder:
-    """Writes the items of one stream as a recording."""
+    """Writes the items of one stream, of an epoch and a hello, as a recording; nothing before the first item."""
 
-    def __init__(self, epoch: int, hello: Hello) -> None:
-        """Take the stream's epoch and hello; nothing is recorded before the first item."""
-        self._hello = hello
-        self.epoch = epoch
-        self.first_sequence = 0
-        self.last_sequence = 0
-        self.items = 0
-        self.payload_bytes = 0
-        self.missing_items = 0
-        self.gaps = 0
-        self.repeated_items = 0
+    epoch: int
+    hello: Hello
+    first_sequence: int = 0
+    last_sequence: int = 0
+    items: int = 0
+    payload_bytes: int = 0
+    missing_items: int = 0
+    gaps: int = 0
+    repeated_items: int = 0
 
     def add(self, sequence: int, kind: PayloadKind, payload: bytes) -> bytes:
         """Return the bytes to write for an item; none for one that was seen before."""
@@ -103,7 +101,7 @@ class Recorder:
         before = b""
         if not self.items:
             self.first_sequence = sequence
-            before = hello_entry(self.epoch, self._hello, sequence)
+            before = hello_entry(self.epoch, self.hello, sequence)
         elif sequence > self.last_sequence + 1:
             self.gaps += 1
             self.missing_items += sequence - self.last_sequence - 1
@@ -124,36 +122,22 @@ def _framed(frame: WorkerFrame) -> bytes:
 
 
 class _Reader:
-    """Reads entries off the front of the bytes that have come."""
+    """Reads a file entry by entry."""
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._held = bytearray()
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._offset = 0
-        """Of what is held, in the recording."""
         self._begin = 0
         """Of the entry that is being read."""
 
-    def size(self) -> int | None:
-        """Take the size of the next frame; None at the end."""
+    def entry(self) -> Entry | None:
+        """Take the next frame and the payload that it announces; None at the end."""
         self._begin = self._offset
-        if not self._has(1):
+        first = self._file.read(1)
+        if not first:
             return None
-        size = 0
-        for place in range(_LONGEST_SIZE):
-            (byte,) = self._take(1, "its size")
-            size |= (byte % _MORE) << (_BITS * place)
-            if byte < _MORE:
-                break
-        else:
-            raise RecordingError(self._begin, f"a frame of at most {_LARGEST_FRAME} bytes, got a larger one")
-        if size > _LARGEST_FRAME:
-            raise RecordingError(self._begin, f"a frame of at most {_LARGEST_FRAME} bytes, got {size}")
-        return size
-
-    def entry(self, size: int) -> Entry:
-        """Take a frame of that size, and the payload that it announces."""
-        data = self._take(size, "its frame")
+        self._offset += 1
+        data = self._take(self._size(first[0]), "its frame")
         try:
             frame = read_frame(WorkerFrame, data)
         except ContractError as error:
@@ -167,55 +151,48 @@ class _Reader:
                 raise RecordingError(self._begin, f"{limit}, got {found:#010x}")
         return Entry(self._begin, frame, payload)
 
-    def _has(self, size: int) -> bool:
-        while len(self._held) < size:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return False
-            self._held += chunk
-        return True
+    def _size(self, byte: int) -> int:
+        """Return the size of a frame, of which the first byte was read."""
+        size, place = byte % _MORE, 1
+        while byte >= _MORE:
+            if place == _LONGEST_SIZE:
+                raise RecordingError(self._begin, f"a frame of at most {_LARGEST_FRAME} bytes, got a larger one")
+            (byte,) = self._take(1, "its size")
+            size |= (byte % _MORE) << (_BITS * place)
+            place += 1
+        if size > _LARGEST_FRAME:
+            raise RecordingError(self._begin, f"a frame of at most {_LARGEST_FRAME} bytes, got {size}")
+        return size
 
     def _take(self, size: int, what: str) -> bytes:
-        if not self._has(size):
+        data = self._file.read(size)
+        if len(data) < size:
             raise RecordingError(
-                self._begin, f"the file ends within the entry: {what} needs {size} bytes, got {len(self._held)}"
+                self._begin, f"the file ends within the entry: {what} needs {size} bytes, got {len(data)}"
             )
-        taken = bytes(memoryview(self._held)[:size])
-        del self._held[:size]
         self._offset += size
-        return taken
+        return data
 
 
-class _Order:
-    """Checks which entry may come next."""
-
-    def __init__(self) -> None:
-        self.epoch: int | None = None
-        self._expected = 0
-
-    def check(self, entry: Entry) -> None:
-        """Refuse an entry that does not follow the one before."""
-        frame, body = entry.frame, entry.frame.WhichOneof("body")
-        if self.epoch is None:
-            if body != "hello":
-                raise RecordingError(entry.offset, f"a recording begins with a hello, got {_named(body)}")
-            self.epoch, self._expected = frame.epoch, frame.hello.next_sequence
-            return
-        if frame.epoch != self.epoch:
-            raise RecordingError(entry.offset, f"epoch {self.epoch}, as in the hello, got {frame.epoch}")
-        if body == "item":
-            self._follow(entry, frame.item.sequence, frame.item.sequence)
-        elif body == "gap":
-            self._follow(entry, frame.gap.first_sequence, frame.gap.last_sequence)
-        elif body is not None:
+def _sequence_after(entry: Entry, epoch: int, expected: int) -> int:
+    """Return the sequence that follows an entry; one that does not have the expected sequence is refused."""
+    frame, body = entry.frame, entry.frame.WhichOneof("body")
+    if frame.epoch != epoch:
+        raise RecordingError(entry.offset, f"epoch {epoch}, as in the hello, got {frame.epoch}")
+    match body:
+        case None:
+            return expected
+        case "item":
+            first = last = frame.item.sequence
+        case "gap":
+            first, last = frame.gap.first_sequence, frame.gap.last_sequence
+        case _:
             raise RecordingError(entry.offset, f"an item or a gap, got {_named(body)}")
-
-    def _follow(self, entry: Entry, first: int, last: int) -> None:
-        if first != self._expected:
-            raise RecordingError(entry.offset, f"sequence {self._expected}, got {first}")
-        if last < first:
-            raise RecordingError(entry.offset, f"a gap from {first} to {first} or later, got {last}")
-        self._expected = last + 1
+    if first != expected:
+        raise RecordingError(entry.offset, f"sequence {expected}, got {first}")
+    if last < first:
+        raise RecordingError(entry.offset, f"a gap from {first} to {first} or later, got {last}")
+    return last + 1
 
 
 def _named(body: str | None) -> str:

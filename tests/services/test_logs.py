@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tokenbus_services.logs import DeduplicatedLog, configure, logger
-from tokenbus_services.logs.output import _Configured
+from tokenbus_services.logs.output import unconfigure
 from tokenbus_services.settings import LogSettings
 
 
@@ -48,11 +48,11 @@ class Heard:
 @pytest.fixture(autouse=True)
 def _unconfigured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give every test a process in which nothing is configured, and a terminal without wishes."""
-    monkeypatch.setattr(_Configured, "output", None)
+    unconfigure()
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     yield
-    _Configured.output = None
+    unconfigure()
 
 
 def json_of(**values: object) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Proofs: what a session draws once and shows in each hello, and what no other peer gets to see."""
 
+from io import BytesIO
+
 import pytest
 
 from tests.services.builders import EPOCH, hello_of
@@ -44,7 +46,7 @@ def test_recordings_have_no_proof() -> None:
     recorded = hello_entry(EPOCH, given, 1)
     for secret in (b"pppp", b"tttt", b"kkkk"):
         assert secret not in recorded
-    (begin,) = entries([recorded])
+    (begin,) = entries(BytesIO(recorded))
     assert (begin.frame.hello.proof, begin.frame.hello.handoff_ticket) == (b"", b"")
     replayed = _hello(read_frame(WorkerFrame, WorkerFrame(epoch=EPOCH, hello=given).SerializeToString()), "w")
     assert (replayed.proof, replayed.handoff_ticket, replayed.handoff_server_key) == (b"", b"", b"")

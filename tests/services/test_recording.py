@@ -1,6 +1,8 @@
 """Recordings: what is written, what is read of it, and what is refused."""
 
 from collections.abc import Iterator
+from io import BufferedReader, BytesIO, RawIOBase
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +17,22 @@ ITEM = item_entry(EPOCH, 1, EVENT, b"payload")
 BEGIN = hello_entry(EPOCH, hello(), 1)
 
 
-def pieces(data: bytes, size: int) -> Iterator[bytes]:
-    """Yield some bytes in pieces, as a file is read."""
-    return (data[begin : begin + size] for begin in range(0, len(data), size))
+class Pieces(RawIOBase):
+    """A file that gives its bytes in pieces, as a pipe does."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        """Take the pieces; each must be smaller than a buffer."""
+        self._pieces = pieces
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - any buffer
+        """Read the next piece."""
+        piece = next(self._pieces, b"")
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 def written(found: list[Entry]) -> bytes:
@@ -33,7 +48,7 @@ def written(found: list[Entry]) -> bytes:
 def fault(data: bytes) -> RecordingError:
     """Return why a recording is refused."""
     with pytest.raises(RecordingError) as caught:
-        list(entries([data]))
+        list(entries(BytesIO(data)))
     return caught.value
 
 
@@ -41,7 +56,7 @@ def outcome(data: bytes) -> tuple[list[Entry], int | None]:
     """Return what can be read of a recording, and where its fault is, if it has one."""
     found: list[Entry] = []
     try:
-        found.extend(entries([data]))
+        found.extend(entries(BytesIO(data)))
     except RecordingError as error:
         return found, error.offset
     return found, None
@@ -61,7 +76,8 @@ def test_what_is_read_and_recorded_again_is_the_same_file(
     for distance, kind, payload in steps:
         sequence += distance
         data += recorder.add(sequence, kind, payload)
-    found = list(entries(pieces(data, piece)))
+    pieces = (data[begin : begin + piece] for begin in range(0, len(data), piece))
+    found = list(entries(BufferedReader(Pieces(pieces))))
     assert written(found) == data
     assert [each.payload for each in found if each.payload] == [payload for _, _, payload in steps]
     assert recorder.items == len(steps)
@@ -73,7 +89,7 @@ def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
     told = hello()
     told.proof = told.handoff_ticket = b"hush"
     told.request_keys.append(5)
-    begin, _ = entries([Recorder(EPOCH, told).add(41, EVENT, b"x")])
+    begin, _ = entries(BytesIO(Recorder(EPOCH, told).add(41, EVENT, b"x")))
     assert (begin.frame.epoch, begin.frame.hello.worker_id) == (EPOCH, "worker-0")
     assert (begin.frame.hello.first_sequence, begin.frame.hello.next_sequence) == (41, 41)
     assert not begin.frame.hello.proof + begin.frame.hello.handoff_ticket
@@ -84,7 +100,7 @@ def test_what_was_not_seen_is_a_gap() -> None:
     """Items that were not seen are one gap in their place, and are counted."""
     recorder = Recorder(EPOCH, hello())
     data = recorder.add(1, EVENT, b"x") + recorder.add(5, EVENT, b"y")
-    bodies = [each.frame.WhichOneof("body") for each in entries([data])]
+    bodies = [each.frame.WhichOneof("body") for each in entries(BytesIO(data))]
     assert bodies == ["hello", "item", "gap", "item"]
     assert (recorder.gaps, recorder.missing_items) == (1, 3)
 
@@ -101,7 +117,7 @@ def test_what_was_seen_before_is_not_recorded_again() -> None:
 def test_recording_that_ends_anywhere() -> None:
     """A recording that was cut off gives the entries before the cut, then the place of the one that is not whole."""
     data = recording(payloads(requests=1, tokens=3))
-    begins = [each.offset for each in entries([data])]
+    begins = [each.offset for each in entries(BytesIO(data))]
     for cut in range(1, len(data)):
         found, offset = outcome(data[:cut])
         whole = [begin for begin, end in zip(begins, [*begins[1:], len(data)], strict=True) if end <= cut]
@@ -169,7 +185,7 @@ def test_gap_that_ends_before_it_begins() -> None:
 def test_frame_of_a_newer_minor_is_passed_over() -> None:
     """A frame whose body only a newer minor version knows is no fault, and nothing is said of it."""
     newer = WorkerFrame(epoch=EPOCH).SerializeToString() + b"\xfa\x01\x00"  # field 31, empty
-    found = list(entries([BEGIN + bytes([len(newer)]) + newer + ITEM]))
+    found = list(entries(BytesIO(BEGIN + bytes([len(newer)]) + newer + ITEM)))
     assert [each.frame.WhichOneof("body") for each in found] == ["hello", "item"]
 
 
@@ -183,7 +199,7 @@ def test_no_more_is_read_than_one_entry() -> None:
             read.append(sequence)
             yield item_entry(EPOCH, sequence, EVENT, b"x")
 
-    found = entries(endless())
+    found = entries(BufferedReader(Pieces(endless())))
     for _ in range(11):
         next(found)
     assert read == list(range(1, 11))

@@ -18,7 +18,7 @@ from tokenbus_services.cli.demo_checks import (
     rates,
     requests,
 )
-from tokenbus_services.cli.demo_report import Outcome, heads_of, sample
+from tokenbus_services.cli.demo_report import Outcome, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
@@ -110,8 +110,11 @@ class _Show:
             self.troubles.append(news)
 
     def bar(self, done: int, of: int, rest: str) -> None:
-        filled = _BAR * done // of
-        self.progress.show(lambda: f"   [{'#' * filled}{'.' * (_BAR - filled)}] {done}/{of} {rest}")
+        self.progress.show(lambda: _bar(done, of, rest))
+
+
+def _bar(done: int, of: int, rest: str) -> str:
+    return f"   [{('#' * (_BAR * done // of)).ljust(_BAR, '.')}] {done}/{of} {rest}"
 
 
 async def _shown(plan: Plan, lock: int, show: _Show) -> int:
@@ -170,8 +173,7 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         wanted = requests(_REQUESTS, _TOKENS)
         results = await ask(client, wanted, lambda ended, tokens: show.bar(ended, _REQUESTS, f"{tokens:,} tokens"))
         done = sum(not answer.error for answer in results.answers)
-        bar = ("#" * (_BAR * done // _REQUESTS)).ljust(_BAR, ".")
-        show.line(f"   [{bar}] {done}/{_REQUESTS} {results.tokens:,} tokens in {results.seconds:.2f} s")
+        show.line(_bar(done, _REQUESTS, f"{results.tokens:,} tokens in {results.seconds:.2f} s"))
         status = await client.status(timeout_seconds=_STATUS_SECONDS)
 
         show.title("3. One of the answers, each token with its probability")
@@ -188,7 +190,7 @@ async def _show_all(system: LocalSystem, show: _Show) -> Outcome:
         truth = await asyncio.to_thread(computed, wanted, settings.limits)
         by_worker = {worker.worker_id: worker.tokens for worker in status.workers}
         wrong = differing(results.answers, truth)
-        outcome = Outcome(results, wrong, found, by_worker, heads_of(results), front)
+        outcome = Outcome(results, wrong, found, by_worker, front)
         for line in outcome.rate_lines():
             show.line(line)
         show.title("5. Summary")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from typing import Any, SupportsInt
@@ -26,8 +26,6 @@ class Outcome:
     """How many answers are not what the same request gives without a bus."""
     rates: Mapping[str, Rate]
     tokens_by_worker: Mapping[str, int]
-    heads: list[tuple[int, int]] = field(default_factory=list)
-    """By head: how many of its draft tokens were verified, and how many of those were accepted."""
     front: HttpAnswer | None = None
     """What the gateway answered, if there was one."""
 
@@ -45,6 +43,21 @@ class Outcome:
     def errors(self) -> list[str]:
         """What the requests that failed ended with."""
         return [answer.error for answer in self.results.answers if answer.error]
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """How many tokens of each head that drafted were verified, and how many of those accepted."""
+        answers = self.results.answers
+        rows = [row for answer in answers for row in answer.rows if row.draft_token_count and row.token_ids.size]
+        most = max((row.draft_token_count for row in rows), default=0)
+        return [
+            (
+                sum(head <= row.draft_token_count for row in rows),
+                # The last token of a row is the target's own.
+                sum(head <= min(row.token_ids.size - 1, row.draft_token_count) for row in rows),
+            )
+            for head in range(1, most + 1)
+        ]
 
     @property
     def is_good(self) -> bool:
@@ -128,20 +141,6 @@ class Outcome:
             same = "ids, logprobs, ranks and alternatives are, bit by bit, those of an engine without a bus"
             return styled(f"{count} of {count} answers: {same}", "green")
         return styled(f"{self.differing} of {count} answers DIFFER from those of an engine without a bus", "red")
-
-
-def heads_of(results: Answers) -> list[tuple[int, int]]:
-    """Return, for each head that drafted, how many of its tokens were verified and how many accepted."""
-    rows = [row for answer in results.answers for row in answer.rows if row.draft_token_count and row.token_ids.size]
-    most = max((row.draft_token_count for row in rows), default=0)
-    return [
-        (
-            sum(head <= row.draft_token_count for row in rows),
-            # The last token of a row is the target's own.
-            sum(head <= min(row.token_ids.size - 1, row.draft_token_count) for row in rows),
-        )
-        for head in range(1, most + 1)
-    ]
 
 
 _SCALE = ((0.05, 209), (0.2, 216), (0.5, 230), (0.8, 153), (1.0, 111))

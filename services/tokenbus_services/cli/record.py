@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,6 +45,8 @@ clients.send_queue_frames must be above that).
 """
 _WINDOW_FRAMES = 512
 """Enough for a few tenths of a second of a fast worker's stream."""
+_COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
+"""What a recorder counts."""
 _log = logger("record")
 
 
@@ -51,7 +55,7 @@ class _Recording:
     path: Path
     recorder: Recorder
     worker_id: str
-    file: BinaryIO | None = None
+    file: BinaryIO
 
 
 class Files:
@@ -68,20 +72,9 @@ class Files:
         if "{" not in str(Path(pattern).parent) and not Path(pattern).parent.is_dir():
             raise CommandError(f"{Path(pattern).parent}: no directory", WRONG_USE)
 
-    @property
-    def items(self) -> int:
-        """How many items of all streams were written."""
-        return sum(each.recorder.items for each in self.recordings)
-
-    @property
-    def payload_bytes(self) -> int:
-        """How many bytes of payload of all streams were written."""
-        return sum(each.recorder.payload_bytes for each in self.recordings)
-
-    @property
-    def missing_items(self) -> int:
-        """How many items of all streams were not seen, after the first of each."""
-        return sum(each.recorder.missing_items for each in self.recordings)
+    def total(self, count: str) -> int:
+        """Return one of `_COUNTS` of all streams together."""
+        return sum(int(getattr(each.recorder, count)) for each in self.recordings)
 
     def write(self, stream: WatchedStream, watched: WatchedItem) -> None:
         """Write an item to its stream's file."""
@@ -93,26 +86,19 @@ class Files:
             _log.warning("items are missing", stream=recording.worker_id, epoch=recorder.epoch, before=item.sequence)
         if not data:  # it was seen before
             return
-        try:
-            if recording.file is None:
-                recording.file = recording.path.open("xb")
+        with _writing(recording.path):
             recording.file.write(data)
             recording.file.flush()  # what was seen is in the file, however this process ends
-        except OSError as error:
-            raise _unwritable(recording.path, error) from None
 
     def close(self) -> None:
         """Close every file."""
-        for recording in self._open.values():
-            _close(recording)
-        self._open.clear()
+        for worker_id in list(self._open):
+            self._close(worker_id)
 
     def summary(self) -> dict[str, Any]:
         """Return what was recorded, as plain values; an integer of 64 bits is a string, as in `check`."""
         return {
-            "items": self.items,
-            "payload_bytes": self.payload_bytes,
-            "missing_items": self.missing_items,
+            **{count: self.total(count) for count in ("items", "payload_bytes", "missing_items")},
             "files": [
                 {
                     "file": str(each.path),
@@ -120,11 +106,7 @@ class Files:
                     "epoch": str(each.recorder.epoch),
                     "first_sequence": str(each.recorder.first_sequence),
                     "last_sequence": str(each.recorder.last_sequence),
-                    "items": each.recorder.items,
-                    "payload_bytes": each.recorder.payload_bytes,
-                    "gaps": each.recorder.gaps,
-                    "missing_items": each.recorder.missing_items,
-                    "repeated_items": each.recorder.repeated_items,
+                    **{count: getattr(each.recorder, count) for count in _COUNTS},
                 }
                 for each in self.recordings
             ],
@@ -135,12 +117,19 @@ class Files:
         known = self._open.get(worker_id)
         if known is not None and known.recorder.epoch == stream.epoch:
             return known
-        if known is not None:
-            _close(known)
-        recording = _Recording(self._path_of(worker_id, stream.epoch), Recorder(stream.epoch, stream.hello), worker_id)
+        self._close(worker_id)
+        path = self._path_of(worker_id, stream.epoch)
+        with _writing(path):
+            recording = _Recording(path, Recorder(stream.epoch, stream.hello), worker_id, path.open("xb"))
         self._open[worker_id] = recording
         self.recordings.append(recording)
         return recording
+
+    def _close(self, worker_id: str) -> None:
+        """Close the file of a worker's latest life, if it has one."""
+        if (recording := self._open.pop(worker_id, None)) is not None:
+            with _writing(recording.path):
+                recording.file.close()
 
     def _path_of(self, worker_id: str, epoch: int) -> Path:
         # A worker's name comes from outside, and may look like a path.
@@ -180,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(files.summary(), indent=2))
     else:
         _tell(files)
-    return 1 if files.missing_items else 0
+    return 1 if files.total("missing_items") else 0
 
 
 async def _run(settings: Settings, options: argparse.Namespace, files: Files) -> None:
@@ -200,12 +189,11 @@ async def record(  # noqa: PLR0913 - each is given by name
     """Write each item that is seen to its stream's file, until `stop` is set or `count` items were written."""
     progress = Progress()
     try:
-        async with watching(settings, worker_id, transport) as watch:
-            while (seen := await watch.next(stop)) is not None:
-                if seen.watched is not None:
-                    files.write(seen.stream, seen.watched)
-                    progress.show(lambda: f"{files.items} items, {files.payload_bytes} bytes recorded")
-                if count and files.items >= count:
+        async with watching(settings, worker_id, stop, transport) as items:
+            async for stream, watched in items:
+                files.write(stream, watched)
+                progress.show(lambda: f"{files.total('items')} items, {files.total('payload_bytes')} bytes recorded")
+                if files.total("items") == count:
                     return
     finally:
         progress.clear()
@@ -221,13 +209,9 @@ def _tell(files: Files) -> None:
         print("nothing was seen")
 
 
-def _close(recording: _Recording) -> None:
-    if recording.file is not None:
-        try:
-            recording.file.close()
-        except OSError as error:
-            raise _unwritable(recording.path, error) from None
-
-
-def _unwritable(path: Path, error: OSError) -> CommandError:
-    return CommandError(f"{path}: {(error.strerror or str(error)).lower()}")
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: {(error.strerror or str(error)).lower()}") from None

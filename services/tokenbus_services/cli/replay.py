@@ -5,7 +5,6 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import BinaryIO
 
@@ -13,7 +12,7 @@ from tokenbus_services.cli.configuration import declare_settings, faults_told, l
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.terminal import Progress
 from tokenbus_services.printable import printable
-from tokenbus_services.recording import Entry, RecordingError, entries
+from tokenbus_services.recording import RecordingError, entries
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
@@ -37,7 +36,6 @@ settings that matter: bus.workers_address, bus.key_file and bus.server_key, work
 acknowledgement), worker.block_timeout_ms (how long it waits for a processor, for room in its
 retention, and at the end for acknowledgements), worker.drain_timeout_ms (the same, after a signal).
 """
-_CHUNK = 65_536
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +73,7 @@ async def _run(settings: Settings, options: argparse.Namespace, file: BinaryIO) 
     name = None if options.worker_id is None else (options.worker_id, time.time_ns())
     progress = Progress()
     with stop_on_signals() as stop:
-        replay = Replay(_read(file), settings, renamed_to=name, speed=options.speed)
+        replay = Replay(entries(file), settings, renamed_to=name, speed=options.speed)
         done = replay.done
         try:
             return await replay.run(
@@ -83,10 +81,6 @@ async def _run(settings: Settings, options: argparse.Namespace, file: BinaryIO) 
             )
         finally:
             progress.clear()
-
-
-def _read(file: BinaryIO) -> Iterator[Entry]:
-    return entries(iter(lambda: file.read(_CHUNK), b""))
 
 
 def _tell(done: Replayed, *, as_json: bool) -> None:

@@ -80,19 +80,19 @@ async def tap(
     last: dict[str, tuple[int, int]] = {}
     """By worker: its latest life, and the last sequence that was seen of it."""
     shown = 0
-    async with watching(settings, options.worker, transport) as watch:
-        while (seen := await watch.next(stop)) is not None and not stop.is_set():
-            if seen.watched is None:
-                continue
-            sequence = seen.watched.item.sequence
-            worker_id, epoch = seen.name
+    async with watching(settings, options.worker, stop, transport) as items:
+        async for stream, watched in items:
+            if stop.is_set():
+                return
+            worker_id, epoch = name = stream.hello.worker_id, stream.epoch
+            sequence = watched.item.sequence
             known_epoch, before = last.get(worker_id, (epoch, sequence - 1))
             if known_epoch != epoch:
                 before = sequence - 1
             if sequence > before + 1:
-                show(left_out_values(seen.name, before + 1, sequence - 1))
+                show(left_out_values(name, before + 1, sequence - 1))
             last[worker_id] = epoch, max(sequence, before)
-            show(item_values(seen.name, seen.watched, time.time_ns(), rows=options.rows))
+            show(item_values(name, watched, time.time_ns(), rows=options.rows))
             shown += 1
             if shown == options.count:
                 return

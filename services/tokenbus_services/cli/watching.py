@@ -5,10 +5,10 @@ belongs to the stream that was announced last. One more client learns which work
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Self
 
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_services.bus import Transport
@@ -20,72 +20,59 @@ _MOST_WAITING = 256
 _log = logger("watch")
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """An item of a stream, or the news that the stream is there."""
-
-    stream: WatchedStream
-    watched: WatchedItem | None
-
-    @property
-    def name(self) -> tuple[str, int]:
-        """Which stream: its worker, and which life of that."""
-        return self.stream.hello.worker_id, self.stream.epoch
-
-
 class Watching:
-    """Takes what several clients see, in one bounded queue."""
+    """Iterates over the items that several clients see, each with its stream, in one bounded queue."""
 
-    def __init__(self, settings: Settings, worker_id: str, transport: Transport | None = None) -> None:
-        """Begin to watch a worker; empty: every worker, as they come, up to processor.max_workers."""
+    def __init__(self, settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None) -> None:
+        """Begin to watch; once `stop` is set, and what waited then was taken, the iteration ends."""
         self._settings = settings
         self._transport = transport
-        self._seen: asyncio.Queue[Seen] = asyncio.Queue(_MOST_WAITING)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._failed: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
-        self._spawn(worker_id)
+        self._seen: asyncio.Queue[tuple[WatchedStream, WatchedItem] | Exception | None] = asyncio.Queue(_MOST_WAITING)
+        self._watched: set[str] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watch(worker_id)
+        self._begin(self._end(stop))
 
-    async def next(self, stop: asyncio.Event) -> Seen | None:
-        """Return what comes next; None once `stop` is set and what waited then was returned."""
-        if not self._seen.empty():
-            return self._seen.get_nowait()  # without a turn of the event loop, so that nothing more can come between
-        if stop.is_set():
-            return None
-        getting, stopping = asyncio.ensure_future(self._seen.get()), asyncio.ensure_future(stop.wait())
-        try:
-            waits: list[asyncio.Future[Any]] = [getting, stopping, self._failed]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            if not getting.done():
-                getting.cancel()
-        if self._failed.done():
-            self._failed.result()
-        return getting.result() if getting.done() and not getting.cancelled() else None
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[WatchedStream, WatchedItem]:
+        # While items wait, no turn of the event loop is taken, so that nothing more can come between.
+        seen = await self._seen.get()
+        if seen is None:
+            raise StopAsyncIteration
+        if isinstance(seen, Exception):
+            raise seen
+        return seen
 
     async def close(self) -> None:
         """End all of its clients."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._failed.done():
-            self._failed.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _spawn(self, worker_id: str) -> None:
-        if worker_id in self._tasks:
+    def _watch(self, worker_id: str) -> None:
+        """Begin to watch a worker, up to processor.max_workers; empty: every worker, as they come."""
+        if worker_id in self._watched:
             return
-        if len(self._tasks) > self._settings.processor.max_workers:
-            _log.warning("too many workers: one is not watched", worker=worker_id, most=len(self._tasks) - 1)
+        if len(self._watched) > self._settings.processor.max_workers:
+            _log.warning("too many workers: one is not watched", worker=worker_id, most=len(self._watched) - 1)
             return
-        task = asyncio.create_task(self._follow(worker_id) if worker_id else self._discover())
-        task.add_done_callback(self._ended)
-        self._tasks[worker_id] = task
+        self._watched.add(worker_id)
+        self._begin(self._follow(worker_id) if worker_id else self._discover())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._failed.done():
-            self._failed.set_exception(error)
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.create_task(self._reported(work)))
+
+    async def _reported(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - whatever it is, the iteration raises it
+            await self._seen.put(error)
+
+    async def _end(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await self._seen.put(None)
 
     async def _follow(self, worker_id: str) -> None:
         """Take all that one worker's streams show."""
@@ -93,11 +80,10 @@ class Watching:
         async with Client(self._settings, transport=self._transport) as client:
             with suppress(asyncio.CancelledError):  # as at the end: the client leaves as one that nothing happened to
                 async for watched in client.watch(worker_id, most=_MOST_WAITING):
-                    item = watched if isinstance(watched, WatchedItem) else None
                     if isinstance(watched, WatchedStream):
                         stream = watched
-                    if stream is not None:
-                        await self._seen.put(Seen(stream, item))
+                    elif stream is not None:
+                        await self._seen.put((stream, watched))
 
     async def _discover(self) -> None:
         """Learn which workers there are."""
@@ -107,14 +93,16 @@ class Watching:
             with suppress(asyncio.CancelledError):
                 async for watched in client.watch(most=_MOST_WAITING):
                     if isinstance(watched, WatchedStream):
-                        self._spawn(watched.hello.worker_id)
+                        self._watch(watched.hello.worker_id)
 
 
 @asynccontextmanager
-async def watching(settings: Settings, worker_id: str, transport: Transport | None = None) -> AsyncIterator[Watching]:
-    """Watch a worker's streams, or every worker's, for as long as this lasts."""
-    watch = Watching(settings, worker_id, transport)
+async def watching(
+    settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None = None
+) -> AsyncIterator[Watching]:
+    """Iterate over the items of a worker's streams, or every worker's, until `stop` is set."""
+    items = Watching(settings, worker_id, stop, transport)
     try:
-        yield watch
+        yield items
     finally:
-        await watch.close()
+        await items.close()

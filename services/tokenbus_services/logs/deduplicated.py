@@ -46,7 +46,7 @@ class DeduplicatedLog:
         """Log an event if it is the first of its kind for the key, else count it; return whether it was logged."""
         now = self._now()
         if key not in self._open and len(self._open) >= self._most:
-            self._expire(now)
+            self.expire()
         if key in self._open or len(self._open) < self._most:
             kinds = self._open[key] = self._open.pop(key, {})  # to the end of the order
             self.peak = max(self.peak, len(self._open))
@@ -72,7 +72,16 @@ class DeduplicatedLog:
 
     def expire(self) -> None:
         """Sum up the events that have been quiet for long enough."""
-        self._expire(self._now())
+        now = self._now()
+        while self._open:
+            key, kinds = next(iter(self._open.items()))
+            if not all(self._is_over(repetition, now) for repetition in kinds.values()):
+                break
+            del self._open[key]
+            for event, repetition in kinds.items():
+                _sum_up(event, repetition)
+        for event in [event for event, repetition in self._together.items() if self._is_over(repetition, now)]:
+            _sum_up(event, self._together.pop(event))
 
     def close(self) -> None:
         """Sum up all repeated events, as at the end of the process."""
@@ -84,17 +93,6 @@ class DeduplicatedLog:
 
     def _is_over(self, repetition: _Repetition, now: float) -> bool:
         return now - repetition.last >= self._quiet
-
-    def _expire(self, now: float) -> None:
-        while self._open:
-            key, kinds = next(iter(self._open.items()))
-            if not all(self._is_over(repetition, now) for repetition in kinds.values()):
-                break
-            del self._open[key]
-            for event, repetition in kinds.items():
-                _sum_up(event, repetition)
-        for event in [event for event, repetition in self._together.items() if self._is_over(repetition, now)]:
-            _sum_up(event, self._together.pop(event))
 
 
 def _sum_up(event: str, repetition: _Repetition, *, even_one: bool = False) -> None:

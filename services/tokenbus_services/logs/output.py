@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
 from typing import NoReturn, TextIO
 
 import structlog
@@ -16,24 +15,18 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 from tokenbus_services.logs.values import safe, safe_text, safe_traceback
 from tokenbus_services.settings import LogSettings
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "critical": logging.CRITICAL,
-}
+_LEVELS = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()}
 _TIME = structlog.processors.TimeStamper(fmt="iso", utc=True)
 _ONE_WRITE = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
 class _Output:
-    """A stream, its way to write a line, and the least level that is written."""
+    """Where the process's finished lines go: a stream, the least level that is written, and how lines look."""
 
-    stream: TextIO | None
-    level: int
-    render: Processor
+    stream: TextIO | None = None
+    level = logging.DEBUG
+    render: Processor | None = None
+    """None until `configure`."""
 
     def write(self, line: str) -> None:
         """Write a line; one that cannot be written is lost, because logging must not end the process."""
@@ -45,11 +38,11 @@ class _Output:
             stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             stream.flush()
 
+    debug = info = warning = error = critical = write
+    """What structlog hands lines to."""
 
-class _Configured:
-    """The process's one output of ours; none until `configure`."""
 
-    output: _Output | None = None
+_output = _Output()
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -62,23 +55,23 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     terminal = stream is not None and stream.isatty()
     console = settings.format == "console" or (settings.format == "auto" and terminal)
     colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    render: Processor = (
+    _output.stream, _output.level = stream, _LEVELS[settings.level]
+    _output.render = (
         structlog.dev.ConsoleRenderer(colors=colours, sort_keys=False)
         if console
-        else structlog.processors.JSONRenderer(serializer=_json)
+        else structlog.processors.JSONRenderer(separators=(",", ":"))
     )
-    _Configured.output = _Output(stream, _LEVELS[settings.level], render)
 
 
 def unconfigure() -> None:
     """Hand lines to Python's own logging again, as before `configure`."""
-    _Configured.output = None
+    _output.render = None
 
 
 def logger(name: str) -> FilteringBoundLogger:
     """Return the logger of a part of Tokenbus; until `configure` its lines go to Python's own logging."""
     made = structlog.wrap_logger(
-        _Sink(),
+        _output,
         processors=[_process],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         context_class=dict,
@@ -87,29 +80,16 @@ def logger(name: str) -> FilteringBoundLogger:
     return bound
 
 
-class _Sink:
-    """What structlog hands finished lines to."""
-
-    def write(self, line: str) -> None:
-        """Write a line to the output."""
-        if _Configured.output is not None:
-            _Configured.output.write(line)
-
-    debug = info = warning = error = critical = write
-
-
 def _process(wrapped: WrappedLogger, method: str, event: EventDict) -> str:
     """Return the line of an event, or drop it."""
-    output = _Configured.output
-    level = _LEVELS.get(method, logging.INFO)
-    if output is None:
+    level, render = _LEVELS.get(method, logging.INFO), _output.render
+    if render is None:
         _hand_to_python(level, event)
-    if level < output.level:
+    if level < _output.level:
         raise structlog.DropEvent
     line = _TIME(wrapped, method, {"level": method})
     line.update(_safe_values(event))
-    rendered = output.render(wrapped, method, line)
-    return str(rendered)
+    return str(render(wrapped, method, line))
 
 
 def _safe_values(event: EventDict) -> dict[str, object]:
@@ -139,7 +119,3 @@ def _hand_to_python(level: int, event: EventDict) -> NoReturn:
         pairs = "".join(f" {name}={json.dumps(value)}" for name, value in values.items())
         to.log(level, "%s%s%s", text, pairs, f"\n{trace}" if trace else "")
     raise structlog.DropEvent
-
-
-def _json(value: object, **_: object) -> str:
-    return json.dumps(value, separators=(",", ":"))

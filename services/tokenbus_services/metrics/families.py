@@ -3,10 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -47,19 +46,11 @@ class Histogram:
         return sum(self._counts)
 
 
-class Kind(StrEnum):
-    """The kind of a metric."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
 @dataclass(frozen=True, slots=True)
 class Family(Generic[Subject]):
     """One metric of a subject; docs/metrics.md says what to do about it."""
 
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     name: str
     """As it is queried; its last word, or the one before `total`, is its unit."""
     help: str
@@ -74,7 +65,7 @@ class Family(Generic[Subject]):
             histogram = HistogramMetricFamily(self.name, self.help)
             histogram.add_metric([], found.buckets(), found.sum)
             return histogram
-        maker = CounterMetricFamily if self.kind is Kind.COUNTER else GaugeMetricFamily
+        maker = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = maker(self.name, self.help, labels=self.labels)
         for labels, value in found if isinstance(found, Iterable) else (((), found),):
             family.add_metric(labels, value)
@@ -83,22 +74,27 @@ class Family(Generic[Subject]):
 
 def counter(name: str, meaning: str, read: Callable[[Subject], float | Samples], *labels: str) -> Family[Subject]:
     """Return a metric that only grows."""
-    return Family(Kind.COUNTER, name, meaning, read, labels)
+    return Family("counter", name, meaning, read, labels)
 
 
 def gauge(name: str, meaning: str, read: Callable[[Subject], float | Samples], *labels: str) -> Family[Subject]:
     """Return a metric that rises and falls."""
-    return Family(Kind.GAUGE, name, meaning, read, labels)
+    return Family("gauge", name, meaning, read, labels)
 
 
 def histogram(name: str, meaning: str, read: Callable[[Subject], Histogram]) -> Family[Subject]:
     """Return a metric of how many values lie below each of a few bounds."""
-    return Family(Kind.HISTOGRAM, name, meaning, read)
+    return Family("histogram", name, meaning, read)
 
 
 def each(counts: Mapping[str, float]) -> Samples:
     """Return the samples of a metric with one label, from its values by label; copied, as they change meanwhile."""
     return (((name,), value) for name, value in dict(counts).items())
+
+
+def attributes(subject: object, *names: str) -> Samples:
+    """Return the samples of a metric with one label: a subject's attributes, each under its name."""
+    return (((name,), getattr(subject, name)) for name in names)
 
 
 class FamilyCollector(Collector, Generic[Subject]):

@@ -5,10 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.families import Histogram
-from tokenbus_services.processor import Processor
-from tokenbus_services.worker import Publisher
 
 
 class LoopWatch:
@@ -56,42 +53,6 @@ class Health:
         """The body of /healthz, as JSON."""
         state = "failing" if self.problems else "ok"
         return (json.dumps({"status": state, "problems": self.problems, **self.facts}) + "\n").encode()
-
-
-def processor_health(processor: Processor, watch: LoopWatch) -> Health:
-    """Return the health of a processor: whether it takes workers and clients."""
-    problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
-    if not processor.is_listening:
-        problems.append("it does not listen for workers and clients")
-    problems += [f"{address}: its file was removed or replaced" for address in processor.unreachable]
-    facts = {
-        "service": "processor",
-        "id": processor.id,
-        "is_draining": processor.workers.is_draining,
-        "workers": len(processor.workers.by_id),
-        "clients": len(processor.clients.sessions),
-        "open_requests": len(processor.registry.table),
-    }
-    return Health(tuple(problems), facts)
-
-
-def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
-    """Return the health of a publisher: whether it takes batches; a processor that is away is no problem of its own."""
-    problems = stalled(watch, publisher.settings.metrics.stall_timeout_ms)
-    session, refusal = publisher.session, publisher.session.refusal
-    if not publisher.is_running:
-        problems.append("it does not publish: it was not started, or it was closed")
-    if session.state is SessionState.REFUSED and refusal is not None:
-        problems.append(f"its processor refuses it: {refusal.message}")
-    facts = {
-        "service": "worker",
-        "id": publisher.worker_id,
-        "connection": session.state.name.lower(),
-        "processor": session.processor_id,
-        "retained_items": len(publisher.retention),
-        "open_requests": len(session.requests),
-    }
-    return Health(tuple(problems), facts)
 
 
 def stalled(watch: LoopWatch, most_ms: int) -> list[str]:

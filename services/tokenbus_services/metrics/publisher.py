@@ -1,11 +1,14 @@
-"""The metrics of a publisher: its retention, its backpressure policy, and its connection to the processor."""
+"""The metrics of a publisher, of its retention, backpressure policy and connection, and its health."""
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics.families import Family, Samples, counter, gauge, histogram
-from tokenbus_services.metrics.health import LoopWatch
+from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, counter, gauge, histogram
+from tokenbus_services.metrics.health import Health, LoopWatch, stalled
+from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.worker import Publisher
 
 
@@ -172,3 +175,48 @@ PUBLISHER: tuple[Family[PublisherView], ...] = (
         lambda view: view.watch.lag,
     ),
 )
+
+
+def publisher_collector(publisher: Publisher, watch: LoopWatch) -> FamilyCollector[PublisherView]:
+    """Return the collector of a publisher, and of the watch of its event loop."""
+    return FamilyCollector("worker", PUBLISHER, lambda: PublisherView(publisher, watch))
+
+
+def publisher_health(publisher: Publisher, watch: LoopWatch) -> Health:
+    """Return the health of a publisher: whether it takes batches; a processor that is away is no problem of its own."""
+    problems = stalled(watch, publisher.settings.metrics.stall_timeout_ms)
+    session, refusal = publisher.session, publisher.session.refusal
+    if not publisher.is_running:
+        problems.append("it does not publish: it was not started, or it was closed")
+    if session.state is SessionState.REFUSED and refusal is not None:
+        problems.append(f"its processor refuses it: {refusal.message}")
+    facts = {
+        "service": "worker",
+        "id": publisher.worker_id,
+        "connection": session.state.name.lower(),
+        "processor": session.processor_id,
+        "retained_items": len(publisher.retention),
+        "open_requests": len(session.requests),
+    }
+    return Health(tuple(problems), facts)
+
+
+@contextlib.contextmanager
+def serve_publisher(publisher: Publisher) -> Iterator[MetricsServer]:
+    """Serve a publisher's metrics at `worker.metrics_address`, or nowhere if that is empty.
+
+    From any thread, before the publisher starts or after. Raises an AddressError if the address cannot be used.
+    """
+    watch = LoopWatch(lambda: publisher.link.loop, time.monotonic)
+    server = MetricsServer(
+        "worker.metrics_address",
+        publisher.settings.worker.metrics_address,
+        publisher_collector(publisher, watch),
+        lambda: publisher_health(publisher, watch),
+        watch,
+    )
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -199,12 +200,12 @@ class MetricsServer:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _One(Collector):
     """One metric, for prometheus_client to write."""
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+    metric: Metric
 
     def collect(self) -> list[Metric]:
         """Return it."""
-        return [self._metric]
+        return [self.metric]

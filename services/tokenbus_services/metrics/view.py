@@ -88,33 +88,32 @@ class ProcessorView:
         return (0, 0) if feed is None else (len(feed), feed.peak)
 
     def fill(self) -> Samples:
-        """Yield how full each bounded thing is, from 0 to 1; of several, the fullest."""
-        settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
-        acks = [worker.stream.acks for worker in self.workers]
-        send_queues = [session.send_queue for session in self.sessions]
-        yield ("requests",), len(self.processor.registry.table) / settings.max_requests
-        yield ("workers",), len(self.workers) / settings.max_workers
-        yield ("clients",), len(self.sessions) / clients.max_clients
-        yield ("open_steps",), _most(worker.assembler.open_steps for worker in self.workers) / settings.max_open_steps
-        yield ("pending_items",), _most(map(len, acks)) / settings.pending_items
-        yield ("pending_bytes",), _most(each.bytes for each in acks) / settings.pending_bytes
-        yield ("buffer_rows",), _most(self.buffered) / settings.request_buffer_rows
-        yield ("send_queue_frames",), _most(map(len, send_queues)) / clients.send_queue_frames
-        yield ("send_queue_bytes",), _most(send_queue.bytes for send_queue in send_queues) / clients.send_queue_bytes
-        yield ("step_queue",), feed[0] / settings.step_queue
+        """Return how full each bounded thing is, from 0 to 1; of several, the fullest."""
+        return (((name,), used / most) for name, used, _, most in self._bounded())
 
     def peaks(self) -> Samples:
-        """Yield how full each of those was at most, where that is known."""
-        settings, clients, feed = self.processor.settings.processor, self.processor.settings.clients, self.feed
-        send_queues = [session.send_queue for session in self.sessions]
-        yield ("requests",), self.processor.registry.table.peak / settings.max_requests
-        yield ("pending_items",), _most(worker.stream.acks.peak for worker in self.workers) / settings.pending_items
-        yield ("send_queue_frames",), _most(send_queue.peak for send_queue in send_queues) / clients.send_queue_frames
-        yield (
-            ("send_queue_bytes",),
-            _most(send_queue.peak_bytes for send_queue in send_queues) / clients.send_queue_bytes,
-        )
-        yield ("step_queue",), feed[1] / settings.step_queue
+        """Return how full each of those was at most, where that is known."""
+        return (((name,), peak / most) for name, _, peak, most in self._bounded() if peak is not None)
+
+    def _bounded(self) -> Iterator[tuple[str, int, int | None, int]]:
+        """Yield each bounded thing with how much is in it, how much was at most, and the bound."""
+        settings, clients = self.processor.settings.processor, self.processor.settings.clients
+        table, feed = self.processor.registry.table, self.feed
+        acks = [worker.stream.acks for worker in self.workers]
+        queues = [session.send_queue for session in self.sessions]
+        open_steps = _most(worker.assembler.open_steps for worker in self.workers)
+        frames, peak_frames = _most(map(len, queues)), _most(queue.peak for queue in queues)
+        queue_bytes, peak_bytes = _most(queue.bytes for queue in queues), _most(queue.peak_bytes for queue in queues)
+        yield "requests", len(table), table.peak, settings.max_requests
+        yield "workers", len(self.workers), None, settings.max_workers
+        yield "clients", len(self.sessions), None, clients.max_clients
+        yield "open_steps", open_steps, None, settings.max_open_steps
+        yield "pending_items", _most(map(len, acks)), _most(each.peak for each in acks), settings.pending_items
+        yield "pending_bytes", _most(each.bytes for each in acks), None, settings.pending_bytes
+        yield "buffer_rows", _most(self.buffered), None, settings.request_buffer_rows
+        yield "send_queue_frames", frames, peak_frames, clients.send_queue_frames
+        yield "send_queue_bytes", queue_bytes, peak_bytes, clients.send_queue_bytes
+        yield "step_queue", *feed, settings.step_queue
 
 
 def _most(values: "Iterator[int] | map[int] | list[int]") -> int:

@@ -11,15 +11,13 @@ from tests.services.cli.helpers import COMMAND
 from tokenbus_services.cli import main
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.configuration import declare_settings, load_settings
-from tokenbus_services.logs import output
 from tokenbus_services.settings import Settings
 
 SERVICES = ["processor", "worker", "tap", "record", "replay"]
 
 
-def loaded(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Settings:
-    """Return the settings that some arguments come to, and leave the log as it is."""
-    monkeypatch.setattr(output._Configured, "output", None)
+def loaded(*arguments: str) -> Settings:
+    """Return the settings that some arguments come to."""
     parser = Parser()
     declare_settings(parser, {"--id": "worker.id", "--role": "worker.role"})
     options: argparse.Namespace = parser.options(arguments)
@@ -35,15 +33,15 @@ def test_options_count_more_than_variables_and_those_more_than_the_file(
     for name in ("ID", "MODEL", "TP_RANK"):
         monkeypatch.setenv(f"TOKENBUS_WORKER_{name}", "2")
     given = ["--settings", str(file), "--set", "worker.id=set", "--set", "worker.model=set", "--id", "option"]
-    worker = loaded(monkeypatch, *given).worker
+    worker = loaded(*given).worker
     assert (worker.id, worker.model, worker.tp_rank, worker.dp_rank) == ("option", "set", 2, 1)
     assert worker.role == "mixed"
 
 
-def test_later_set_counts_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_set_counts_more() -> None:
     """Of two --set for one key the later counts, and a value may hold an equals sign, or be empty."""
     given = ["--set", "worker.id=a", "--set", "worker.id=b=c", "--set", "worker.model="]
-    worker = loaded(monkeypatch, *given).worker
+    worker = loaded(*given).worker
     assert (worker.id, worker.model) == ("b=c", "")
 
 

@@ -29,7 +29,7 @@ from tokenbus_services.cli.demo_checks import (
     rates,
     requests,
 )
-from tokenbus_services.cli.demo_report import Outcome, heads_of, sample
+from tokenbus_services.cli.demo_report import Outcome, sample
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.client import Client
 from tokenbus_services.settings import Settings
@@ -60,7 +60,7 @@ def answered(key: int, rows: list[Row]) -> Answer:
 def outcome(answers: list[Answer], truth: Truth) -> Outcome:
     """Return what there is to say of some answers."""
     results = Answers(answers, 1.0)
-    return Outcome(results, differing(answers, truth), RATES, {"mixed-0": results.tokens}, heads_of(results))
+    return Outcome(results, differing(answers, truth), RATES, {"mixed-0": results.tokens})
 
 
 def test_whole_demo(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from io import BytesIO
 from pathlib import Path
 from signal import SIGTERM
 
@@ -43,7 +44,7 @@ async def replayed(
     stop: asyncio.Event | None = None,
 ) -> Replayed:
     """Publish a recording as fast as it is taken."""
-    replay = Replay(entries([data]), settings, speed=0, renamed_to=renamed_to, transport=transport)
+    replay = Replay(entries(BytesIO(data)), settings, speed=0, renamed_to=renamed_to, transport=transport)
     return await asyncio.wait_for(replay.run(stop or asyncio.Event()), MOST)
 
 
@@ -70,7 +71,7 @@ async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Pat
     settings = memory_settings(client__window_frames=1000, processor__credit_items=64)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     files = Files(str(tmp_path / "again"))
-    count = sum(each.frame.WhichOneof("body") == "item" for each in entries([data]))
+    count = sum(each.frame.WhichOneof("body") == "item" for each in entries(BytesIO(data)))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         recorded = asyncio.create_task(
@@ -141,7 +142,7 @@ async def test_replay_stops_when_told() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        replay = Replay(entries([recording()]), settings, speed=0.001, transport=transport)
+        replay = Replay(entries(BytesIO(recording())), settings, speed=0.001, transport=transport)
         running = asyncio.create_task(replay.run(stop))
         await until(lambda: processor.intake.steps)
         stop.set()
@@ -156,10 +157,10 @@ async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     data = recording()
-    *_, last = entries([data])
+    *_, last = entries(BytesIO(data))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        replay = Replay(entries([data[:-1]]), settings, speed=0, transport=transport)
+        replay = Replay(entries(BytesIO(data[:-1])), settings, speed=0, transport=transport)
         with pytest.raises(RecordingError) as caught:
             await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
         steps.cancel()
@@ -184,7 +185,7 @@ def test_each_life_has_a_file(tmp_path: Path) -> None:
         files.write(*seen(worker_id, epoch))
     files.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["%2E%2E%2Fb-1", "%2E-3", "a-1", "a-2"]
-    assert next(entries([(tmp_path / "a-2").read_bytes()])).frame.epoch == 2
+    assert next(entries(BytesIO((tmp_path / "a-2").read_bytes()))).frame.epoch == 2
 
 
 def test_second_stream_does_not_get_the_firsts_file(tmp_path: Path) -> None:
@@ -214,14 +215,17 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
         Files(str(tmp_path / "nowhere" / "steps"))
 
 
-def test_disk_that_is_full() -> None:
-    """A file that takes nothing more is named with the reason, and a folder that is not there too."""
-    files = Files("/nowhere/{worker}/{epoch}")
-    stream, item = seen("a", 1)
+def test_disk_that_is_full(tmp_path: Path) -> None:
+    """A file that takes nothing more is named with the reason, and so is one whose folder is not there."""
+    files = Files(str(tmp_path / "{worker}"))
+    files.write(*seen("a", 1))
+    files.recordings[0].file.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
-        files._recording_of(stream).file = full
-        with pytest.raises(CommandError, match=r"/nowhere/a/1: no space left on device"):
-            files.write(stream, item)
+        files.recordings[0].file = full
+        with pytest.raises(CommandError, match=r"/a: no space left on device"):
+            files.write(*seen("a", 1, sequence=2))
+    with pytest.raises(CommandError, match=r"/1/a: no such file or directory"):
+        Files(str(tmp_path / "{epoch}" / "{worker}")).write(*seen("a", 1))
 
 
 async def test_every_worker_is_recorded(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
         steps = asyncio.create_task(take_all(processor))
         tapping = asyncio.create_task(tap(settings, options, shown.append, stop, transport))
         await until(lambda: len(processor.clients.watchers))
-        replay = Replay(entries([data]), settings, speed=0, transport=transport)
+        replay = Replay(entries(BytesIO(data)), settings, speed=0, transport=transport)
         await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
         await until(lambda: enough(shown))
         if not count:

@@ -18,8 +18,8 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.families import Family
+from tokenbus_services.metrics.processor import PROCESSOR
 from tokenbus_services.metrics.publisher import PUBLISHER
-from tokenbus_services.metrics.serve import PROCESSOR
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher

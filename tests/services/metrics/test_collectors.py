@@ -16,8 +16,8 @@ from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import ANONYMOUS
 from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.health import LoopWatch
-from tokenbus_services.metrics.publisher import PUBLISHER
-from tokenbus_services.metrics.serve import PROCESSOR, processor_collector, publisher_collector
+from tokenbus_services.metrics.processor import PROCESSOR, processor_collector
+from tokenbus_services.metrics.publisher import PUBLISHER, publisher_collector
 from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor import RequestFailedError
 from tokenbus_services.worker import RetentionFullError

@@ -22,7 +22,8 @@ from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics import MetricsServer, serve_processor, serve_publisher
-from tokenbus_services.metrics.health import Health, LoopWatch, publisher_health
+from tokenbus_services.metrics.health import Health, LoopWatch
+from tokenbus_services.metrics.publisher import publisher_health
 from tokenbus_services.metrics.server import _MOST_CONNECTIONS
 
 

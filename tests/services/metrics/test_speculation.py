@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.services.metrics.running import Bus, scrape
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind
 from tokenbus_services.metrics.health import LoopWatch
-from tokenbus_services.metrics.serve import processor_collector
+from tokenbus_services.metrics.processor import processor_collector
 from tokenbus_services.metrics.view import StepTimes
 from tokenbus_services.processor.speculation import MOST_HEADS, Speculation, ratio
 

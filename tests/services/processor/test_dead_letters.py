@@ -17,7 +17,6 @@ from tokenbus_contracts import ContractError, Rule, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, WorkerFrame
 from tokenbus_services.logs import configure
-from tokenbus_services.logs.output import _Configured
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.settings import DeadLetterSettings, LogSettings
 
@@ -29,9 +28,8 @@ NOON = 1_767_355_200.25  # 2026-01-02T12:00:00.25Z
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
+def lines() -> Callable[[], list[dict[str, Any]]]:
     """Return what tells the lines that were logged so far."""
-    monkeypatch.setattr(_Configured, "output", None)
     stream = io.StringIO()
     configure(LogSettings(format="json"), stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
