@@ -26,10 +26,14 @@ NOT_RUN = {
     "make demo": "make installs first, over a network; tests/services/cli/test_demo.py runs `tokenbus demo`",
     "make test": "it is what runs this",
     "pip install 'tokenbus[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
-    "pip install 'tokenbus[vllm,gateway]'": "over a network, some gigabytes",
+    "pip install 'tokenbus[vllm,gateway,models]'": "over a network, some gigabytes",
+    "tokenbus up --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
+        "it needs vLLM; tests/engines/vllm/real/test_up.py runs such a line in `make test-vllm`"
+    ),
     "tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_worker.py runs such a line in `make test-vllm`"
     ),
+    "tokenbus gateway --tokenizer /models/qwen": "it needs a model; tests/integration/test_gateway_models.py has one",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
     "OMP_NUM_THREADS=2 .venv/bin/python -m benchmarks.paddle_training": "it takes minutes on two cores",
     ".venv/bin/python -m benchmarks --quick --output bench.html": "tests/benchmarks/test_benchmarks.py has small ones",

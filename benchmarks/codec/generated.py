@@ -6,6 +6,7 @@ from benchmarks.codec.ours import READ, deliver_lists, share_of_lists
 from benchmarks.codec.peer import Peer, Queues
 from benchmarks.workload import VOCABULARY_SIZE, Share, Step
 from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader, LogprobBatch
+from tokenbus_contracts.schema import MAJOR, MINOR
 
 
 class GeneratedClasses(Peer):
@@ -22,7 +23,8 @@ class GeneratedClasses(Peer):
     def carry(self, step: Step, queues: Queues) -> int:
         """Fill, serialize, parse, read, deliver."""
         header = BatchHeader(
-            schema_major=1,
+            schema_major=MAJOR,
+            schema_minor=MINOR,
             worker_id="worker-0",
             epoch=1,
             sequence=step.number,

@@ -1,0 +1,51 @@
+"""`tokenbus up --engine vllm`: a model in a folder, served over HTTP by two commands."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engines.vllm.real.runs import SHARED, arguments
+from tests.engines.vllm.tiny_model import CONTEXT
+from tests.integration import programs
+from tests.integration.deployment import COMMAND, Deployment
+from tokenbus_services.model_files import ModelTokenizer
+
+MOST = 400.0
+
+
+@pytest.fixture
+def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a system with the model, and return where its gateway serves."""
+    monkeypatch.setattr(programs, "MOST", MOST)
+    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
+        deployment = Deployment(Path(folder))
+        command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
+        up = deployment.start("up", command + arguments({**SHARED, "dtype": "float32"}))
+        try:
+            yield json.loads(up.wait_for('"event": "up"'))["gateway"]
+        finally:
+            deployment.close()
+
+
+def test_model_in_a_folder_is_served(url: str, model: Path) -> None:
+    """The gateway lists the model by its folder's name, and answers with its tokens as its own tokenizer shows them."""
+    tokenizer = ModelTokenizer(model)
+    with httpx.Client(base_url=url, timeout=MOST) as client:
+        (listed,) = client.get("/v1/models").json()["data"]
+        assert (listed["id"], listed["max_model_len"]) == (model.name, CONTEXT)
+        asked = {"model": model.name, "prompt": "the cat", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+        answer = client.post("/v1/completions", json=asked).json()
+        (choice,) = answer["choices"]
+        assert choice["prompt_token_ids"] == tokenizer.encode("the cat")
+        text = b"".join(map(tokenizer.token_bytes, choice["token_ids"])).decode(errors="replace")
+        assert (choice["text"], len(choice["token_ids"])) == (text, 8)
+        form = {"structured_outputs": {"choice": ["round", "mat"]}}
+        answer = client.post("/v1/completions", json={**asked, **form}).json()
+        assert answer["choices"][0]["text"] in ("round", "mat")
+        chat = {"model": model.name, "messages": [{"role": "user", "content": "hi"}]}
+        refused = client.post("/v1/chat/completions", json=chat)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_chat_template")
