@@ -24,6 +24,8 @@ SHARED = {
     "max_num_batched_tokens": 64,
     "block_size": 32,
 }
+LEAST = -9999.0
+"""What a message has for a logprob of minus infinity, as of a token that the form of an output rules out."""
 ENDS = {"stop": RowStatus.FINISHED_STOP, "length": RowStatus.FINISHED_LENGTH}
 
 
@@ -130,7 +132,8 @@ def check(case: Case, mine: Answer, theirs: Answer) -> None:
     assert (mine.status, mine.tokens) == (theirs.status, theirs.tokens), case
     assert mine.logprobs == theirs.logprobs, case
     assert len(mine.alternatives) == len(theirs.alternatives)
-    for place, (ours, others) in enumerate(zip(mine.alternatives, theirs.alternatives, strict=True)):
+    for place, (ours, unbounded) in enumerate(zip(mine.alternatives, theirs.alternatives, strict=True)):
+        others = {token: max(value, LEAST) for token, value in unbounded.items()}
         assert len(ours) == case.top_logprobs
         assert list(ours.values()) == list(others.values()), (case, place)
         last = min(ours.values(), default=0.0)
