@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tests.services.world import Shape
 
-_ALWAYS = {
+ALWAYS: dict[str, object] = {
     "limits.max_message_bytes": 2048,
     "limits.max_rows": 4,
     "worker.max_requests": 4,
@@ -55,7 +55,7 @@ def _shapes(choices: dict[str, list[object]], capacities: list[int]) -> st.Searc
     chosen = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in choices.items()})
     return st.builds(
         Shape,
-        settings=chosen.map(lambda found: _ALWAYS | found),
+        settings=chosen.map(lambda found: ALWAYS | found),
         workers=st.integers(1, 2),
         clients=st.integers(1, 2),
         parts=st.integers(1, 2),

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tests.services.machines import FaultyBus
+from tests.services.shapes import ALWAYS
 from tests.services.world import Shape, Wish, World
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -300,3 +302,21 @@ def test_a_request_that_found_no_room_at_its_worker_is_handed_out_again() -> Non
     world.flush()
     assert [node.refused_frames for node in world.workers] == [1]
     assert_all_well(world)
+
+
+def test_a_request_whose_rows_waited_ends_with_the_worker_that_was_lost_meanwhile() -> None:
+    """Rows that came before their client did are handed out, and then the request ends: its worker is lost since."""
+    machine = FaultyBus()
+    shape = Shape(ALWAYS | {"processor.credit_items": 4}, workers=2, clients=1, capacity=6)
+    machine.begin(shape=shape, wishes=[Wish(0, 32, None, drafts=False), Wish(0, 16, None, drafts=True)])
+    machine.restart_processor(answers=False, heard=3, keeps_unsent=False)
+    machine.turn(turns=9, worker=4)
+    machine.pause(node=1)
+    machine.restart_processor(answers=False, heard=3, keeps_unsent=False)
+    machine.pass_time_in_silence(seconds=1.1)
+    machine.inject(node=4, number=34237, place=0, up=False)
+    machine.carry_down(messages=3, node=6)
+    machine.reorder(node=7, place=0, to=7, up=False)
+    machine.restart_worker(worker=5)
+    machine.restart_worker(worker=4)
+    machine.teardown()

@@ -1,5 +1,6 @@
 """RequestRegistry: when requests begin, change hands and end, and which worker and consumer learn of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -398,6 +399,18 @@ class RequestRegistry:
                 lost = f"decode worker {name} is lost before it went on: {why}"
                 self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
         return len(ended) + without_target
+
+    def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
+        """End a request that has gone on with the rows of a stream whose worker was lost while they waited.
+
+        `names` has the name of each stream that they came from.
+        """
+        if self.table.get(request.id) is not request:
+            return
+        stream = self.table.stream_of(request)
+        if stream in names and self._core.workers.is_lost(stream):
+            why = f"worker {names[stream]} is lost, and sent nothing more of it"
+            self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
 
     def between(self, request_id: int, stream: int) -> Request | None:
         """Return a request that a stream handed off and no other has yet, or took over before the other let go."""

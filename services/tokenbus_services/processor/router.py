@@ -178,10 +178,13 @@ class Router:
             self._table.drop_oldest_early(request).step.pending_ack.release()
 
     def recall(self, request: Request, now: float) -> None:
-        """Look again at the rows that came out of order: they may be next."""
+        """Look again at the rows that came out of order: they may be next, and the last that their worker sent."""
+        names: dict[int, str] = {}
         for source, step in sorted(self._table.take_early(request), key=lambda row: int(row.step.rows.positions[0])):
             self.route(step, source, now)  # what is still too early goes back to wait
             step.pending_ack.release()
+            names[source.stream] = source.name
+        self._registry.end_if_lost(request, names)
 
     # Handing out.
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from itertools import count, repeat
+from itertools import repeat
 
 from google.protobuf.message import Message
 
@@ -52,7 +52,8 @@ class WorkerConnections(Connections[Worker]):
         self._intake = intake
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""
-        self._streams = count()
+        self._streams = 0
+        """How many streams there were: each one's number is below that."""
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
@@ -201,14 +202,19 @@ class WorkerConnections(Connections[Worker]):
             last_heard=now,
             stream=stream,
             assembler=Assembler(hello.worker_id, epoch, self._settings.processor),
-            source=Source(next(self._streams), stream.name, hello.first_sequence > 1, takes_over),
+            source=Source(self._streams, stream.name, hello.first_sequence > 1, takes_over),
             identity=identity,
             met_at=now,
             acknowledged=hello.first_sequence - 1,
         )
+        self._streams += 1
         self.by_id[hello.worker_id] = worker
         self.by_stream[worker.source.stream] = worker
         return worker
+
+    def is_lost(self, stream: int) -> bool:
+        """Return whether there was such a stream, and nothing more comes from it."""
+        return stream < self._streams and stream not in self.by_stream
 
     def _greet(self, worker: Worker, hello: Hello, now: float) -> None:
         """Answer a handshake: where to resume, how much credit there is, and which requests to end."""

@@ -61,7 +61,10 @@ class Table:
         self.clock = ManualClock()
         self.aborted: list[tuple[int, int]] = []
         workers = SimpleNamespace(
-            abort=lambda *aborted: self.aborted.append(aborted), source_of=lambda _: None, by_stream={}
+            abort=lambda *aborted: self.aborted.append(aborted),
+            source_of=lambda _: None,
+            by_stream={},
+            is_lost=lambda _: False,
         )
         clients = SimpleNamespace(resumes=SimpleNamespace(settle_owner=lambda *_: None))
         core: Any = SimpleNamespace(workers=workers, clients=clients)
