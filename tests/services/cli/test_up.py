@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import select
+import shlex
 import signal
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from signal import SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGTSTP, Signals
 from socket import create_server
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.services.cli.helpers import COMMAND, generate
@@ -83,11 +85,20 @@ def test_other_signals_stop_it_too(number: Signals, folder: Path) -> None:
 
 def test_people_are_told_where_to_look(folder: Path) -> None:
     """What is printed says each service's state, how to watch and how to stop, and has no colours in a pipe."""
-    with Command(["up", *FEW], environment(folder)) as command:
+    with Command(["up", *FEW, "--model", "books"], environment(folder)) as command:
         command.line("stop    Ctrl-C")
+        text = "\n".join(command.lines)
+        (ask,) = re.findall(r"  ask     (.*)\\\n(.*)", text)
+        _, url, _, header, _, body = shlex.split(" ".join(ask))
+        name, _, value = header.partition(": ")
+        assert httpx.post(url, content=body, headers={name: value}, timeout=MOST).json()["model"] == "books"
+        (add,) = re.findall("  add     tokenbus (.*)", text)
+        with Command(shlex.split(add), environment(folder)) as worker:
+            assert any("connected" in line for line in worker.process.stderr or ())
+            worker.signal(SIGINT)
+            worker.end()
         command.signal(SIGINT)
         _, output, complaints = command.end()
-    text = "\n".join(command.lines)
     assert "Tokenbus is up" in text
     assert "mixed-0     ready" in text
     assert re.search(r"look    http://127.0.0.1:\d+/\n", text)

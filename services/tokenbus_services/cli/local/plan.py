@@ -15,6 +15,8 @@ from tokenbus_services.worker import engine_kind
 _VARIABLES = {entry.variable for entry in ENTRIES.values()} | {"TOKENBUS_SETTINGS"}
 _ANY_PORT = "127.0.0.1:0"
 _GRACE_SECONDS = 1.0
+_MODEL = "tokenbus"
+"""As which the gateway lists workers whose model has no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Plan:
     """What a client of the system needs: the addresses above all."""
     processor: Service
     workers: tuple[Service, ...]
+    model: str
+    """What requests ask for."""
     gateway: Service | None = None
     gateway_address: str = ""
     """Where the gateway serves, if there is one."""
@@ -62,8 +66,8 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     """
     shared = _with_addresses(settings, folder)
     arguments = ["worker", "--engine", engine]
-    if model is not None:
-        arguments += ["--model", str(model)]
+    if named := model or settings.worker.model:
+        arguments += ["--model", str(named)]
     if rest:
         arguments += ["--", *rest]
     workers = [
@@ -81,7 +85,7 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     )
     tokenizer = engine_kind(engine).tokenizer if model is None else str(model.resolve())
     gateway = _gateway(shared, tokenizer, gateway_address) if gateway_address else None
-    return Plan(shared, processor, tuple(workers), gateway, gateway_address)
+    return Plan(shared, processor, tuple(workers), settings.worker.model or _MODEL, gateway, gateway_address)
 
 
 def environment_of(settings: Settings, changed: Mapping[str, object] | None = None) -> dict[str, str]:

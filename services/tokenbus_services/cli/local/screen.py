@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -83,11 +84,14 @@ def shown(system: LocalSystem) -> Iterator[str]:
     if gateway:
         yield f"  look    http://{gateway}/"
         yield f"  ask     curl http://{gateway}/v1/completions -H 'content-type: application/json' \\"
-        yield """            -d '{"model": "tokenbus", "prompt": "The old man", "max_tokens": 16, "logprobs": 3}'"""
+        asked = {"model": system.plan.model, "prompt": "The old man", "max_tokens": 16, "logprobs": 3}
+        yield f"            -d {shlex.quote(json.dumps(asked))}"
     else:
         yield f"  no gateway: {gateway_lacks()} is not installed"
     yield f"  watch   tokenbus tap --rows --clients-address {bus.clients_address}"
-    yield f"  add     tokenbus worker --id more-0 --workers-address {bus.workers_address}"
+    command, *options = system.plan.workers[0].arguments
+    added = [command, "--id", "more-0", "--workers-address", bus.workers_address, *options]
+    yield f"  add     tokenbus {shlex.join(added)}"
     yield "  stop    Ctrl-C"
     yield ""
 
