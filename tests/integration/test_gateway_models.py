@@ -169,6 +169,15 @@ async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None
             assert is_true(await client.completions.create(model="qwen", prompt="a", max_tokens=1, logprobs=0))
 
 
+async def test_models_of_the_settings_need_no_processor() -> None:
+    """Where the settings name the models, another one is 404 at once, also while no processor answers."""
+    with served(gateway__models="qwen", gateway__bus_timeout_ms=600_000) as system:
+        system.processor.kill()
+        async with asking(system.url) as client:
+            with pytest.raises(openai.NotFoundError, match="model: one of qwen, got 'llama'"):
+                await client.completions.create(model="llama", prompt="a", max_tokens=1)
+
+
 async def test_gateway_whose_tokenizer_is_not_the_workers(folder: Path) -> None:
     """Requests that were encoded with another tokenizer than the worker's are refused, and the gateway is not ready."""
     with served(gateway__tokenizer=str(folder)) as system:
