@@ -61,9 +61,8 @@ async def test_chat_is_what_the_models_template_writes(model: Served) -> None:
     """A chat's prompt is the template's text, with its special tokens as such."""
     async with asking(model.url) as client:
         answer = await _chat(client)
-    choice: Any = answer.choices[0]
     expected = byte_level().encode(f"<user>hello 🦊{END}<assistant>", add_special_tokens=False).ids
-    assert choice.prompt_token_ids == expected
+    assert answer.prompt_token_ids == expected
 
 
 async def _chat(client: AsyncOpenAI, **given: Any) -> Any:  # noqa: ANN401 - OpenAI's model, and anything that it takes
@@ -79,13 +78,50 @@ async def test_tokenize_and_detokenize(model: Served) -> None:
         ids = library.encode(f"a 🦊{END}").ids
         answer = await _post(client, "/tokenize", prompt=f"a 🦊{END}", return_token_strs=True)
         assert (answer["count"], answer["tokens"]) == (len(ids), ids)
-        assert answer["token_strs"] == [library.decode([each], skip_special_tokens=False) for each in ids]
+        assert answer["token_strs"] == list(map(library.id_to_token, ids))
         chat = f"<user>hello 🦊{END}"
         for begins, text in ((True, f"{chat}<assistant>"), (False, chat)):
             expected = library.encode(text).ids
             answer = await _post(client, "/tokenize", messages=CHAT, add_generation_prompt=begins)
             assert answer == {"count": len(expected), "max_model_len": None, "tokens": expected, "token_strs": None}
         assert await _post(client, "/detokenize", tokens=ids) == {"prompt": f"a 🦊{END}"}
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for d in documents or () %}{{ d.title }}{% endfor %}{{ mood }}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or () %}{{ call.function.arguments.a }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+async def test_what_a_template_reads_beside_messages(model: Served, tmp_path: Path) -> None:
+    """Tools, documents, variables, calls and their results are given to the model's template."""
+    folder = write_model(tmp_path / "model", byte_level(), TOOLS_TEMPLATE)
+    _, url = model.start_gateway(gateway__tokenizer=str(folder))
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 7}'}}
+    chat: dict[str, Any] = {
+        "messages": [*CHAT, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "r"}],
+        "tools": TOOLS,
+        "documents": [{"title": "d"}],
+        "chat_template_kwargs": {"mood": "m", "add_generation_prompt": False},
+    }
+    tools = '[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"type": "object"}}}]'
+    text = f"{tools}dm<user>hello 🦊<assistant>7<tool>r"
+    async with plainly(url) as client, asking(url) as openais:
+        for fields, expected in (
+            (chat, f"{text}<assistant>"),
+            (chat | {"add_generation_prompt": False}, text),
+            (chat | {"add_generation_prompt": False, "continue_final_message": True}, text),
+        ):
+            assert (await _post(client, "/tokenize", **fields))["tokens"] == byte_level().encode(expected).ids
+        extra = {"return_token_ids": True, "documents": chat["documents"], "chat_template_kwargs": {"mood": "m"}}
+        answer: Any = await openais.chat.completions.create(
+            model="tokenbus", messages=chat["messages"], tools=TOOLS, max_tokens=1, extra_body=extra
+        )
+        assert answer.prompt_token_ids == byte_level().encode(f"{text}<assistant>").ids
+        assert (answer.choices[0].message.tool_calls, answer.choices[0].finish_reason) == (None, "length")
 
 
 async def _post(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -100,7 +136,7 @@ async def _post(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, 
     [
         ({"prompt": "a", "messages": CHAT}, "prompt", 400),
         ({}, "prompt", 400),
-        ({"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", 400),
+        ({"messages": CHAT, "continue_final_message": True}, "continue_final_message", 400),
         ({"prompt": "a", "model": "another"}, "model", 404),
     ],
 )
@@ -167,6 +203,15 @@ async def test_worker_that_comes_is_found_by_the_request_for_its_model() -> None
             system.start_worker("worker-0", "--model", "qwen")
             await until(lambda: _is_ready(plain))
             assert is_true(await client.completions.create(model="qwen", prompt="a", max_tokens=1, logprobs=0))
+
+
+async def test_models_of_the_settings_need_no_processor() -> None:
+    """Where the settings name the models, another one is 404 at once, also while no processor answers."""
+    with served(gateway__models="qwen", gateway__bus_timeout_ms=600_000) as system:
+        system.processor.kill()
+        async with asking(system.url) as client:
+            with pytest.raises(openai.NotFoundError, match="model: one of qwen, got 'llama'"):
+                await client.completions.create(model="llama", prompt="a", max_tokens=1)
 
 
 async def test_gateway_whose_tokenizer_is_not_the_workers(folder: Path) -> None:

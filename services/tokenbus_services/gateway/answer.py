@@ -94,9 +94,15 @@ class _ChoicesAnswer(Answer, ABC):
         self._open = len(self._choices)
         self.listeners = self._choices
 
+        self._form_field = request.form_field
+
     @abstractmethod
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's text and pieces."""
+
+    def end(self, error: ApiError) -> None:
+        """End with an error, which names the field that the client sent."""
+        super().end(error.about("response_format", self._form_field))
 
     @property
     def _tokens(self) -> int:
@@ -113,7 +119,8 @@ class StreamedAnswer(_ChoicesAnswer):
             self.outbox.put(self._envelope.beginnings())
         chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.ending)
         if choice.reason is None:
-            self.outbox.put(chunk, produced_at_ns)
+            if chunk:
+                self.outbox.put(chunk, produced_at_ns)
             return
         self._open -= 1
         if not self._open:

@@ -6,9 +6,13 @@ from typing import Any, NamedTuple
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_services.gateway.body_fields import invalid
+from tokenbus_services.gateway.chat_body import forced_call, tools_of
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
+from tokenbus_services.gateway.output_form import structured_output
 from tokenbus_services.gateway.prompts import PromptEncoder
-from tokenbus_services.gateway.request_body import RequestTypes, invalid, structured_output
+from tokenbus_services.gateway.request_body import RequestTypes
+from tokenbus_services.gateway.tool_calls import ForcedCall
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import Settings
 
@@ -70,6 +74,10 @@ class CompletionRequest:
     is_streamed: bool = False
     wants_usage: bool = False
     is_chat: bool = False
+    forced: ForcedCall | None = None
+    """What a chat has to call."""
+    form_field: str = "response_format"
+    """The field of the body that says the output's form."""
 
     @property
     def choices(self) -> int:
@@ -142,7 +150,7 @@ class Reader:
             raise invalid("include_draft_logprobs", "only with logprobs, got true without")
         return self._bounded(
             CompletionRequest(
-                prompts=self.encoder.prompts(body.prompt, body.n, "prompt"),
+                prompts=self.encoder.prompts(body.prompt, body.n, "prompt", adds_special=body.add_special_tokens),
                 top_logprobs=body.logprobs,
                 max_tokens=body.max_tokens,
                 **common,
@@ -160,9 +168,15 @@ class Reader:
             raise invalid("include_draft_logprobs", "only with logprobs: true, got true without")
         if newer is not None and older is not None and newer != older:
             raise invalid("max_tokens", f"the same as max_completion_tokens, {newer}, or absent, got {older}")
+        tools = tools_of(body)
+        forced = forced_call(body, tools)
+        if forced is not None:
+            common["others"]["structured_output"] = {"json_schema": {"schema": forced.schema}}
+            common["form_field"] = "tool_choice"
         return self._bounded(
             CompletionRequest(
-                prompts=self.encoder.prompts([self.encoder.chat(body.messages)], body.n, "messages"),
+                prompts=self.encoder.prompts([self.encoder.chat(body, tools)], body.n, "messages"),
+                forced=forced,
                 top_logprobs=(top or 0) if body.logprobs else None,
                 max_tokens=older if newer is None else newer,
                 is_chat=True,
@@ -191,12 +205,10 @@ class Reader:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", f"either this or messages, got {'neither' if body.prompt is None else 'both'}")
         if body.messages is not None:
-            if body.add_special_tokens:
-                raise invalid("add_special_tokens", "only with prompt: a chat has those that its template writes")
-            ids = self.encoder.chat(body.messages, begins_answer=body.add_generation_prompt)
+            ids = self.encoder.chat(body, tools_of(body))
         else:
             ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
-        texts = [self._vocabulary.decode([token_id]) for token_id in ids] if body.return_token_strs else None
+        texts = [self._vocabulary.token_name(token_id) for token_id in ids] if body.return_token_strs else None
         most = self.models.get(body.model or next(iter(self.models)), 0) or None
         return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts}
 
@@ -223,6 +235,7 @@ class Reader:
             "n": body.n,
             "ignores_end": body.ignore_eos,
             "others": _others(body),
+            "form_field": "response_format" if body.structured_outputs is None else "structured_outputs",
             "wants_drafts": body.include_draft_logprobs,
             "wants_ids": body.return_token_ids,
             "wants_columns": body.return_columns,

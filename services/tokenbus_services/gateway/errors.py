@@ -55,6 +55,12 @@ class ApiError(Exception):
         self.tokens = 0
         """How many tokens came before it."""
 
+    def about(self, param: str, name: str) -> "ApiError":
+        """Return this error, with another name for the field that it is about if that is `param`."""
+        if self.param == param:
+            self.param, self.message = name, name + self.message.removeprefix(param)
+        return self
+
     @property
     def body(self) -> dict[str, object]:
         """The error's JSON object, as OpenAI's clients read it."""

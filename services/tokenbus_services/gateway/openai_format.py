@@ -3,11 +3,13 @@
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import orjson
 
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
+from tokenbus_services.gateway.tool_calls import CallWriter
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -30,6 +32,8 @@ class Envelope:
         parts = self.parts()
         is_same = all(isinstance(part, Nothing) for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
+        forced = request.forced
+        self._calls = [] if forced is None else [CallWriter(forced) for _ in range(request.choices)]
         self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
 
     def parts(self) -> tuple[Part, ...]:
@@ -55,20 +59,27 @@ class Envelope:
         for index, opening in enumerate(self._openings):
             said = b'"delta":{"role":"assistant","content":""}' if request.is_chat else b'"text":""'
             ids = self._prompt_ids(index)
-            if request.is_chat or ids:
-                ending = b',"logprobs":null,"finish_reason":null}]%b}\n\n' % self._usage_later
-                chunks.append(opening + said + ids + ending)
+            if request.is_chat or ids:  # of a chat they are the answer's, as vLLM has them, else the choice's
+                places = (b"", ids) if request.is_chat else (ids, b"")
+                ending = b'%b,"logprobs":null,"finish_reason":null}]%b%b}\n\n' % (*places, self._usage_later)
+                chunks.append(opening + said + ending)
         return b"".join(chunks)
 
     def chunk(self, index: int, text: str, parts: Sequence[Part], pieces: Sequence[Piece], end: Ending | None) -> bytes:
-        """Return a row's chunk."""
+        """Return a row's chunk; none for a text that only begins a call, where nothing else is to be said."""
+        said = self._said % orjson.dumps(text)
+        if self._calls:
+            delta = self._calls[index].delta(text)
+            if delta == b"{}" and end is None and self._always:
+                return b""
+            said = b'"delta":%b,' % delta
         beside = self._always or b",".join([
             part.name + part.joined((piece,)) for part, piece in zip(parts, pieces, strict=True)
         ])  # fmt: skip
         ending = self._going_on
         if end is not None:
-            ending = b",%b}]%b}\n\n" % (_ending(end), self._usage_later)
-        return b"".join((self._openings[index], self._said % orjson.dumps(text), beside, ending))
+            ending = b",%b}]%b}\n\n" % (self._ending(end), self._usage_later)
+        return b"".join((self._openings[index], said, beside, ending))
 
     def last(self, tokens: int) -> bytes:
         """Return the end of the stream, after all rows."""
@@ -80,14 +91,28 @@ class Envelope:
 
     def whole(self, choices: Sequence[bytes], tokens: int) -> bytes:
         """Return the whole answer; `choices` are from `choice`."""
-        return self._head + b',"choices":[%b],"usage":%b}' % (b",".join(choices), self._usage(tokens))
+        ids = self._prompt_ids(0) if self._request.is_chat else b""
+        return self._head + b',"choices":[%b],"usage":%b%b}' % (b",".join(choices), self._usage(tokens), ids)
 
     def choice(self, index: int, text: str, beside: Sequence[bytes], end: Ending | None) -> bytes:
         """Return a whole choice."""
-        words = orjson.dumps(text)
-        said = b'"message":{"role":"assistant","content":%b,"refusal":null}' if self._request.is_chat else b'"text":%b'
-        members = b",".join([said % words, *beside, _ending(end)])
-        return b'{"index":%d,' % index + members + self._prompt_ids(index) + b"}"
+        request = self._request
+        said = b'"text":' + orjson.dumps(text)
+        if request.is_chat:
+            calls = self._calls[index].calls(text) if self._calls else []
+            message: dict[str, Any] = {"role": "assistant", "content": "" if self._calls else text, "refusal": None}
+            said = b'"message":' + orjson.dumps({**message, "tool_calls": calls} if calls else message)
+        members = b",".join([said, *beside, self._ending(end)])
+        ids = b"" if request.is_chat else self._prompt_ids(index)
+        return b'{"index":%d,' % index + members + ids + b"}"
+
+    def _ending(self, end: Ending | None) -> bytes:
+        """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
+        reason, stop = end or (None, None)
+        forced = self._request.forced
+        if reason == "stop" and forced is not None and forced.name is None:  # of a call by its name it stays as it is
+            reason = "tool_calls"
+        return b'"finish_reason":%b,"stop_reason":%b' % (orjson.dumps(reason), orjson.dumps(stop))
 
     def _prompt_ids(self, index: int) -> bytes:
         if not self._request.wants_ids:
@@ -98,8 +123,3 @@ class Envelope:
         prompt = self._request.prompt_tokens
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
         return orjson.dumps(usage)
-
-
-def _ending(end: Ending | None) -> bytes:
-    """Return why a choice ended, and by which of the request's own stops, as vLLM's API has it."""
-    return b'"finish_reason":%b,"stop_reason":%b' % tuple(map(orjson.dumps, end or (None, None)))

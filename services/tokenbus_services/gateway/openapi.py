@@ -75,12 +75,11 @@ class Choice(Struct, kw_only=True, forbid_unknown_fields=True):
     """One choice of an answer."""
 
     index: _Count
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: int | str | None
     logprobs: _Object | None
     draft_logprobs: _Object | UnsetType | None = UNSET
     token_ids: list[_Count] | UnsetType = UNSET
-    prompt_token_ids: list[_Count] | UnsetType = UNSET
     columns: _Object | UnsetType = UNSET
     draft_columns: _Object | UnsetType | None = UNSET
 
@@ -89,6 +88,7 @@ class TextChoice(Choice, kw_only=True):
     """A choice of a completion."""
 
     text: str
+    prompt_token_ids: list[_Count] | UnsetType = UNSET
 
 
 class MessageChoice(Choice, kw_only=True):
@@ -117,6 +117,7 @@ class ChatAnswer(Answer, kw_only=True):
     """An answer of /v1/chat/completions."""
 
     choices: Annotated[list[MessageChoice], Meta(min_length=1)]
+    prompt_token_ids: list[_Count] | UnsetType = UNSET
 
 
 class TokenizationAnswer(Struct):

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenbus_services.gateway.request_body import invalid
+from tokenbus_services.gateway.body_fields import invalid
+from tokenbus_services.gateway.chat_body import messages_of, variables_of
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.settings import GatewaySettings
 
 _MAX_PROMPTS_SHARE = 4
 """The prompts of an answer have at most this many times gateway.max_prompt_tokens together, each counted `n` times."""
-_ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+_ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 class PromptEncoder:
@@ -21,11 +22,13 @@ class PromptEncoder:
         self._template = settings.chat_template
         self._vocabulary = vocabulary
 
-    def prompts(self, prompts: Sequence[str | list[int]], n: int, name: str) -> list[list[int]]:
+    def prompts(
+        self, prompts: Sequence[str | list[int]], n: int, name: str, *, adds_special: bool = True
+    ) -> list[list[int]]:
         """Return the ids of an answer's prompts, of which each has `n` choices."""
         most, tokens, encoded = _MAX_PROMPTS_SHARE * self._most, 0, []
         for prompt in prompts:
-            encoded.append(self.prompt(prompt, name))
+            encoded.append(self.prompt(prompt, name, adds_special=adds_special))
             tokens += n * len(encoded[-1])
             if tokens > most:
                 raise invalid(name, f"at most {most} tokens together, each prompt n times, got {tokens} or more")
@@ -43,24 +46,27 @@ class PromptEncoder:
             raise invalid(name, f"1 to {self._most} tokens, got {len(ids)}")
         return ids
 
-    def chat(self, messages: Sequence[Any], *, begins_answer: bool = True) -> list[int]:
-        """Return the ids of a chat, up to where the assistant's next message begins if `begins_answer`.
+    def chat(self, body: Any, tools: Sequence[Any]) -> list[int]:  # noqa: ANN401 - a struct
+        """Return the ids of a body's chat, up to where the assistant's next message begins unless it says otherwise.
 
         `auto` is the model's own template, and `text` for tokenizers that are no model's. `text`: the messages' texts,
         one a line, for models that continue any text and know no roles. `roles`: a line for each message,
-        `User: ...`, and `Assistant:` at the end.
+        `User: ...`, and `Assistant:` at the end. These two show no tools.
         """
-        texts = [_text_of(message.content) for message in messages]
+        messages, variables = messages_of(body), variables_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
-            pairs = zip(messages, texts, strict=True)
-            chat = [{"role": message.role, "content": text} for message, text in pairs]
-            text = self._vocabulary.render_chat(chat, begins_answer=begins_answer)
-            return self.prompt(text, "messages", adds_special=False)
+            template = self._vocabulary.chat_template
+            try:
+                text = template.render(messages, tools, variables, continues_last=body.continue_final_message)
+            except ValueError as error:  # a ChatTemplateError
+                raise invalid("messages", f"the model's chat template refuses them: {error}") from None
+            return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens))
+        texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
-            texts = [f"{_ROLES[message.role]}: {text}" for message, text in zip(messages, texts, strict=True)]
-            texts += ["Assistant:"] if begins_answer else []
+            texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]
+            texts += ["Assistant:"] if body.add_generation_prompt else []
         return self.prompt("\n".join(texts), "messages")
 
 
-def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, or a list of parts
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())

@@ -110,7 +110,7 @@ class Routes:
         try:
             return await self._read_from(data, read)
         except ApiError as error:
-            if error.code != MODEL_NOT_FOUND:
+            if error.code != MODEL_NOT_FOUND or self._gateway.reader.fixed_models:
                 raise
         await self._gateway.learn_models()  # its worker may have come since
         return await self._read_from(data, read)

@@ -37,7 +37,14 @@ class Numbers:
 class Template(Protocol):
     """Writes chats as a model knows them."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), **variables: object) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any],
+        variables: Mapping[str, Any],
+        *,
+        continues_last: bool,
+    ) -> str:
         """Return the text of a chat; raises ValueError."""
 
 
@@ -52,6 +59,9 @@ class OfModel(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones too."""
+
+    def token_name(self, token_id: int) -> str | None:
+        """Return what the vocabulary calls a token; None for an id without a token."""
 
 
 class Vocabulary:
@@ -89,17 +99,14 @@ class Vocabulary:
         """Whether it is the tokenizer of a model's folder."""
         return self._of_model is not None
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, begins_answer: bool) -> str:
-        """Return a chat as the model's template writes it; raises an ApiError if that cannot be."""
+    @property
+    def chat_template(self) -> Template:
+        """The model's chat template; an ApiError says that there is none."""
         template = None if self._of_model is None else self._of_model.chat_template
         if template is None:
             message = "the model has no chat template: use /v1/completions, or set gateway.chat_template"
             raise ApiError(400, f"messages: {message}", param="messages", code="no_chat_template")
-        try:
-            return template.render(messages, add_generation_prompt=begins_answer)
-        except ValueError as error:  # a ChatTemplateError
-            message = f"messages: the model's chat template refuses them: {error}"
-            raise ApiError(400, message, param="messages", code="invalid_value") from None
+        return template
 
     def encode_chat(self, text: str) -> list[int]:
         """Return the tokens of a text to which nothing is added, as of one that the template has written."""
@@ -110,6 +117,10 @@ class Vocabulary:
         if self._of_model is not None:
             return self._of_model.decode(token_ids)
         return b"".join(map(self.pieces.__getitem__, token_ids)).decode(errors="replace")
+
+    def token_name(self, token_id: int) -> str | None:
+        """Return what the model's vocabulary calls a token, or its text where the tokenizer is no model's."""
+        return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)
 
 
 class _Table(dict[int, T]):

@@ -11,9 +11,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tokenbus_services.model_files.chat_messages import MessageForm
 from tokenbus_services.model_files.errors import ModelFilesError
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
+_NO_VARIABLES: Mapping[str, Any] = {}
+_MARK = "(the answer goes on here)"
+"""Stands where a last message is continued, to find that place again in what the template has made of it."""
 
 
 class ChatTemplateError(ValueError):
@@ -44,29 +48,44 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._special_tokens = dict(special_tokens)
         try:
-            self._templates = {name: environment.from_string(source) for name, source in templates.items()}
+            self._templates = {
+                name: (environment.from_string(source), MessageForm.of(source, environment.parse(source)))
+                for name, source in templates.items()
+            }
         except TemplateError as error:
             raise ModelFilesError(f"its chat template cannot be compiled: {_line(error)}") from None
         if _DEFAULT not in self._templates:
             raise ModelFilesError(f"its chat templates: one must be {_DEFAULT!r}, got {', '.join(templates)}")
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), **variables: object) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        *,
+        continues_last: bool = False,
+    ) -> str:
         """Return the text of a chat, up to where the assistant's next message begins.
 
         Args:
-            messages: Each with `role` and `content`, as OpenAI's API has them.
+            messages: As OpenAI's API has them: each with `role` and `content`, a text or a list of parts.
             tools: The functions that the model may call, as OpenAI's API has them.
             variables: What else the template may read, as `enable_thinking`; these win over its usual variables.
+            continues_last: Whether the text ends within the last message, at the end of its content.
 
         Raises:
             ChatTemplateError: The template refuses the chat, or cannot be run for it.
         """
-        template = self._templates.get(_WITH_TOOLS if tools else _DEFAULT) or self._templates[_DEFAULT]
-        usual = {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
+        template, form = self._templates.get(_WITH_TOOLS if tools else _DEFAULT) or self._templates[_DEFAULT]
+        fitted = form.fit(messages)
+        if continues_last:
+            _mark_end(fitted[-1])
+        usual = {"messages": fitted, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
         try:
-            return template.render({**self._special_tokens, **usual, **variables})
+            text = template.render({**self._special_tokens, **usual, **variables})
         except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
             raise ChatTemplateError(_line(error)) from None
+        return _until_mark(text) if continues_last else text
 
 
 def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -87,6 +106,24 @@ def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(templates, dict) or not all(isinstance(each, str) for each in templates.values()):
         raise ModelFilesError(f"{folder}: chat_template: a text, or texts by name, got {type(found).__name__}")
     return templates
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    # The space is what shows whether the template keeps the spaces at a content's end.
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = f"{content}{_MARK} "
+    elif content:
+        content[-1]["text"] += f"{_MARK} "
+    else:
+        raise ChatTemplateError("the last message has no content that could be continued")
+
+
+def _until_mark(text: str) -> str:
+    before, mark, behind = text.rpartition(_MARK)
+    if not mark:
+        raise ChatTemplateError("the last message cannot be continued: the template does not show it")
+    return before if behind.startswith(" ") else before.rstrip()
 
 
 class _Generation(Extension):

@@ -67,6 +67,11 @@ class ModelTokenizer:
         """Return the text of tokens, with the names of special ones; an id without a token has none."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
+    def token_name(self, token_id: int) -> str | None:
+        """Return what the vocabulary calls a token, as `Ġcat`; None for an id without a token."""
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character; none for special tokens."""
         return self._pieces[token_id]

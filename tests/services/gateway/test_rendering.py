@@ -1,6 +1,7 @@
 """What is written of rows: each form says what the columns hold, in a stream as at once."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,11 @@ async def test_token_ids_come_on_request() -> None:
         first, *others = _choices(streamed, place)
         assert whole["choices"][place]["token_ids"] == joined(others, "token_ids") == ids
         assert whole["choices"][place]["prompt_token_ids"] == first["prompt_token_ids"] == [1, 2]
+    asked = _asked(wants_ids=True, is_chat=True)
+    whole = json.loads(await said(asked, steps, VOCABULARIES["ngram"]))
+    first, *_ = chunks(await said(replace(asked, is_streamed=True), steps, VOCABULARIES["ngram"]))
+    assert whole["prompt_token_ids"] == first["prompt_token_ids"] == [1, 2]
+    assert all("prompt_token_ids" not in choice for choice in whole["choices"] + first["choices"])
 
 
 @pytest.mark.parametrize("scoring", [Scoring.SHED, Scoring.NONE])

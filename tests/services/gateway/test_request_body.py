@@ -13,13 +13,15 @@ from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TokenBi
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.openapi import document
-from tokenbus_services.gateway.request_body import RequestTypes, structured_output
+from tokenbus_services.gateway.output_form import structured_output
+from tokenbus_services.gateway.request_body import RequestTypes
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 SMALL = {"max_tokens": 5, "max_prompt_tokens": 3, "max_choices": 2}
 TYPES = RequestTypes(settings({f"gateway.{name}": value for name, value in SMALL.items()}))
 COMPLETION = {"model": "m", "prompt": "a"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+TOOL: dict[str, Any] = {"function": {"name": "f"}}
 VALID: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "completion": (TYPES.completion, COMPLETION),
     "chat": (TYPES.chat, CHAT),
@@ -122,13 +124,26 @@ def test_schemas_of_the_document_are_schemas() -> None:
         (
             "chat",
             {"messages": [{"role": "king", "content": "a"}]},
-            "messages[0].role: one of 'system', 'developer', 'user', 'assistant', got 'king'",
+            "messages[0].role: one of 'system', 'developer', 'user', 'assistant', 'tool', got 'king'",
         ),
         (
             "chat",
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
             "messages[0].content[0].text: required, got nothing",
         ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
+            "messages[0].content[0].type: one of 'text', got 'image'",
+        ),
+        ("chat", {"tools": []}, "tools: expected array of length >= 1, got a length of 0"),
+        ("chat", {"tools": [{"function": {}}]}, "tools[0].function.name: required, got nothing"),
+        ("chat", {"tools": [TOOL | {"type": "custom"}]}, "tools[0].type: one of 'function', got 'custom'"),
+        ("chat", {"tools": [TOOL] * 129}, "tools: expected array of length <= 128, got a length of 129"),
+        ("chat", {"tool_choice": "some"}, "tool_choice: one of 'none', 'auto', 'required', got 'some'"),
+        ("chat", {"tool_choice": {"function": {}}}, "tool_choice.function.name: required, got nothing"),
+        ("tokenization", {"chat_template_kwargs": 1}, "chat_template_kwargs: expected object | null, got 1"),
+        ("chat", {"documents": [{"title": 1}]}, "documents[0]: expected str, got {'title': 1}"),
         (
             "chat",
             {"messages": [{"role": "user", "content": "a", "audio": 1}]},
@@ -142,7 +157,7 @@ def test_refusals_name_the_field_the_limit_and_the_value(route: str, fields: dic
     with pytest.raises(ApiError) as raised:
         TYPES.read(kind, valid | fields)
     assert raised.value.message == line
-    assert raised.value.param == line.rpartition(": ")[0]
+    assert raised.value.param == line.partition(": ")[0]
 
 
 FORMS = [

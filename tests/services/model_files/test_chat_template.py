@@ -22,7 +22,7 @@ def test_chat_as_the_model_was_trained(tmp_path: Path) -> None:
     template = ModelTokenizer(write_model(tmp_path / "model", byte_level())).chat_template
     assert template is not None
     assert template.render(CHAT) == f"<user>a < b{END}<assistant>"
-    assert template.render(CHAT, add_generation_prompt=False) == f"<user>a < b{END}"
+    assert template.render(CHAT, variables={"add_generation_prompt": False}) == f"<user>a < b{END}"
 
 
 @pytest.mark.parametrize(
