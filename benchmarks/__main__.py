@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.page import page
 from benchmarks.running import Benchmark, Result, chosen, find, measure
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.printable import printable
+from tokenbus_services.terminal import Progress, styled
 
 ROOT = Path(__file__).resolve().parents[1]
 _DESCRIPTION = """\

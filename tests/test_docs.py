@@ -20,6 +20,7 @@ COMMON = {
     "plugins",
     "loop_thread",
     "signals",
+    "terminal",
 }
 """What every package of the services may use."""
 

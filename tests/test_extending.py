@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.pages import blocks, module_of
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST, until
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, SamplingParameters, TextPrompt, TokenPrompt
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.tokens import Token
 from tokenbus_services.processor import Processor

@@ -1,6 +1,6 @@
 """A transport whose connections fail for good."""
 
-from tests.support.memory_transport import MemoryConnection, MemoryTransport
+from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
 
 
 class Breaking(MemoryConnection):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Refusal, RefusalReason
 from tokenbus_services.bus import Listener
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.link import Link, SessionState
 from tokenbus_services.settings import BusSettings
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import numpy as np
 
-from tests.support.memory_transport import MemoryTransport
 from tokenbus_contracts import BatchHeader, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, SamplingParameters, TokenPrompt
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client, Generation, RequestFailedError, RequestTokens, Token
 from tokenbus_services.processor import Processor, Step
 from tokenbus_services.settings import BusSettings, Settings

@@ -11,8 +11,8 @@ from typing import Any
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, RowStatus, Rule
 from tokenbus_contracts.codec import parse
 from tokenbus_contracts.validate import check_batch
-from tokenbus_services.cli.terminal import styled
 from tokenbus_services.printable import printable
+from tokenbus_services.terminal import styled
 
 _EXAMPLES = """\
 A file holds one encoded LogprobBatch. Each gets one line: ok and what is in it, or the field, the limit and

@@ -24,10 +24,10 @@ from tokenbus_services.cli.local import LocalSystem, News, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
 from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.signals import until_signal
-from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.client import Client
 from tokenbus_services.logs import configure
 from tokenbus_services.settings import Settings
+from tokenbus_services.terminal import Progress, styled
 
 _DESCRIPTION = """\
 Start a processor, a mixed, a prefill and a decode worker with the engine ngram, and a gateway, as processes of their

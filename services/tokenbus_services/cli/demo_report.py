@@ -8,9 +8,9 @@ from itertools import islice
 from typing import Any, SupportsInt
 
 from tokenbus_services.cli.demo_checks import Answer, Answers, HttpAnswer, Rate
-from tokenbus_services.cli.terminal import columns, styled, wants_colour
 from tokenbus_services.plugins import Tokenizer, load_tokenizer
 from tokenbus_services.printable import printable
+from tokenbus_services.terminal import columns, styled, wants_colour
 
 _IDS_ONLY = "ids only"
 _QUIET = 0.25

@@ -15,7 +15,6 @@ from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.terminal import Progress
 from tokenbus_services.cli.watching import watching
 from tokenbus_services.client import WatchedItem
 from tokenbus_services.logs import logger
@@ -23,6 +22,7 @@ from tokenbus_services.printable import printable
 from tokenbus_services.recording import Recorder
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
+from tokenbus_services.terminal import Progress
 
 _DESCRIPTION = """\
 Write a worker's stream to a file, as it passes through a processor: the same bytes that the worker published, with its

@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.terminal import Progress
 from tokenbus_services.printable import printable
 from tokenbus_services.recording import RecordingError, entries
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
+from tokenbus_services.terminal import Progress
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 
 _DESCRIPTION = """\

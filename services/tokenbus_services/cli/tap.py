@@ -14,12 +14,12 @@ from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.terminal import styled
 from tokenbus_services.cli.watching import watching
 from tokenbus_services.client import WatchedItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
+from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\
 Show the items of workers' streams as they pass through a processor, a line for each: its stream and sequence, then what

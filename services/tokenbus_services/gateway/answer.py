@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from tokenbus_contracts import RowStatus
+from tokenbus_services.delivery.text import RunningText
 from tokenbus_services.gateway.buffers import Buffers, Outbox
-from tokenbus_services.gateway.choice import Choice, RunningText, broken, reason_of
+from tokenbus_services.gateway.choice import Choice, broken, reason_of
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError

@@ -1,11 +1,11 @@
-"""Choice: one request's rows as text, with characters that are split over tokens and stops, and what is beside it."""
+"""Choice: one request's rows as text, and what is beside it."""
 
-import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenbus_contracts import RowStatus
-from tokenbus_services.gateway.completion_request import Ending, Stopping
+from tokenbus_services.delivery.text import RunningText, Stopping
+from tokenbus_services.gateway.completion_request import Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
@@ -16,7 +16,6 @@ _BROKEN = {
     int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
 }
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 def reason_of(view: RenderedStep, place: int) -> str | None:
@@ -108,90 +107,3 @@ class Choice:
         if is_stopped and not self._text.is_stopped:
             self._stop_id, count = ids[-1], len(ids)
         return text, count
-
-
-class RunningText:
-    """Turns tokens' bytes into text, and holds back split characters and what may be the beginning of a stop."""
-
-    __slots__ = ("_decoder", "_held", "_is_split", "_least", "_stops", "_tokens", "includes_stop", "stop")
-
-    def __init__(self, stopping: Stopping | None = None) -> None:
-        """Take the stops, if there are any: texts that end it where they appear."""
-        self._decoder = _UTF8("replace")
-        self._is_split = False
-        self._stops = () if stopping is None else stopping.texts
-        self._least = 0 if stopping is None else stopping.min_tokens
-        self._tokens = 0
-        self._held = ""
-        self.includes_stop = stopping is not None and stopping.is_included
-        self.stop: str | None = None
-        """The stop that has appeared; later text is ignored."""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop has appeared."""
-        return self.stop is not None
-
-    def add(self, data: bytes) -> str:
-        """Add bytes, and return the text that is complete."""
-        if not self._is_split:
-            try:
-                text = data.decode()
-            except UnicodeDecodeError:
-                text = self._decode(data)
-        else:
-            text = self._decode(data)
-        return self._certain(text) if self._stops else text
-
-    def add_until_stop(self, pieces: Iterable[bytes]) -> tuple[str, int]:
-        """Add tokens' bytes one by one until a stop is complete; return the text, and how many tokens it took.
-
-        The text is the same that `add` returns for all of them together.
-        """
-        texts, taken = [], 0
-        for piece in pieces:
-            self._tokens += 1
-            texts.append(self.add(piece))
-            taken += 1
-            if self.is_stopped:
-                break
-        return "".join(texts), taken
-
-    def end(self) -> str:
-        """Return what was held back, at the end."""
-        if self.is_stopped:
-            return ""
-        text = self._held + self._decoder.decode(b"", final=True)
-        self._held = ""
-        return text
-
-    def _decode(self, data: bytes) -> str:
-        text = self._decoder.decode(data)
-        self._is_split = bool(self._decoder.getstate()[0])
-        return text
-
-    def _certain(self, text: str) -> str:
-        if self.is_stopped:
-            return ""
-        before, text = len(self._held), self._held + text
-        places = [] if self._least and self._tokens <= self._least else self._places(text, before)
-        if places:
-            place, self.stop = min(places)
-            self._held = ""
-            return text[: place + len(self.stop)] if self.includes_stop else text[:place]
-        kept = max((_beginning(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
-
-    def _places(self, text: str, before: int) -> list[tuple[int, str]]:
-        """Return where stops begin that end behind the first `before` characters: others came too early to count."""
-        found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
-        return [(place, stop) for place, stop in found if place >= 0]
-
-
-def _beginning(text: str, stop: str) -> int:
-    """Return how many of a text's last characters may begin a stop."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

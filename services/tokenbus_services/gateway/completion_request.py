@@ -1,11 +1,12 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
+from tokenbus_services.delivery.text import Stopping
 from tokenbus_services.gateway.body_fields import invalid
 from tokenbus_services.gateway.chat_body import forced_call, tools_of
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
@@ -38,17 +39,6 @@ _PASSED_ON = {
 
 Ending = tuple[str, str | int | None]
 """Why a choice ended, `stop` or `length`; and which of the request's own stop texts or stop tokens ended it."""
-
-
-class Stopping(NamedTuple):
-    """What ends an answer's text: the request's own stop texts and stop tokens."""
-
-    texts: Sequence[str] = ()
-    token_ids: Collection[int] = ()
-    min_tokens: int = 0
-    """A stop text counts where it ends behind so many tokens."""
-    is_included: bool = False
-    """Whether the stop belongs to the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Connection, Listener, Transport, ZeroMQTransport
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.settings import BusSettings
 
 MAX_PART_BYTES = 300_000

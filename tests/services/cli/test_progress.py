@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from tokenbus_services.cli.terminal import Progress
+from tokenbus_services.terminal import Progress
 
 
 class Terminal(io.StringIO):

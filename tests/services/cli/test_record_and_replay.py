@@ -19,12 +19,12 @@ from tests.services.cli.helpers import (
     payloads,
     recording,
 )
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST, until
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.bus import Transport
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.record import Files, record

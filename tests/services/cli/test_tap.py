@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, WORKER, memory_settings, payloads, recording
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST, until
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
 from tokenbus_engines.synthetic import true_tokens
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
 from tokenbus_services.client import WatchedItem

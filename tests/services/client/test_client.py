@@ -7,7 +7,6 @@ import pytest
 from tests.services.breaking import BreakingTransport
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
 from tests.support.clock import ManualClock
-from tests.support.memory_transport import MemoryConnection, MemoryTransport
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError, RowStatus, encode
 from tokenbus_contracts.frames import read_frame, write_frame
@@ -22,6 +21,7 @@ from tokenbus_contracts.generated.client_pb2 import (
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.bus import AddressError, Listener
+from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
 from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 from tokenbus_services.client.client import WatchedItem
 from tokenbus_services.delivery import RequestFailedError, Token

@@ -12,10 +12,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.gateway.metrics import GATEWAY
 from tokenbus_services.metrics.families import Family
 from tokenbus_services.metrics.processor import PROCESSOR

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from tests.services.cli.helpers import generate, memory_settings
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST, until
 from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays
 from tokenbus_services.worker.engine_thread import EngineThread

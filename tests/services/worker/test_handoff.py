@@ -13,13 +13,13 @@ import pytest
 from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.bus.keyed import Keyring
 from tests.support.clock import ManualClock
-from tests.support.memory_transport import MemoryTransport
 from tests.support.waiting import MOST
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services.bus import Listener, Role, ZeroMQTransport
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.handoff import (

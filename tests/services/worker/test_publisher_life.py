@@ -9,13 +9,13 @@ import pytest
 from tests.services.breaking import BreakingTransport
 from tests.services.builders import EPOCH, batch, generate_of, rows, settings
 from tests.support.clock import ManualClock
-from tests.support.memory_transport import MemoryConnection, MemoryTransport
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import BatchKind, ContractError, RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Ack, Credit, ProcessorFrame, Welcome, WorkerFrame
 from tokenbus_services.bus import AddressError, Listener
+from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import NotRunningError, Publisher, WouldWaitError
 from tokenbus_services.worker.session import HandoffPoint

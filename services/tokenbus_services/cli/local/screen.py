@@ -10,8 +10,8 @@ from tokenbus_contracts.generated.client_pb2 import ProcessorStatus
 from tokenbus_services.cli.local.child import News
 from tokenbus_services.cli.local.plan import gateway_lacks
 from tokenbus_services.cli.local.system import LocalSystem
-from tokenbus_services.cli.terminal import Progress, styled
 from tokenbus_services.printable import printable
+from tokenbus_services.terminal import Progress, styled
 
 
 class Screen:
