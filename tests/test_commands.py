@@ -30,6 +30,8 @@ NOT_RUN = {
     "tokenbus up --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_up.py runs such a line in `make test-vllm`"
     ),
+    "tokenbus up --engine vllm --model /models/qwen -- --enable-lora "
+    "--lora-modules poet=/adapters/poet clerk=/adapters/clerk": "as above",
     "tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_worker.py runs such a line in `make test-vllm`"
     ),

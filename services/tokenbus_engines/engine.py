@@ -137,6 +137,9 @@ class BatchEngine(Generic[B]):
         self._requests = decoder.requests
         self._scheduler = Scheduler(self._requests, options)
 
+    lora_adapters = ()
+    """None: a decoder's model is as it is."""
+
     @property
     def vocabulary_size(self) -> int:
         """How many token ids it has."""

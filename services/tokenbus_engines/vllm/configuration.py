@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from tokenbus_engines.vllm.adapters import Adapter, adapters_of
 from tokenbus_services.settings import Settings
 
 
@@ -20,9 +21,23 @@ def check_model(model: Path | None, settings: Settings) -> Path:
     return model
 
 
-def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Any:  # noqa: ANN401
+class Configuration(NamedTuple):
+    """What vLLM is started with."""
+
+    vllm: Any
+    """Its VllmConfig."""
+    adapters: Sequence[Adapter]
+    """What its own configuration does not have: its API server holds them."""
+
+
+def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], settings: Settings) -> Configuration:
     """Return vLLM's configuration; a ValueError says which option or limit does not fit."""
-    arguments = _arguments(vllm, model, given)
+    parsed = _parsed(vllm, given)
+    parsed.model = str(model.resolve())
+    arguments = vllm.EngineArgs.from_cli_args(parsed)
+    adapters = adapters_of(parsed.lora_modules, settings.worker.model or model.name)
+    if adapters and not arguments.enable_lora:
+        raise ValueError(f"--lora-modules: only with --enable-lora, got {len(adapters)} without")
     most = most_rows(settings)
     if arguments.max_num_seqs is not None and arguments.max_num_seqs > most:
         raise ValueError(
@@ -34,7 +49,7 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
     _check_limits(config, settings)
-    return config
+    return Configuration(config, adapters)
 
 
 def most_rows(settings: Settings) -> int:
@@ -43,7 +58,7 @@ def most_rows(settings: Settings) -> int:
     return min(rows, settings.worker.max_requests) if settings.worker.max_requests else rows
 
 
-def _arguments(vllm: SimpleNamespace, model: Path, given: Sequence[str]) -> Any:  # noqa: ANN401 - vLLM's EngineArgs
+def _parsed(vllm: SimpleNamespace, given: Sequence[str]) -> Any:  # noqa: ANN401 - a namespace of its EngineArgs
     """Return what vLLM's options say."""
 
     class Parser(vllm.FlexibleArgumentParser):  # type: ignore[misc,name-defined]  # known at run time alone
@@ -53,9 +68,10 @@ def _arguments(vllm: SimpleNamespace, model: Path, given: Sequence[str]) -> Any:
             """Raise a ValueError."""
             raise ValueError(f"vLLM's options: {message}")
 
-    parsed = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --")).parse_args(list(given))
-    parsed.model = str(model.resolve())
-    return vllm.EngineArgs.from_cli_args(parsed)
+    parser = vllm.EngineArgs.add_cli_args(Parser(prog="tokenbus worker --engine vllm --"))
+    # Options of its API server's that the engine needs.
+    parser.add_argument("--lora-modules", nargs="+", default=[], metavar="NAME=PATH")
+    return parser.parse_args(list(given))
 
 
 def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as above

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import prompt_of
+from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.children import own_session
 from tokenbus_engines.vllm.columns import Logprobs, Row, method_of, step_arrays
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
@@ -84,7 +85,7 @@ class VllmEngine:
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
         try:
-            config = configured(vllm, model, arguments, settings)
+            config, adapters = configured(vllm, model, arguments, settings)
             with own_session(vllm.WorkerProc):
                 self._core = vllm.EngineCore(
                     config, vllm.Executor.get_class(config), log_stats=False, executor_fail_callback=self._note_broken
@@ -92,6 +93,7 @@ class VllmEngine:
             check_members(self._core, _USED_OF_CORE)
             self._inputs = vllm.InputProcessor(config)
             self._tasks = self._core.get_supported_tasks()
+            self._adapters = self._loaded(adapters)
         except self._refusals as error:
             raise ValueError(_line(error)) from error
         except Exception as error:
@@ -124,6 +126,11 @@ class VllmEngine:
         return self._context
 
     @property
+    def lora_adapters(self) -> Sequence[str]:
+        """The adapters that requests may name."""
+        return tuple(self._adapters)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self._requests or self._is_broken or self._core.batch_queue or self._core.scheduler.has_requests())
@@ -139,6 +146,10 @@ class VllmEngine:
             generate, self._defaults, vocabulary_size=self.vocabulary_size, top_logprobs=self._top_logprobs
         )
         sampling, vllm = generate.sampling, self._vllm
+        adapter = self._adapters.get(sampling.lora_adapter)
+        if adapter is None and sampling.lora_adapter:
+            known = f"one of {', '.join(self._adapters)}" if self._adapters else "none, without --lora-modules"
+            raise ValueError(f"sampling.lora_adapter: {known}, got {sampling.lora_adapter!r}")
         if sampling.priority and not self._has_priorities:
             raise ValueError(f"sampling.priority: 0, without --scheduling-policy priority, got {sampling.priority}")
         prompt = prompt_of(generate, self._tokenizer, self._context - 1)
@@ -150,6 +161,7 @@ class VllmEngine:
                 vllm.tokens_input(prompt, cache_salt=sampling.cache_salt or None),
                 vllm.SamplingParams(**given),
                 supported_tasks=self._tasks,
+                lora_request=adapter,
                 priority=sampling.priority,
             )
             detokenizer = self._detokenizer(request) if generate.sampling.stop else None
@@ -188,6 +200,18 @@ class VllmEngine:
     def close(self) -> None:
         """End vLLM and its processes."""
         self._core.shutdown()
+
+    def _loaded(self, adapters: Sequence[Adapter]) -> dict[str, Any]:
+        """Let vLLM load each adapter, and return what its requests are made with by the adapters' names."""
+        requests = {}
+        for number, adapter in enumerate(adapters, 1):
+            requests[adapter.name] = adapter.request(self._vllm, number)
+            try:
+                self._core.add_lora(requests[adapter.name])
+            except Exception as error:
+                self._core.shutdown()
+                raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
+        return requests
 
     def _compute(self) -> None:
         try:

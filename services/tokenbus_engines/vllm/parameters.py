@@ -51,7 +51,7 @@ _PARAMETERS = {
     "structured_output": _Parameter("structured_outputs", _form),
 }
 """By the names of our fields. One that is not here, nor below, is refused by its name."""
-BESIDE = frozenset({"cache_salt", "priority"})
+BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that vLLM takes beside its SamplingParams."""
 SAMPLING_ARGUMENTS = (*(each.name for each in _PARAMETERS.values()), "logprobs")
 """All arguments of SamplingParams that a request may come to."""

@@ -47,6 +47,8 @@ class CompletionRequest:
 
     model: str
     prompts: Sequence[Sequence[int]]
+    parent: str = ""
+    """The model that the named one is a LoRA adapter of; empty: it is none."""
     n: int = 1
     max_tokens: int | None = None
     temperature: float | None = None
@@ -97,10 +99,12 @@ class CompletionRequest:
             seed=None if self.seed is None else (self.seed + index) % _SEEDS,
             stop=self.stop,
             ignore_end_token=self.ignores_end,
+            lora_adapter=self.model if self.parent else None,
             **self.others,
         )
+        model = self.parent or self.model
         return Generate(
-            model="" if self.model == DEFAULT_MODEL else self.model,
+            model="" if model == DEFAULT_MODEL else model,
             tokens=TokenPrompt(token_ids=self.prompts[index // self.n]),
             sampling=sampling,
             top_logprobs=self.top_logprobs,
@@ -121,16 +125,21 @@ class Reader:
         """The models that the settings name; empty: those of the workers."""
         self.models: dict[str, int] = dict.fromkeys(self.fixed_models or (DEFAULT_MODEL,), 0)
         """The models that requests may name, and how many tokens a request of each may have; 0: not known."""
+        self.parents: dict[str, str] = {}
+        """Of those that are LoRA adapters, the models that they belong to."""
 
     def learn_models(self, workers: Iterable[WorkerStatus]) -> None:
-        """Take what workers serve: the models, where the settings name none, and what a request may have of each."""
+        """Take what workers serve: the models, where the settings name none, and each model's adapters and context."""
         found: dict[str, int] = {}
+        parents: dict[str, str] = {}
         for worker in workers:
             name = worker.model or DEFAULT_MODEL
             known = [most for most in (found.get(name, 0), worker.max_model_tokens) if most]
             found[name] = min(known, default=0)
+            parents |= dict.fromkeys(worker.lora_adapters, name)
         names = self.fixed_models or tuple(sorted(found)) or (DEFAULT_MODEL,)
-        self.models = {name: found.get(name, 0) for name in names}
+        self.parents = {name: parents[name] for name in sorted(parents) if parents[name] in names and name not in names}
+        self.models = {name: found.get(self.parents.get(name, name), 0) for name in (*names, *self.parents)}
 
     def completion(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         """Read a body of /v1/completions."""
@@ -222,6 +231,7 @@ class Reader:
             raise invalid("stream_options", "only where stream is true, got it without")
         return {
             "model": body.model,
+            "parent": self.parents.get(body.model, ""),
             "n": body.n,
             "ignores_end": body.ignore_eos,
             "others": _others(body),

@@ -54,6 +54,7 @@ class Model(Struct):
     created: int
     owned_by: str
     max_model_len: _Count | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class Models(Struct):

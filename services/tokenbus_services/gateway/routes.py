@@ -170,8 +170,11 @@ class Routes:
         return _json(self._model_of(model))
 
     def _model_of(self, model: str) -> dict[str, object]:
-        most = self._gateway.reader.models.get(model, 0)
-        facts: dict[str, object] = {"max_model_len": most} if most else {}  # as vLLM names it
+        reader = self._gateway.reader
+        most, parent = reader.models.get(model, 0), reader.parents.get(model)
+        facts: dict[str, object] = {"max_model_len": most} if most else {}  # as vLLM names it, as is `parent`
+        if parent is not None:
+            facts["parent"] = parent
         return {"id": model, "object": "model", "created": self._began, "owned_by": "tokenbus", **facts}
 
     async def _bus(self, _request: Request) -> Response:

@@ -79,14 +79,14 @@ class Dispatch:
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
         waiting, self._waiting = self._waiting, []
-        full: set[str] = set()
+        full: set[tuple[str, str]] = set()
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
-            model = request.generate.model
-            worker = None if model in full else self._choice(request.generate)
+            wanted = request.generate.model, request.generate.sampling.lora_adapter
+            worker = None if wanted in full else self._choice(request.generate)
             if worker is None:
-                full.add(model)
+                full.add(wanted)
                 self._waiting.append(request)
                 continue
             self.registry.table.dispatch(request, worker.source.stream)
@@ -173,13 +173,19 @@ class Dispatch:
 
     def _candidates(self, generate: Generate) -> list[Worker]:
         """Return the workers that serve what a request asks for, busy or not."""
+        adapter = generate.sampling.lora_adapter
+        serving = self._serving(generate.model)
+        return [each for each in serving if adapter in each.stream.hello.lora_adapters] if adapter else serving
+
+    def _serving(self, model: str) -> list[Worker]:
+        """Return the workers that take requests for a model, or for any where it is empty, busy or not."""
         return [
             worker
             for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
-            and generate.model in ("", worker.stream.hello.model)
+            and model in ("", worker.stream.hello.model)
         ]
 
     def _no_worker(self, generate: Generate) -> RequestError:
@@ -190,9 +196,17 @@ class Dispatch:
         if candidates:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
         else:
-            what = f"model {generate.model!r}" if generate.model else "requests"
-            code, message = ErrorCode.ERROR_CODE_NO_WORKER, f"no worker serves {what}"
+            code, message = ErrorCode.ERROR_CODE_NO_WORKER, self._not_served(generate)
         return request_error(generate.request_key, code, message, retry_after_ms=_RETRY_MS)
+
+    def _not_served(self, generate: Generate) -> str:
+        """Return which model or adapter no worker serves."""
+        adapter = generate.sampling.lora_adapter
+        known = sorted({name for worker in self._serving(generate.model) for name in worker.stream.hello.lora_adapters})
+        if adapter and known:
+            return f"sampling.lora_adapter: one of {', '.join(known)}, got {adapter!r}"
+        what = f"model {generate.model!r}" if generate.model else "requests"
+        return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
 
 
 def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | None":

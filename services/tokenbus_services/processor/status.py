@@ -12,6 +12,10 @@ from tokenbus_services.processor.requests import RequestTable
 STATUS_INTERVAL = 0.1
 """Seconds between two answers to one client, and between two reports: it does not matter how many clients ask."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
+_MOST_ADAPTER_BYTES = 128 * 1024
+"""Of the names of all workers' adapters together, so that the frame keeps its bound."""
+_ENCODED_BYTES = 4
+"""What a name takes beside its own bytes, at most."""
 
 
 class StatusReport:
@@ -33,6 +37,13 @@ class StatusReport:
     def _status(self, connected_clients: int) -> ProcessorStatus:
         dispatch, registry = self._dispatch, self._dispatch.registry
         workers = sorted(dispatch.workers.by_id.values(), key=lambda worker: worker.peer is None)
+        room = _MOST_ADAPTER_BYTES
+        described = [_worker_status(worker, registry.table) for worker in workers[:_MOST_WORKERS]]
+        for worker, status in zip(workers, described, strict=False):
+            for name in worker.stream.hello.lora_adapters:
+                room -= len(name.encode()) + _ENCODED_BYTES
+                if room >= 0:
+                    status.lora_adapters.append(name)
         counts = [*dispatch.workers.departed.values(), *(worker.stream.counts for worker in workers)]
         return ProcessorStatus(
             open_requests=len(registry.table),
@@ -44,7 +55,7 @@ class StatusReport:
             tokens=sum(each.tokens for each in counts),
             lost_items=sum(each.lost for each in counts),
             gaps=sum(each.gaps for each in counts),
-            workers=[_worker_status(worker, registry.table) for worker in workers[:_MOST_WORKERS]],
+            workers=described,
         )
 
 

@@ -315,8 +315,8 @@ class GatewaySettings(Section):
     )
     models: str = path(
         "",
-        "the models that may be asked for, as workers name them, with commas between; empty: those of the workers, "
-        "and `tokenbus` for any of them",
+        "the models that may be asked for, as workers name them, with commas between, and their LoRA adapters; empty: "
+        "those of the workers, and `tokenbus` for any of them",
     )
     tokenizer: str = text(
         "ngram",

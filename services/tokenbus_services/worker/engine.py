@@ -83,6 +83,10 @@ class DescribesModel(Protocol):
     def tokenizer_digest(self) -> int:
         """What `plugins.digest_of` returns for its tokenizer; 0: not known."""
 
+    @property
+    def lora_adapters(self) -> Sequence[str]:
+        """The LoRA adapters that requests may name; a request for another one is not sent to it."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:

@@ -259,4 +259,5 @@ def hello_of(
         handoff_server_key=handoff.server_key,
         max_model_tokens=0 if model is None else model.max_model_tokens,
         tokenizer_digest=0 if model is None else model.tokenizer_digest,
+        lora_adapters=() if model is None else model.lora_adapters,
     )

@@ -7,9 +7,6 @@ import pytest
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_engines.vllm.parameters import _PARAMETERS, BESIDE, sampling_arguments
 
-REFUSED = {"lora_adapter"}
-"""What vLLM can do and the engine does not yet."""
-
 
 def arguments(generate: Generate, defaults: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the arguments of vLLM's SamplingParams, for a model of 100 tokens."""
@@ -42,9 +39,8 @@ def test_every_field_has_its_place() -> None:
 
 
 def test_no_field_is_forgotten() -> None:
-    """Each field of the schema has its place, or is one of those that the engine refuses by their names."""
-    assert set(SamplingParameters.DESCRIPTOR.fields_by_name) <= set(_PARAMETERS) | BESIDE | REFUSED
-    assert not set(_PARAMETERS) & REFUSED
+    """Each field of the schema has its place."""
+    assert set(SamplingParameters.DESCRIPTOR.fields_by_name) == set(_PARAMETERS) | BESIDE
 
 
 def test_what_is_left_open_is_the_models_own() -> None:

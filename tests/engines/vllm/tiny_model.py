@@ -1,5 +1,6 @@
 """A tiny model with random weights and a byte-level tokenizer, made on the spot: nothing is downloaded."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -48,6 +49,26 @@ def make(folder: Path, *, vocabulary: int = VOCABULARY) -> Path:
             if not trained.decode([token]).isascii() or not trained.decode([token]):
                 model.lm_head.weight[token] = 0
     model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def make_adapter(folder: Path, seed: int) -> Path:
+    """Write a LoRA adapter of the model, with random weights that change its answers, and return the folder."""
+    import torch
+    from safetensors.torch import save_file  # noqa: PLC0415 - as above
+
+    rank, sizes = 4, {"q_proj": 64, "v_proj": 32}
+    folder.mkdir()
+    kind = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(sizes), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(kind))
+    torch.manual_seed(seed)
+    weights = {}
+    for layer in range(2):
+        for module, size in sizes.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            weights[f"{name}.lora_A.weight"] = torch.randn(rank, 64)
+            weights[f"{name}.lora_B.weight"] = torch.randn(size, rank)
+    save_file(weights, folder / "adapter_model.safetensors")
     return folder
 
 

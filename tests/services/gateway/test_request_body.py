@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
 from tests.services.builders import settings
+from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import SamplingParameters, TokenBias
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.errors import ApiError
@@ -303,6 +304,33 @@ NOT_IN_THE_API = {
     "include_special_tokens",  # the gateway writes no special tokens
     "lora_adapter",  # in OpenAI's and vLLM's API the model's name says it
 }
+
+
+def test_adapter_is_asked_for_as_a_model() -> None:
+    """A LoRA adapter that a worker has may be named as a model, which asks its worker's model for it."""
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    reader.learn_models(
+        [
+            WorkerStatus(model="m", lora_adapters=["ada", "n"], max_model_tokens=9),
+            WorkerStatus(model="n", lora_adapters=["bob"], max_model_tokens=7),
+            WorkerStatus(lora_adapters=["eve"]),
+        ]
+    )
+    assert reader.models == {"m": 9, "n": 7, "tokenbus": 0, "ada": 9, "bob": 7, "eve": 0}
+    assert reader.parents == {"ada": "m", "bob": "n", "eve": "tokenbus"}
+    for named, model, adapter in (("ada", "m", "ada"), ("n", "n", ""), ("eve", "", "eve"), ("tokenbus", "", "")):
+        for route in ("completion", "chat"):
+            generate = getattr(reader, route)(VALID[route][1] | {"model": named}).generate(0)
+            assert (generate.model, generate.sampling.lora_adapter) == (model, adapter)
+
+
+def test_adapters_are_those_of_the_models_that_may_be_named() -> None:
+    """Where the settings name models, an adapter of another one is none."""
+    reader = Reader(settings({"gateway.models": "n"}), vocabulary_of("bytes"))
+    reader.learn_models([WorkerStatus(model="m", lora_adapters=["x"]), WorkerStatus(model="n", lora_adapters=["y"])])
+    assert reader.models.keys() == {"n", "y"}
+    with pytest.raises(ApiError, match="model: one of n, y, got 'x'"):
+        reader.completion(COMPLETION | {"model": "x"})
 
 
 def test_zero_is_said_and_minus_one_is_all() -> None:

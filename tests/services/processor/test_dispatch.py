@@ -193,6 +193,42 @@ def test_worker_of_another_tokenizer_is_not_sent_a_request() -> None:
     assert (keys(other), keys(unknown)) == ([2, 3], [4, 5])
 
 
+def test_adapter_decides_which_worker_a_request_goes_to() -> None:
+    """A request for a LoRA adapter goes to a worker of its model that has it, one without to any, others to none."""
+    bench = Bench()
+    plain, first = bench.worker("a"), bench.worker("b", lora_adapters=["x", "y"])
+    second = bench.worker("c", model="m", lora_adapters=["y", "z"])
+
+    def ask(key: int, adapter: str, model: str = "") -> RequestError | None:
+        """Ask for a request with an adapter."""
+        return submit(bench, generate_of(key, model=model, sampling=SamplingParameters(lora_adapter=adapter)))
+
+    for key, adapter in enumerate(["x", "x", "z", ""], 1):
+        assert ask(key, adapter) is None
+    assert ask(5, "y", "m") is None
+    assert (keys(plain), keys(first), keys(second)) == ([4], [1, 2], [3, 5])
+    for adapter, model, line in (
+        ("w", "", "sampling.lora_adapter: one of x, y, z, got 'w'"),
+        ("x", "m", "sampling.lora_adapter: one of y, z, got 'x'"),
+        ("x", "n", "no worker serves model 'n' with a LoRA adapter, got 'x'"),
+    ):
+        error = ask(6, adapter, model)
+        assert error is not None
+        assert (error.code, error.message) == (ErrorCode.ERROR_CODE_NO_WORKER, line)
+
+
+def test_request_that_waits_for_an_adapter_keeps_no_other_one() -> None:
+    """After a restart a request for an adapter whose worker is not back waits, and one for its model alone does not."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1, sampling=SamplingParameters(lora_adapter="x")))
+    client.ask(generate_of(2))
+    plain = bench.worker("a")
+    assert (set(keys(plain)), bench.core.dispatch.waiting) == ({2}, 1)
+    assert set(keys(bench.worker("b", lora_adapters=["x"]))) == {1}
+
+
 def test_request_that_could_not_be_told_is_told_later() -> None:
     """A worker whose connection is full gets its request when it says hello again."""
     bench = Bench()

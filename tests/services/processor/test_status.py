@@ -34,6 +34,26 @@ def test_status_counts_requests_and_describes_each_worker() -> None:
     assert (list(first.draft_tokens), list(first.accepted_tokens)) == ([1], [1])
 
 
+def test_status_names_the_adapters_of_workers_as_far_as_there_is_room() -> None:
+    """Each worker's LoRA adapters are named, and of very many the first, so that the frame keeps its bound."""
+    bench = Bench()
+    bench.worker("a", lora_adapters=["x", "y"])
+    client = bench.client()
+    client.say(ASK)
+    (status,) = statuses(client)
+    assert [list(each.lora_adapters) for each in status.workers] == [["x", "y"]]
+    many = [f"{number:03}".rjust(256, "n") for number in range(256)]
+    for worker_id in "bcd":
+        bench.worker(worker_id, lora_adapters=many)
+    bench.advance(STATUS_INTERVAL)
+    client.say(ASK)
+    (status,) = statuses(client)
+    named = [list(each.lora_adapters) for each in status.workers]
+    assert named[:2] == [["x", "y"], many]
+    assert named[2] == many[: len(named[2])]
+    assert (len(named[2]) > 200, named[3]) == (True, [])
+
+
 def test_status_passes_what_waits_for_the_clients_window() -> None:
     """A client that acks nothing, so that its tokens wait, still gets the status."""
     bench = Bench()

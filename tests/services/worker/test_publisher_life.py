@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -80,8 +81,16 @@ async def test_batches_reach_the_processor() -> None:
     assert publisher.session.outstanding == 0
 
 
+class Described:
+    """What an engine says of its model."""
+
+    max_model_tokens = 9
+    tokenizer_digest = 8
+    lora_adapters = ("x", "y")
+
+
 async def test_hello_says_what_the_worker_is() -> None:
-    """Role, limits, ranks and model in the hello are those of the settings; its hand-off point is what was given."""
+    """Role, limits and ranks in the hello are those of the settings; hand-off point and model are what was given."""
     chosen = settings(
         {
             "bus.workers_address": ADDRESS,
@@ -97,11 +106,13 @@ async def test_hello_says_what_the_worker_is() -> None:
     transport = MemoryTransport(chosen.bus)
     processor = Processor(await transport.listen(ADDRESS))
     point = HandoffPoint("memory://here", b"ticket", b"k" * 32)
-    async with Publisher(chosen, vocabulary_size=99, transport=transport, clock=ManualClock(), handoff=point):
+    given: dict[str, Any] = {"transport": transport, "clock": ManualClock(), "handoff": point, "model": Described()}
+    async with Publisher(chosen, vocabulary_size=99, **given):
         hello = (await processor.body("hello")).hello
     assert (hello.worker_id, hello.role, hello.model) == ("w9", 3, "m")
     assert (hello.handoff_address, hello.handoff_ticket, hello.handoff_server_key) == point
     assert (hello.tp_rank, hello.dp_rank, hello.max_requests, hello.vocabulary_size) == (1, 2, 3, 99)
+    assert (hello.max_model_tokens, hello.tokenizer_digest, list(hello.lora_adapters)) == (9, 8, ["x", "y"])
     assert hello.limits.max_top_k == 4
     assert hello.limits.max_rows == chosen.limits.max_rows
 

@@ -36,6 +36,7 @@ def main() -> None:
 def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 - vLLM's LLM
     """Return what vLLM itself answers."""
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     asked = [
         SamplingParams(
@@ -49,8 +50,15 @@ def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 
         for case in cases
     ]
     prompts = [case.prompt if isinstance(case.prompt, str) else {"prompt_token_ids": case.prompt} for case in cases]
+    folders = sorted({case.adapter for case in cases if case.adapter is not None})
+    loras = [
+        None
+        if case.adapter is None
+        else LoRARequest(case.adapter.name, folders.index(case.adapter) + 1, str(case.adapter))
+        for case in cases
+    ]
     answers = []
-    for case, output in zip(cases, made.generate(prompts, asked, use_tqdm=False), strict=True):
+    for case, output in zip(cases, made.generate(prompts, asked, use_tqdm=False, lora_request=loras), strict=True):
         (only,) = output.outputs
         answer = Answer(ENDS[only.finish_reason], list(only.token_ids), text=only.text)
         for token, found in zip(only.token_ids, only.logprobs or (), strict=case.top_logprobs is not None):

@@ -41,6 +41,8 @@ class Case:
     """Further fields of ours, which vLLM has under other names or in another form."""
     theirs: Mapping[str, Any] = field(default_factory=dict)
     """The same as vLLM has them."""
+    adapter: Path | None = None
+    """The folder of the LoRA adapter that it asks for, by the folder's name."""
 
     def generate(self, key: int) -> Generate:
         """Return it as a message."""
@@ -49,7 +51,8 @@ class Case:
             if isinstance(self.prompt, str)
             else {"tokens": TokenPrompt(token_ids=self.prompt)}
         )
-        sampling = SamplingParameters(**self.sampling, **self.ours)
+        adapter = None if self.adapter is None else self.adapter.name
+        sampling = SamplingParameters(**self.sampling, **self.ours, lora_adapter=adapter)
         return Generate(request_key=key, sampling=sampling, top_logprobs=self.top_logprobs, **prompt)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.real.runs import SHARED, Answer, Case, answered, arguments, check, reference
-from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY
+from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY, make_adapter
 from tokenbus_contracts import Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_engines.vllm import VllmEngine
@@ -110,7 +110,7 @@ def survives(engine: VllmEngine) -> None:
         (Case([1], {"temperature": 2.5}), r"temperature must be in \[0, 2\]"),
         (Case([1], {"max_tokens": 0}), "max_tokens must be at least 1"),
         (Case([1], {"priority": 3}), "sampling.priority: 0, without --scheduling-policy priority, got 3"),
-        (Case([1], {"lora_adapter": "x"}), "sampling.lora_adapter: not known to the engine vllm"),
+        (Case([1], adapter=Path("x")), "sampling.lora_adapter: none, without --lora-modules, got 'x'"),
         (Case([1], {"structured_output": {"json_schema": {"schema": "{"}}}), "JSON|json"),
         (Case([1], {"stop_token_ids": [VOCABULARY]}), rf"sampling\.stop_token_ids\[0\]: below {VOCABULARY}"),
     ):
@@ -169,6 +169,36 @@ def test_same_answers_after_preemption(model: Path) -> None:
     assert any(answer.was_preempted for answer in mine)
 
 
+def test_same_answers_with_adapters(model: Path, tmp_path: Path) -> None:
+    """Requests for two LoRA adapters and for the model itself share steps, and each has the answers of its own."""
+    ada, bob = (make_adapter(tmp_path / name, seed) for seed, name in enumerate(("ada", "bob")))
+    # vLLM on a CPU adds the last place's adapter to requests without one: of three places one stays empty.
+    options = {**SHARED, "enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
+    cases = [
+        Case(prompt, {**GREEDY, "max_tokens": 12}, k, adapter=adapter)
+        for prompt, k in zip(SHORT[:2], (None, 5), strict=True)
+        for adapter in (None, ada, bob)
+    ]
+    ((_, theirs),) = reference(model, options, cases)
+    assert len({tuple(answer.tokens) for answer in theirs}) == len(cases)
+    wide = make_adapter(tmp_path / "wide", 1)
+    config = wide / "adapter_config.json"
+    config.write_text(config.read_text().replace('"r": 4', '"r": 64'))
+    with pytest.raises(ValueError, match=r"--lora-modules: wide: .*64 is greater than max_lora_rank 8"):
+        VllmEngine(model, [*arguments(options), "--lora-modules", f"wide={wide}"])
+    with pytest.raises(ValueError, match="--lora-modules: only with --enable-lora, got 1 without"):
+        VllmEngine(model, [*arguments(SHARED), "--lora-modules", f"ada={ada}"])
+    modules = ["--lora-modules", f"ada={ada}", f'{{"name": "bob", "path": "{bob}"}}']
+    engine = VllmEngine(model, [*arguments(options), *modules])
+    try:
+        assert list(engine.lora_adapters) == ["ada", "bob"]
+        compare(answered(engine, cases), theirs, cases)
+        with pytest.raises(ValueError, match=r"sampling\.lora_adapter: one of ada, bob, got 'eve'"):
+            engine.admit(Case([1], adapter=Path("eve")).generate(1))
+    finally:
+        engine.close()
+
+
 def test_same_answers_with_speculation(model: Path) -> None:
     """Drafts change no answer, several tokens come in a step, and the drafts are counted."""
     options = {**SHARED, "speculative_config": SPECULATION}
@@ -200,6 +230,7 @@ def test_same_answers_with_speculation(model: Path) -> None:
         ),
         (["--max-logprobs", "5"], {}, "limits.max_top_k: at most 5, as --max-logprobs, got 20"),
         (["--dtype", "float17"], {}, "dtype|invalid choice"),
+        (["--lora-modules", "ada"], {}, "--lora-modules: name=path, or an object in JSON, got 'ada'"),
     ],
 )
 def test_limits_and_options_are_compared_first(

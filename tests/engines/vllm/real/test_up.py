@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.engines.vllm.real.runs import SHARED, arguments
-from tests.engines.vllm.tiny_model import CONTEXT
+from tests.engines.vllm.tiny_model import CONTEXT, make_adapter
 from tests.integration import programs
 from tests.integration.deployment import COMMAND, Deployment
 from tokenbus_services.model_files import ModelTokenizer
@@ -24,7 +24,9 @@ def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
         deployment = Deployment(Path(folder))
         command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
-        up = deployment.start("up", command + arguments({**SHARED, "dtype": "float32"}))
+        options = {**SHARED, "dtype": "float32", "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+        modules = ["--lora-modules", f"ada={make_adapter(Path(folder) / 'ada', 1)}"]
+        up = deployment.start("up", command + arguments(options) + modules)
         try:
             yield json.loads(up.wait_for('"event": "up"'))["gateway"]
         finally:
@@ -32,17 +34,20 @@ def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_model_in_a_folder_is_served(url: str, model: Path) -> None:
-    """The gateway lists the model by its folder's name, and answers with its tokens as its own tokenizer shows them."""
+    """The gateway lists the model by its folder's name, and its adapter, and answers as its own tokenizer shows."""
     tokenizer = ModelTokenizer(model)
     with httpx.Client(base_url=url, timeout=MOST) as client:
-        (listed,) = client.get("/v1/models").json()["data"]
-        assert (listed["id"], listed["max_model_len"]) == (model.name, CONTEXT)
+        listed = client.get("/v1/models").json()["data"]
+        found = [(each["id"], each.get("parent"), each["max_model_len"]) for each in listed]
+        assert found == [(model.name, None, CONTEXT), ("ada", model.name, CONTEXT)]
         asked = {"model": model.name, "prompt": "the cat", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
         answer = client.post("/v1/completions", json=asked).json()
         (choice,) = answer["choices"]
         assert choice["prompt_token_ids"] == tokenizer.encode("the cat")
         text = b"".join(map(tokenizer.token_bytes, choice["token_ids"])).decode(errors="replace")
         assert (choice["text"], len(choice["token_ids"])) == (text, 8)
+        adapted = client.post("/v1/completions", json={**asked, "model": "ada"}).json()
+        assert (adapted["model"], adapted["choices"][0]["token_ids"] == choice["token_ids"]) == ("ada", False)
         form = {"structured_outputs": {"choice": ["round", "mat"]}}
         answer = client.post("/v1/completions", json={**asked, **form}).json()
         assert answer["choices"][0]["text"] in ("round", "mat")

@@ -1,0 +1,69 @@
+"""LoRA adapters: `--lora-modules` in the words of `vllm serve`, checked before the model is loaded."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenbus_contracts.generated.stream_pb2 import Hello
+from tokenbus_contracts.schema import bounds_in
+
+_OPTION = "--lora-modules"
+_BOUNDS = bounds_in(Hello.DESCRIPTOR.fields_by_name["lora_adapters"].GetOptions())
+_FILE = "adapter_config.json"
+_FIELDS = frozenset({"name", "path", "base_model_name", "is_3d_lora_weight"})
+"""Of the JSON form. `base_model_name` changes nothing here: an adapter belongs to its worker's model."""
+
+
+class Adapter(NamedTuple):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str
+    """The folder that holds it."""
+    is_3d_lora_weight: bool = False
+    """vLLM's: in which of two layouts it has the weights of a mixture of experts."""
+
+    def request(self, vllm: Any, number: int) -> Any:  # noqa: ANN401 - vLLM's names, and its LoRARequest
+        """Return what vLLM wants with each request for it; `number` tells adapters apart and is at least 1."""
+        further = {"is_3d_lora_weight": True} if self.is_3d_lora_weight else {}
+        return vllm.LoRARequest(lora_name=self.name, lora_int_id=number, lora_path=self.path, **further)
+
+
+def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
+    """Return the adapters that the values of `--lora-modules` name; a ValueError says what is wrong with one.
+
+    `model` is the name of the worker's model, which no adapter may have.
+    """
+    if len(given) > _BOUNDS.max_items:
+        raise ValueError(f"{_OPTION}: at most {_BOUNDS.max_items} adapters, got {len(given)}")
+    adapters: dict[str, Adapter] = {}
+    for value in given:
+        adapter = _adapter(value)
+        name, folder = adapter.name, Path(adapter.path).expanduser()
+        if not 1 <= len(name.encode()) <= _BOUNDS.max_bytes:
+            raise ValueError(f"{_OPTION}: a name of 1 to {_BOUNDS.max_bytes} bytes, got {len(name.encode())}: {value}")
+        if name in adapters or name == model:
+            raise ValueError(f"{_OPTION}: names that neither the model nor another adapter has, got {name!r}")
+        if not (folder / _FILE).is_file():
+            what = f"a folder without {_FILE}" if folder.is_dir() else "no folder"
+            raise ValueError(f"{_OPTION}: {name}: the folder of an adapter, got {what}: {folder}")
+        adapters[name] = adapter._replace(path=str(folder.resolve()))
+    return list(adapters.values())
+
+
+def _adapter(value: str) -> Adapter:
+    """Read `name=path`, or an object in JSON; a value with a comma is the latter, as vLLM has it."""
+    if "=" in value and "," not in value:
+        before, _, behind = value.partition("=")
+        return Adapter(before, behind)
+    try:
+        fields = dict(json.loads(value).items())
+    except (ValueError, AttributeError):
+        raise ValueError(f"{_OPTION}: name=path, or an object in JSON, got {value!r}") from None
+    if unknown := sorted(fields.keys() - _FIELDS):
+        raise ValueError(f"{_OPTION}: {', '.join(sorted(_FIELDS))}, got {unknown[0]!r}")
+    name, path = fields.get("name"), fields.get("path")
+    if not (isinstance(name, str) and isinstance(path, str)):
+        raise ValueError(f"{_OPTION}: name and path, each a text, got {value!r}")  # noqa: TRY004 - of a text
+    return Adapter(name, path, fields.get("is_3d_lora_weight") is True)
