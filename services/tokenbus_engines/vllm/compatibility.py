@@ -6,7 +6,7 @@ in one line when the engine is made, and not at the first request.
 """
 
 import inspect
-import os
+from collections.abc import Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ CALLS = (
     Call("vllm.config", "ModelConfig.get_diff_sampling_param", 1),
 )
 MEMBERS = (
-    Members(_ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
+    Members(_ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason", "new_logprobs")),
     Members(_ENGINE, "EngineCoreOutputs", ("outputs",)),
     Members(_ENGINE, "FinishReason", ("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION")),
     Members(
@@ -90,33 +90,55 @@ MEMBERS = (
     Members(
         "vllm.v1.core.sched.output",
         "SchedulerOutput",
-        ("num_scheduled_tokens", "scheduled_spec_decode_tokens", "preempted_req_ids", "num_invalid_spec_tokens"),
+        (
+            "num_scheduled_tokens",
+            "scheduled_spec_decode_tokens",
+            "preempted_req_ids",
+            "num_invalid_spec_tokens",
+            "scheduled_new_reqs",
+            "finished_req_ids",
+        ),
     ),
     Members("vllm.exceptions", "VLLMValidationError", ("parameter", "value")),
 )
+_SHARED = ("vllm.config", "vllm.v1.core.sched.scheduler", "vllm.v1.engine.detokenizer")
+OF_ENGINE: tuple[Call | Members, ...] = (*CALLS, *MEMBERS)
+"""What the engine uses."""
+OF_SCHEDULER: tuple[Call | Members, ...] = (
+    *(each for each in CALLS if each.module in _SHARED),
+    Call("vllm.v1.core.sched.scheduler", "Scheduler.schedule", 1),
+    Call("vllm.v1.core.sched.scheduler", "Scheduler.shutdown", 1),
+    Call("vllm.config", "SchedulerConfig.get_scheduler_cls", 1),
+    *MEMBERS,
+    Members("vllm.v1.core.sched.output", "NewRequestData", ("req_id", "sampling_params")),
+    Members(
+        "vllm.sampling_params",
+        "SamplingParams",
+        ("num_logprobs", "logprobs", "logprob_token_ids", "stop", "extra_args"),
+    ),
+)
+"""What the scheduler of a vLLM that is deployed already uses."""
 
 
-def load_vllm() -> SimpleNamespace:
+def load_vllm(used: Sequence[Call | Members] = OF_ENGINE) -> SimpleNamespace:
     """Import what is used of vLLM, and return it by its names.
 
     Raises ImportError where it is not installed, and VersionError where it is one that cannot be used.
     """
-    # Standard output is the command's own.
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     try:
         version = str(import_module("vllm").__version__)
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
         raise ImportError("vLLM is not installed: pip install 'tokenbus[vllm]'", name="vllm") from None
-    check(version)
-    names = {each.name.split(".")[0]: each.module for each in (*CALLS, *MEMBERS)}
+    check(version, used)
+    names = {each.name.split(".")[0]: each.module for each in used}
     return SimpleNamespace(**{name: getattr(import_module(module), name) for name, module in names.items()})
 
 
-def check(version: str) -> None:
+def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:
     """Raise a VersionError for a version out of the range, or in which a call has changed, with the first of them."""
-    change = next(filter(None, (_change(each) for each in (*CALLS, *MEMBERS))), None)
+    change = next(filter(None, map(_change, used)), None)
     if not _is_supported(version):
         what = change or "no call that is used has changed, but it was never run"
         raise VersionError(f"vLLM: a version from {_RANGE}, got {version}: {what}")

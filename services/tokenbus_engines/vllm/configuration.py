@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
+from tokenbus_services.plugins import digest_of
 from tokenbus_services.settings import Settings
 
 
@@ -48,7 +49,8 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
     if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
-    _check_limits(config, settings)
+    check_limits(config, settings)
+    check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
     return Configuration(config, adapters)
 
 
@@ -79,8 +81,8 @@ def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as
     return arguments.create_engine_config(vllm.UsageContext.OPENAI_API_SERVER)
 
 
-def _check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
-    """Compare what vLLM may emit with what a batch may hold."""
+def check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
+    """Compare the tokens that vLLM may emit with those that a batch may hold; a ValueError says what does not fit."""
     limits, speculative = settings.limits, config.speculative_config
     drafts = speculative.num_speculative_tokens if speculative is not None else 0
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
@@ -90,9 +92,23 @@ def _check_limits(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as
             f"--speculative-config: num_speculative_tokens: at most {most} ({bound}{limits.max_draft_tokens_per_row}), "
             f"got {drafts}"
         )
-    most = config.model_config.max_logprobs
-    if 0 <= most < limits.max_top_k:
-        raise ValueError(f"limits.max_top_k: at most {most}, as --max-logprobs, got {limits.max_top_k}")
     vocabulary = config.model_config.get_vocab_size()
     if vocabulary - 1 > limits.max_token_id:
         raise ValueError(f"limits.max_token_id: at least {vocabulary - 1}, as the model has, got {limits.max_token_id}")
+
+
+def check_top_k(key: str, top_k: int, config: Any) -> None:  # noqa: ANN401 - as above
+    """Raise a ValueError for a setting of more alternatives than vLLM computes for one token."""
+    most = config.model_config.max_logprobs
+    if 0 <= most < top_k:
+        raise ValueError(f"{key}: at most {most}, as --max-logprobs, got {top_k}")
+
+
+def tokenizer_digest(model: Path) -> int:
+    """Return the digest of the tokenizer that a gateway would read from a model's folder, or 0: there is none."""
+    try:
+        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
+
+        return digest_of(ModelTokenizer(model))
+    except (ImportError, ValueError):
+        return 0

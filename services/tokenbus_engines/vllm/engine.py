@@ -1,37 +1,25 @@
 """VllmEngine: vLLM's EngineCore in this process, stepped as vLLM's own InprocClient does, without its front end."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.children import own_session
-from tokenbus_engines.vllm.columns import Logprobs, Row, method_of, step_arrays
+from tokenbus_engines.vllm.columns import Logprobs, Row
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
-from tokenbus_engines.vllm.configuration import check_model, configured
+from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_digest
 from tokenbus_engines.vllm.parameters import sampling_arguments
-from tokenbus_services.plugins import digest_of
+from tokenbus_engines.vllm.requests import Request, Requests
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import EngineBrokenError, StepArrays
 
 _USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
 _BYTES_OF_A_CHARACTER = 4
 _DIED = "a process of vLLM's has died"
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request that vLLM has."""
-
-    key: int
-    top_k: int | None
-    detokenizer: Any
-    """vLLM's IncrementalDetokenizer, where the request has stop strings."""
-    position: int = 0
 
 
 class _Computed(NamedTuple):
@@ -81,6 +69,8 @@ class VllmEngine:
         """
         settings = settings or Settings()
         model = check_model(model, settings)
+        # Before vLLM is imported: standard output is the command's own.
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         self._vllm = vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
@@ -98,7 +88,7 @@ class VllmEngine:
             raise ValueError(_line(error)) from error
         except Exception as error:
             raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
-        self.tokenizer_digest = _digest_in(model)
+        self.tokenizer_digest = tokenizer_digest(model)
         """What says whether a gateway has the same tokenizer; 0: not known."""
         # The core may have lowered the context to what its cache holds.
         self._context: int = config.model_config.max_model_len
@@ -106,11 +96,7 @@ class VllmEngine:
         self._defaults = config.model_config.get_diff_sampling_param()
         self._has_priorities = config.scheduler_config.policy == "priority"
         self._top_logprobs = settings.limits.max_top_k
-        self._value_kind = ValueKind[str(config.model_config.logprobs_mode).upper()]
-        speculative = config.speculative_config
-        self._method = method_of(None if speculative is None else speculative.method)
-        self._statuses = _statuses(vllm.FinishReason)
-        self._requests: dict[str, _Request] = {}
+        self._requests = Requests(vllm, config)
         self._aborted: list[str] = []
         self._computed: list[_Computed] = []
         self._observe(self._core.scheduler)
@@ -169,7 +155,7 @@ class VllmEngine:
         except self._refusals as error:
             raise ValueError(_line(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
-        self._requests[name] = _Request(generate.request_key, top_k, detokenizer)
+        self._requests.add(name, Request(generate.request_key, top_k, detokenizer))
         return len(prompt)
 
     def abort(self, key: int) -> None:
@@ -184,8 +170,7 @@ class VllmEngine:
             raise EngineBrokenError(_DIED)
         aborted, self._aborted = self._aborted, []
         self._core.abort_requests(aborted)
-        ended = [self._requests.pop(name) for name in aborted]
-        rows = [Row(key=each.key, position=each.position, status=RowStatus.ABORTED) for each in ended]
+        rows = self._requests.abort(aborted)
         self._computed.clear()
         if self._core.batch_queue or self._core.scheduler.has_requests():
             self._compute()
@@ -193,9 +178,9 @@ class VllmEngine:
         for computed in self._computed:
             rows += self._rows_of(computed)
             if rows:
-                made.append(self._arrays(rows, computed.logprobs))
+                made.append(self._requests.arrays(rows, computed.logprobs))
             rows = []
-        return [*made, self._arrays(rows, None)] if rows else made
+        return [*made, self._requests.arrays(rows, None)] if rows else made
 
     def close(self) -> None:
         """End vLLM and its processes."""
@@ -237,56 +222,12 @@ class VllmEngine:
 
         scheduler.update_from_output = update_from_output
 
-    def _arrays(self, rows: Sequence[Row], logprobs: Logprobs | None) -> StepArrays:
-        return step_arrays(rows, logprobs, method=self._method, value_kind=self._value_kind)
-
     def _rows_of(self, computed: _Computed) -> list[Row]:
-        """Return the rows of a step, and let go of the requests that it ended."""
-        scheduled = computed.scheduled
-        rows, stopped = [], []
-        silent = dict.fromkeys(scheduled.num_scheduled_tokens, RowStatus.PREFILLING)
-        silent |= dict.fromkeys((scheduled.preempted_req_ids or set()) - silent.keys(), RowStatus.PREEMPTED)
-        for output in computed.outputs:
-            name = output.request_id
-            silent.pop(name, None)
-            request = self._requests.get(name)
-            if request is None:
-                continue
-            row = self._row(request, output, computed)
-            if row.status is RowStatus.FINISHED_STOP and output.finish_reason is None:
-                stopped.append(name)
-            if row.status is not RowStatus.ACTIVE:
-                del self._requests[name]
-            rows.append(row)
+        """Return the rows of a step, and end the requests that a stop string ended."""
+        rows, stopped = self._requests.rows_of(computed.scheduled, computed.indices, computed.outputs)
         if stopped:
             self._core.abort_requests(stopped)
-        for name, status in silent.items():
-            if (request := self._requests.get(name)) is not None:
-                rows.append(Row(key=request.key, position=request.position, status=status, top_k=request.top_k))
         return rows
-
-    def _row(self, request: _Request, output: Any, computed: _Computed) -> Row:  # noqa: ANN401 - EngineCoreOutput
-        """Return the row of a request that has tokens in this step, or that ends."""
-        name, reason = output.request_id, output.finish_reason
-        status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
-        tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
-        if request.detokenizer is not None:
-            kept = _until_stop(request.detokenizer, tokens, reason == self._vllm.FinishReason.STOP)
-            if kept is not None:
-                tokens, status = tokens[:kept], RowStatus.FINISHED_STOP
-        drafts = len(computed.scheduled.scheduled_spec_decode_tokens.get(name, ()))
-        invalid = (computed.scheduled.num_invalid_spec_tokens or {}).get(name, 0)
-        row = Row(
-            key=request.key,
-            position=request.position,
-            status=status,
-            token_ids=tokens,
-            top_k=request.top_k,
-            drafts=drafts - invalid if tokens else 0,
-            index=computed.indices[name] if tokens else 0,
-        )
-        request.position += len(tokens)
-        return row
 
     def _detokenizer(self, request: Any) -> Any:  # noqa: ANN401 - vLLM's EngineCoreRequest
         """Return what finds the request's stop strings."""
@@ -297,38 +238,6 @@ class VllmEngine:
     def _note_broken(self) -> None:
         """Keep that a process of vLLM's has died; vLLM calls this on a thread of its own."""
         self._is_broken = True
-
-
-def _until_stop(detokenizer: Any, tokens: Sequence[int], is_stop: bool) -> int | None:  # noqa: ANN401, FBT001
-    """Return how many of the next tokens there are up to a stop string's end, or None if there is none.
-
-    One token at a time: versions differ in what they leave behind a stop string within a step. `is_stop` says that the
-    last token is a stop token or the model's own end.
-    """
-    for place, token in enumerate(tokens, 1):
-        if detokenizer.update([token], is_stop and place == len(tokens)):
-            return place
-    return None
-
-
-def _statuses(reasons: Any) -> dict[Any, RowStatus]:  # noqa: ANN401 - vLLM's FinishReason
-    return {
-        reasons.STOP: RowStatus.FINISHED_STOP,
-        reasons.REPETITION: RowStatus.FINISHED_STOP,
-        reasons.LENGTH: RowStatus.FINISHED_LENGTH,
-        reasons.ABORT: RowStatus.ABORTED,
-        reasons.ERROR: RowStatus.UNRECOVERABLE,
-    }
-
-
-def _digest_in(model: Path) -> int:
-    """Return the digest of the tokenizer that a gateway would read from the model's folder, or 0."""
-    try:
-        from tokenbus_services.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
-
-        return digest_of(ModelTokenizer(model))
-    except (ImportError, ValueError):
-        return 0
 
 
 def _line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenbus_contracts import Limits
 from tokenbus_services.settings.errors import SettingsError, Shown
 from tokenbus_services.settings.kinds import (
     HOUR_MS,
@@ -170,6 +171,14 @@ class WorkerSettings(Section):
     )
     outbox: int = count(
         8, "batches", "how many the engine's thread may have handed over that are not published yet", high=4096
+    )
+    top_logprobs: int = count(
+        0,
+        "alternatives",
+        "how many of a token are published by the scheduler of a vLLM that is deployed already; elsewhere each request "
+        "says how many",
+        low=0,
+        high=Limits.schema().max_top_k,
     )
     failed_steps: int = count(
         3, "steps", "how many steps may fail one after the other until the engine is taken for broken"

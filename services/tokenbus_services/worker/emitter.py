@@ -150,7 +150,8 @@ class Emitter:
 
     def _end_unpublished(self, full: RetentionFullError) -> None:
         """End the requests of a batch that found no room; the gap that is left in the stream names them."""
-        _log.error("requests ended: no room", requests_ended=len(full.request_keys))
+        # One line, however long nothing is acknowledged: new requests may come all the while.
+        self._repeated_log.begin("room", _log.error, "requests ended: no room", requests_ended=len(full.request_keys))
         self.active.end(full.request_keys)
         self._aborts.extend(full.request_keys)
 

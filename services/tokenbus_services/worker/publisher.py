@@ -365,6 +365,8 @@ class Publisher:
     def _take_request(self, request: Generate | Abort) -> None:
         """Queue a request or an abort for the engine; called on the link's thread."""
         most = 2 * self.settings.worker.max_requests  # as many aborts as open requests
+        if not most and isinstance(request, Abort):
+            return  # its requests are not the processor's to end: it only shows them
         with self._arrived:
             if len(self._requests) >= most:
                 # A processor keeps to max_requests, and fails a request that is not admitted in time.

@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 
-from tokenbus_engines.vllm import compatibility
-from tokenbus_engines.vllm.compatibility import CALLS, MEMBERS, Call, VersionError, check, check_members, load_vllm
+from tokenbus_engines.vllm.compatibility import (
+    OF_ENGINE,
+    OF_SCHEDULER,
+    Call,
+    Members,
+    VersionError,
+    check,
+    check_members,
+    load_vllm,
+)
+
+USED = tuple(dict.fromkeys((*OF_ENGINE, *OF_SCHEDULER)))
+CALLS = [each for each in USED if isinstance(each, Call)]
+MEMBERS = [each for each in USED if isinstance(each, Members)]
 
 
 def stand_in(used: Call) -> Callable[..., None]:
@@ -44,13 +56,17 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             if not hasattr(owner, name):
                 setattr(owner, name, type(name, (), {}))
             owner = getattr(owner, name)
-        if not path and any(each.name.startswith(f"{last}.") and each.module == used.module for each in CALLS):
+        parts = [each for each in USED if f"{each.name}.".startswith(f"{last}.") and each.module == used.module]
+        if not path and len(parts) > 1:  # a class
             found = stand_in(used._replace(positional=used.positional + 1))
             setattr(owner, last, type(last, (), {"__init__": found}))
         else:
             setattr(owner, last, stand_in(used))
     for each in MEMBERS:
-        setattr(module(each.module), each.name, type(each.name, (), dict.fromkeys(each.members)))
+        found = vars(module(each.module)).get(each.name) or type(each.name, (), {})
+        setattr(module(each.module), each.name, found)
+        for member in each.members:
+            setattr(found, member, None)
     return package
 
 
@@ -59,6 +75,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_supported_versions_are_loaded(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version of the range whose calls are as they are used is loaded, by the names of its parts."""
     monkeypatch.setattr(sys.modules["vllm"], "__version__", version)
+    assert load_vllm(OF_SCHEDULER).Scheduler is sys.modules["vllm.v1.core.sched.scheduler"].Scheduler
     parts = load_vllm()
     assert parts.EngineCore is sys.modules["vllm.v1.engine.core"].EngineCore
     assert parts.LogprobsLists
@@ -84,18 +101,18 @@ def test_changed_call_is_named(used: Call) -> None:
     setattr(owner, last, stand_in(used._replace(keywords=(*used.keywords, "brand_new"))))
     for version in ("0.32.0", "0.40.0"):
         with pytest.raises(VersionError, match=f"{used.name} has changed: missing .*'brand_new'") as raised:
-            check(version)
+            check(version, USED)
         assert "\n" not in str(raised.value)
         assert version in str(raised.value)
 
 
 @pytest.mark.parametrize("used", MEMBERS, ids=lambda used: used.name)
 @pytest.mark.usefixtures("vllm")
-def test_lacking_member_is_named(used: compatibility.Members) -> None:
+def test_lacking_member_is_named(used: Members) -> None:
     """A field that is gone is refused in one line with its name."""
     delattr(getattr(sys.modules[used.module], used.name), used.members[0])
     with pytest.raises(VersionError, match=f"{used.name} has no {used.members[0]}$"):
-        check("0.32.0")
+        check("0.32.0", USED)
 
 
 @pytest.mark.usefixtures("vllm")

@@ -1,0 +1,216 @@
+"""The scheduler of a vLLM that is deployed already: its answers as without it, and every token's columns on the bus."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference
+from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT, SPECULATION
+from tests.integration import programs
+from tests.integration.deployment import Deployment
+from tests.integration.programs import Program
+from tests.support import waiting
+from tests.support.waiting import soon, until
+from tokenbus_contracts import RowStatus
+from tokenbus_engines.vllm.request_keys import ARGUMENT, request_key
+from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
+
+OURS = "tokenbus_engines.vllm.scheduler"
+TOP_K = 5
+"""As many alternatives are published."""
+
+
+@pytest.fixture(autouse=True)
+def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer than other tests do: vLLM takes a minute to start on a busy machine."""
+    for module in (programs, waiting):
+        monkeypatch.setattr(module, "MOST", 400.0)
+
+
+class Audit:
+    """What a reader of all steps has seen of each request."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.answers: dict[int, Answer] = {}
+
+    async def read(self, processor: Processor) -> None:
+        """Take every step."""
+        async for step in processor.steps():
+            for row in step.rows.rows():
+                add(self.answers.setdefault(row.key, Answer()), row)
+
+    def ended(self, key: int) -> bool:
+        """Return whether a request's last row was seen."""
+        return key in self.answers and self.answers[key].status in {*ENDS.values(), RowStatus.ABORTED}
+
+
+@pytest.fixture
+def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    """Return a deployment in a folder with a short path, whose settings processes of this one find too."""
+    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
+        made = Deployment(Path(folder), {"worker.top_logprobs": TOP_K, "bus.heartbeat_timeout_ms": 60_000})
+        monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)  # it would be a setting that there is not
+        for name, value in made.environment().items():
+            monkeypatch.setenv(name, value)
+        yield made
+        made.close()
+
+
+@asynccontextmanager
+async def audited(deployment: Deployment) -> AsyncIterator[Audit]:
+    """Read all steps until what was published at the end of `async with` is read."""
+    audit = Audit()
+    async with Processor(deployment.settings()) as processor:
+        reading = asyncio.create_task(audit.read(processor))
+        yield audit
+    await reading
+
+
+def named(cases: Sequence[Case], first_key: int) -> list[Case]:
+    """Return requests that choose their keys."""
+    return [
+        replace(case, theirs={**case.theirs, "extra_args": {ARGUMENT: key}})
+        for key, case in enumerate(cases, first_key)
+    ]
+
+
+async def compared(model: Path, deployment: Deployment, options: Mapping[str, Any], *groups: list[Case]) -> Audit:
+    """Run requests in vLLM with and without the scheduler, and hold its answers and the columns to vLLM's own.
+
+    Those of the first group come with stop tokens and stop strings, too.
+    """
+    options = {**options, "enable_prefix_caching": False}  # no answer is to depend on the group before it
+    scored = [[replace(case, top_logprobs=TOP_K) for case in group] for group in groups]
+    found = await asyncio.to_thread(reference, model, options, *groups, *scored, stops_of=len(groups))
+    plain, columns = found[: len(groups)] + found[-1:], found[len(groups) :]
+    keyed = [named(cases, 100 * number) for number, (cases, _) in enumerate(plain, 1)]
+    async with audited(deployment) as audit:
+        published = await asyncio.to_thread(reference, model, {**options, "scheduler_cls": OURS}, *keyed)
+    for (cases, answers), (_, plainly), (_, all_scored) in zip(published, plain, columns, strict=True):
+        for case, answer, without, with_columns in zip(cases, answers, plainly, all_scored, strict=True):
+            check(case, answer, without)
+            assert answer.text == without.text
+            seen = audit.answers[case.theirs["extra_args"][ARGUMENT]]
+            check(replace(case, top_logprobs=TOP_K), seen, with_columns)
+    return audit
+
+
+async def test_same_columns_and_answers(model: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its clients ask for, vLLM answers as without the scheduler, and the bus has each token's columns."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    plain = [
+        Case(prompt, {**sampling, "max_tokens": 12}, k)
+        for prompt, k in zip(SHORT, (None, 0, 3, 20), strict=True)
+        for sampling in (GREEDY, SEEDED)
+    ]
+    chunked = [Case(LONG, {**GREEDY, "max_tokens": 8}, k) for k in (2, None)]
+    await compared(model, deployment, SHARED, plain, chunked)
+
+
+async def test_same_with_drafts_and_preemption(
+    model: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tokens a step, and requests that lose their cache to others, change neither answers nor columns."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    options = {**SHARED, "num_gpu_blocks_override": 10, "speculative_config": SPECULATION}
+    cases = [
+        Case([place, *[7, 8, 9] * 10], {**GREEDY, "max_tokens": 90}, k) for place, k in enumerate((None, 2, None, 20))
+    ]
+    audit = await compared(model, deployment, options, cases)
+    assert all(answer.drafts > 0 for answer in audit.answers.values())
+    assert any(answer.was_preempted for answer in audit.answers.values())
+
+
+@pytest.fixture
+def server(deployment: Deployment, model: Path) -> Program:
+    """Return vLLM's own server with the scheduler, once it serves; there is no processor."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += arguments({**SHARED, "dtype": "float32", "scheduler_cls": OURS, "uds": f"{deployment.folder}/http"})
+    started = deployment.start("vllm", command)
+    started.wait_for("Application startup complete")
+    return started
+
+
+class Http:
+    """Asks vLLM's server for completions."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+        """Take the connection and the model's name."""
+        self.client = client
+        self._asked = {"model": model, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+    def body(self, **parameters: object) -> dict[str, Any]:
+        """Return what is asked for."""
+        return {**self._asked, "prompt": "the cat", **parameters}
+
+    async def completion(self, headers: Mapping[str, str] | None = None, **parameters: object) -> list[dict[str, Any]]:
+        """Return the choices of an answer."""
+        answer = await self.client.post("/v1/completions", json=self.body(**parameters), headers=headers)
+        assert answer.status_code == 200, answer.text
+        choices: list[dict[str, Any]] = answer.json()["choices"]
+        return choices
+
+
+@pytest.fixture
+async def http(deployment: Deployment, model: Path) -> AsyncIterator[Http]:
+    """Return a client of the server."""
+    transport = httpx.AsyncHTTPTransport(uds=f"{deployment.folder}/http")
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=waiting.MOST) as client:
+        yield Http(client, str(model))
+
+
+async def test_deployed_server(server: Program, http: Http, deployment: Deployment) -> None:
+    """A server serves without a processor, and one that comes, is killed and comes again misses no token."""
+    (before,) = await http.completion(max_tokens=9, vllm_xargs={ARGUMENT: 7})
+    (scored,) = await http.completion(max_tokens=9, logprobs=2, return_tokens_as_token_ids=True, stop=["never"])
+    assert scored["token_ids"] == before["token_ids"]
+    async with audited(deployment) as audit:
+        await until(lambda: audit.ended(7))
+        assert audit.answers[7].tokens == before["token_ids"]
+        (other,) = (answer for key, answer in audit.answers.items() if key != 7)
+        assert other.logprobs == scored["logprobs"]["token_logprobs"]
+        tops = [{f"token_id:{token}": value for token, value in each.items()} for each in other.alternatives]
+        for mine, theirs in zip(tops, scored["logprobs"]["top_logprobs"], strict=True):
+            assert len(theirs) in {2, 3}, "what was asked for, and the token itself"
+            assert theirs.items() <= mine.items()
+
+        choices = await http.completion({"X-Request-Id": "x"}, max_tokens=5, n=2, temperature=1, seed=1)
+        keys = [request_key(f"{number}_cmpl-x-0") for number in range(2)]
+        await until(lambda: all(map(audit.ended, keys)))
+        assert [audit.answers[key].tokens for key in keys] == [choice["token_ids"] for choice in choices]
+
+        stop = before["text"][4:7]
+        (stopped,) = await http.completion({"X-Request-Id": "y"}, max_tokens=9, stop=[stop])
+        await until(lambda: audit.ended(request_key("cmpl-y-0")))
+        seen = audit.answers[request_key("cmpl-y-0")]
+        assert (seen.status, seen.tokens) == (RowStatus.FINISHED_STOP, stopped["token_ids"])
+
+        body = http.body(max_tokens=200, stream=True, vllm_xargs={ARGUMENT: 8})
+        async with http.client.stream("POST", "/v1/completions", json=body) as stream:
+            await anext(stream.aiter_lines())
+        await until(lambda: audit.ended(8))
+        assert audit.answers[8].status is RowStatus.ABORTED
+
+    processor = deployment.start_processor()
+    async with Client(deployment.settings()) as client:
+        asked = asyncio.create_task(http.completion(max_tokens=200, vllm_xargs={ARGUMENT: 9}))
+        generation = client.resume(9, 0)
+        tokens = [await soon(anext(generation))]
+        processor.kill()
+        deployment.start_processor()
+        tokens += [token async for token in generation]
+        (choice,) = await asked
+    assert [token.id for token in tokens] == choice["token_ids"]
+    assert generation.status is RowStatus.FINISHED_LENGTH
+    assert all(len(token.alternatives) == TOP_K for token in tokens)
+    server.terminate()
