@@ -1,7 +1,11 @@
 """The system's own programs, as the benchmarks start them and what they ask of them."""
 
 import sys
-from pathlib import Path
 
-COMMAND = str(Path(sys.executable).with_name("tokenbus"))
+_MAIN = "import sys; from tokenbus_services.cli import main; sys.exit(main())"
 PROMPT = "In the evening the old man said"
+
+
+def tokenbus(python: str = sys.executable) -> list[str]:
+    """Return the command `tokenbus` of an interpreter, where its script need not be installed."""
+    return [python, "-c", _MAIN]

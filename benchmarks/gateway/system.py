@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.clients import CONNECTIONS
-from benchmarks.programs import COMMAND
+from benchmarks.programs import tokenbus
 
 PATIENCE = 30.0
 
@@ -67,7 +67,9 @@ def running(pace: int) -> Iterator[tuple[str, Load]]:
         with log.open("w") as file:
             for command in commands:
                 output = file if command == ["gateway"] else subprocess.DEVNULL
-                processes.append(subprocess.Popen([COMMAND, *command], env=environment, stdout=output, stderr=output))
+                processes.append(
+                    subprocess.Popen([*tokenbus(), *command], env=environment, stdout=output, stderr=output)
+                )
         load = None
         try:
             address = _listening(log)

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from benchmarks.programs import COMMAND, PROMPT
+from benchmarks.programs import PROMPT, tokenbus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_services.client import Client, RequestEnd, StepRows
 from tokenbus_services.settings import Settings
@@ -69,7 +69,7 @@ def _services(folder: str) -> Iterator[Settings]:
         "client.drain_timeout_ms": 0,
     }
     given = [argument for key, value in overrides.items() for argument in ("--set", f"{key}={value}")]
-    commands = [[COMMAND, "processor"], [COMMAND, "worker", "--engine", "ngram"]]
+    commands = [[*tokenbus(), "processor"], [*tokenbus(), "worker", "--engine", "ngram"]]
     programs = [subprocess.Popen([*command, *given]) for command in commands]
     try:
         yield Settings.load(environment={}, overrides=overrides)

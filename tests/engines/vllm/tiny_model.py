@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 WORDS = "the cat sat on a mat and saw one more token pass by the bus stop while words went round and round "
@@ -10,8 +11,8 @@ CONTEXT = 256
 VOCABULARY = 512
 
 
-def make(folder: Path, *, vocabulary: int = VOCABULARY) -> Path:
-    """Write the model into a folder, and return it."""
+def make(folder: Path, *, vocabulary: int = VOCABULARY, texts: Iterable[str] = (WORDS,) * 20) -> Path:
+    """Write the model into a folder, and return it; the tokenizer learns from the texts."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - only where vLLM is
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - as above
@@ -22,7 +23,7 @@ def make(folder: Path, *, vocabulary: int = VOCABULARY) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    trained.train_from_iterator([WORDS] * 20, trainer)
+    trained.train_from_iterator(texts, trainer)
     PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END).save_pretrained(folder)
     torch.manual_seed(7)
     config = Qwen2Config(
