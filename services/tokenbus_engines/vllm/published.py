@@ -6,7 +6,7 @@ front end gets is what it asked for. Nothing that is wrong here, and no processo
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
@@ -104,6 +104,8 @@ class _Model:
 
     max_model_tokens: int
     tokenizer_digest: int
+    lora_adapters: Sequence[str] = ()
+    """None: it takes no requests over the bus, which could ask for one."""
 
 
 class Published:
