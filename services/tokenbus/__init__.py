@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.delivery import RequestFailedError, Step
+    from tokenbus_services.offline import LLM, Output, Outputs
     from tokenbus_services.processor import Processor
     from tokenbus_services.settings import Settings, SettingsError
     from tokenbus_services.worker import (
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from tokenbus_services.worker.run import run_engine
 
 __all__ = [
+    "LLM",
     "AddressError",
     "BatchHeader",
     "BatchKind",
@@ -75,6 +77,8 @@ __all__ = [
     "Limits",
     "LogprobBatch",
     "NotRunningError",
+    "Output",
+    "Outputs",
     "Processor",
     "PublishError",
     "Publisher",
@@ -115,6 +119,7 @@ _HOMES = {
     "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream StructuredOutput Token "
     "connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
+    "tokenbus_services.offline": "LLM Output Outputs",
     "tokenbus_services.processor": "Processor",
     "tokenbus_services.settings": "Settings SettingsError",
     "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "

@@ -21,7 +21,7 @@ from tokenbus_services.plugins import load_tokenizer
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.terminal import styled
-from tokenbus_services.worker import StepAssembler, default_engine
+from tokenbus_services.worker import StepAssembler, make_engine
 
 PROMPTS = (
     "In the evening the old man said",
@@ -117,7 +117,7 @@ _COLUMNS = ("token_ids", "logprobs", "ranks", "alternative_token_ids", "alternat
 
 def computed(wanted: Iterable[Generate], limits: Limits) -> Truth:
     """Return each request's rows, by its key: with one seed the engine gives the same numbers wherever it runs."""
-    engine = default_engine("ngram", Settings(limits=limits))
+    engine = make_engine("ngram", Settings(limits=limits))
     assembler = StepAssembler(limits, engine.vocabulary_size)
     for generate in wanted:
         engine.admit(generate)

@@ -118,16 +118,21 @@ def request_of(prompt: Prompt, parameters: Mapping[str, object]) -> Generate:
     """
     generate = Generate()
     generate.sampling.SetInParent()
-    if isinstance(prompt, str):
-        generate.text.text = prompt
-    else:
-        generate.tokens.token_ids.extend(_prompt_ids(prompt))
+    set_prompt(generate, prompt)
     for name, value in parameters.items():
         if name not in _FIELDS:
             raise ContractError(name, f"a parameter of a request{_alike(name)}", value, rule=Rule.NAMED)
         if value is not None:
             _set(generate, name, value)
     return generate
+
+
+def set_prompt(generate: Generate, prompt: Prompt) -> None:
+    """Write a request's prompt; raises ContractError as `request_of` does."""
+    if isinstance(prompt, str):
+        generate.text.text = prompt
+    else:
+        generate.tokens.token_ids[:] = _prompt_ids(prompt)
 
 
 def named_as_given(error: ContractError) -> ContractError:
@@ -151,12 +156,14 @@ _FIELDS: dict[str, tuple[Any, bool]] = {
 """By argument its field, and whether that is one of the sampling parameters."""
 
 
-def _prompt_ids(prompt: Prompt) -> list[int]:
+def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
     ids = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
     if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Sequence):
         raise ContractError("prompt", "a text or a sequence of token ids", type(prompt).__name__, rule=Rule.TYPE)
     if not ids:
         raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # a hundredth of what naming each costs
+        return ids
     return [_whole(f"prompt[{place}]", value, 32) for place, value in enumerate(ids)]
 
 

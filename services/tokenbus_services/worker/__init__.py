@@ -6,8 +6,8 @@ from tokenbus_services.worker.engine import (
     EngineBrokenError,
     EngineKind,
     EngineStepError,
-    default_engine,
     engine_kind,
+    make_engine,
 )
 from tokenbus_services.worker.errors import NotRunningError, PublishError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.publisher import Publisher
@@ -25,6 +25,6 @@ __all__ = [
     "StepArrays",
     "StepAssembler",
     "WouldWaitError",
-    "default_engine",
     "engine_kind",
+    "make_engine",
 ]

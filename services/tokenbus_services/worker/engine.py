@@ -3,7 +3,8 @@
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import NoReturn, Protocol, runtime_checkable
 
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_services import plugins
@@ -120,9 +121,29 @@ def engine_kind(name: str) -> EngineKind:
     return plugins.load(plugins.ENGINES, name, EngineKind)
 
 
-def default_engine(name: str, settings: Settings) -> Engine:
-    """Make the installed engine of that name, with the defaults of all its own options."""
+def make_engine(name: str, settings: Settings, model: Path | None = None, arguments: Sequence[str] = ()) -> Engine:
+    """Make the installed engine of that name.
+
+    Args:
+        name: As `--engine` has it.
+        settings: The settings that the engine's own options are compared with.
+        model: The model's folder, for an engine that reads one.
+        arguments: The engine's own options, as a command line has them.
+
+    Raises:
+        ValueError: An option is not known, or out of its range.
+        RuntimeError: Something that the engine needs is missing, and so does an ImportError say.
+    """
     kind = engine_kind(name)
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = _OptionParser(add_help=False, allow_abbrev=False)
     kind.declare(parser)
-    return kind.make(parser.parse_args([], argparse.Namespace(model=None, rest=[])), settings)
+    own, rest = ([], list(arguments)) if kind.takes_rest else (list(arguments), [])
+    return kind.make(parser.parse_args(own, argparse.Namespace(model=model, rest=rest)), settings)
+
+
+class _OptionParser(argparse.ArgumentParser):
+    """Raises what is wrong, where argparse ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a ValueError."""
+        raise ValueError(message)

@@ -38,7 +38,8 @@ class Outbox:
         self._room = threading.Condition()
         self._is_waited_for = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="tokenbus-outbox")
+        # A daemon, so that a process may end without leaving `with`; leaving it waits for the thread.
+        self._thread = threading.Thread(target=self._run, name="tokenbus-outbox", daemon=True)
 
     def __enter__(self) -> Self:
         """Start the thread."""

@@ -1,0 +1,1 @@
+"""Tests of an engine and its bus in one process."""

@@ -1,0 +1,104 @@
+"""EmbeddedSystem: an engine that breaks, cannot be made, or is still being made."""
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.support.waiting import MOST, wait_until
+from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.client import RequestFailedError
+from tokenbus_services.offline.requests import Requests
+from tokenbus_services.offline.system import EmbeddedSystem
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker import Engine, EngineBrokenError, StepArrays
+
+SETTINGS = Settings.load(environment={}, overrides={"dead_letters.max_bytes": 1})
+
+
+class Breaking(SyntheticEngine):
+    """An engine that breaks in the step after a request whose prompt begins with 13 was admitted."""
+
+    is_closed = False
+    _breaks = False
+
+    def admit(self, generate: Generate, state: bytes | None = None) -> int:
+        """Note the prompt."""
+        self._breaks |= generate.tokens.token_ids[0] == 13
+        return super().admit(generate, state)
+
+    def step(self) -> Sequence[StepArrays]:
+        """Break, or compute."""
+        if self._breaks:
+            raise EngineBrokenError("a card fell off the bus")
+        return super().step()
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+
+def requests(*prompts: int) -> Requests:
+    """Return requests with prompts of one token."""
+    return Requests([[prompt] for prompt in prompts], None, {"max_tokens": 3}, 1)
+
+
+def test_broken_engine_ends_the_call_and_the_system() -> None:
+    """A call in which the engine breaks fails with the engine's reason, and later ones with an EngineBrokenError."""
+    engine = Breaking()
+    system = EmbeddedSystem(lambda _settings: engine, SETTINGS, "breaking")
+    assert system.generate(requests(1, 2), shows_progress=False).tokens == 6
+    with pytest.raises(RequestFailedError, match=r"prompts\[\d\]: the engine is broken: a card fell off the bus"):
+        system.generate(requests(1, 13), shows_progress=False)
+    wait_until(lambda: system._is_over)
+    with pytest.raises(EngineBrokenError, match="a card fell off the bus"):
+        system.generate(requests(1), shows_progress=False)
+    system.close()
+    assert engine.is_closed
+
+
+def refuse(_settings: Settings) -> Engine:
+    """Fail as an engine whose weights are missing."""
+    raise LookupError("no weights")
+
+
+def test_what_making_the_engine_raises_is_raised() -> None:
+    """Without an engine there is no system, and no thread of it is left."""
+    before = set(threading.enumerate())
+    with pytest.raises(LookupError, match="no weights"):
+        EmbeddedSystem(refuse, SETTINGS, "refused")
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.fixture
+def go() -> Iterator[threading.Event]:
+    """Return an event that is set at the end of the test at the latest."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_interrupt_does_not_wait_for_the_engine(go: threading.Event) -> None:
+    """An interrupt while the engine is being made is raised at once; the engine is closed as soon as it is made."""
+    engine, begun = Breaking(), threading.Event()
+
+    def make(_settings: Settings) -> Engine:
+        begun.set()
+        go.wait(MOST)
+        return engine
+
+    def interrupt() -> None:
+        """Interrupt the main thread once the engine is being made."""
+        begun.wait(MOST)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedSystem(make, SETTINGS, "slow")
+    thread.join()
+    assert not engine.is_closed
+    go.set()
+    wait_until(lambda: engine.is_closed)
