@@ -101,7 +101,7 @@ class Core:
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:  # noqa: ANN401 - as vLLM's
         """Return a token of each request, with logprobs for those that asked."""
         outputs = []
-        for name in scheduled.num_scheduled_tokens.keys() & self.requests.keys():
+        for name in filter(self.requests.__contains__, scheduled.num_scheduled_tokens):
             index, wants = computed.req_id_to_index[name], self.requests[name].sampling_params.num_logprobs is not None
             all_scores = computed.logprobs
             scores = all_scores._replace(
