@@ -6,7 +6,7 @@ front end gets is what it asked for. Nothing that is wrong here, and no processo
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
@@ -125,6 +125,8 @@ class Published:
         """The requests that want the logprobs of token ids of their choice, in the place of the most probable."""
         self._ended: set[str] = set()
         """The requests that vLLM has and that have ended on the bus."""
+        self._last_rows: list[Row] = []
+        """Of requests that ended since the last step."""
         self._is_on = True
         described = _Model(model.max_model_len, tokenizer_digest(Path(str(model.tokenizer))))
         with ExitStack() as stack:
@@ -150,13 +152,12 @@ class Published:
 
         def scheduled(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as vLLM calls it
             made = schedule(*arguments, **named)
-            self._isolated(self._ask, made.scheduled_new_reqs, scheduler.requests)
+            self._isolated(self._begin, made, scheduler.requests)
             return made
 
         def updated(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above
             outputs = update(scheduled, computed)
-            mine = list(chain.from_iterable(each.outputs for each in outputs.values()))
-            self._isolated(self._publish, scheduled, computed, mine)
+            self._isolated(self._publish, scheduled, computed, outputs)
             return outputs
 
         def shut_down() -> None:
@@ -185,25 +186,32 @@ class Published:
 
     # What vLLM's model is asked for.
 
-    def _ask(self, new: Iterable[Any], known: Mapping[str, Any]) -> None:
-        """Have the model compute logprobs for new requests, of which nothing but the model learns.
+    def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
+        """Begin a step: let go of the requests that have ended, and have the model compute logprobs for new ones.
 
-        It takes their NewRequestData, which is what the model gets, and the scheduler's own Request objects.
+        It takes the step's SchedulerOutput, of which a part goes to the model, and the scheduler's own Request objects,
+        which stay as they are.
         """
-        for each in new:
-            name, sampling = each.req_id, each.sampling_params
+        # Of a request that its client has dropped vLLM says no more than this.
+        self._last_rows += self._requests.abort(scheduled.finished_req_ids)
+        for name in scheduled.finished_req_ids:
+            self._ended.discard(name)
+            self._choosing.discard(name)
+            self._asked.pop(name, None)
+        for new in scheduled.scheduled_new_reqs:
+            name, sampling = new.req_id, new.sampling_params
             if sampling is None:  # a request for an embedding
                 continue
             # One that was preempted may be new to the model again.
             if name not in self._requests and name not in self._ended:
-                self._begin(name, sampling, known[name])
+                self._add(name, sampling, known[name])
             wanted = sampling.logprobs
             has_enough = wanted is not None and (wanted == _EVERY_TOKEN or wanted >= self._top_k)
             if not has_enough and not sampling.logprob_token_ids:
-                each.sampling_params = copy(sampling)
-                each.sampling_params.logprobs = self._top_k
+                new.sampling_params = copy(sampling)
+                new.sampling_params.logprobs = self._top_k
 
-    def _begin(self, name: str, sampling: Any, request: Any) -> None:  # noqa: ANN401 - vLLM's
+    def _add(self, name: str, sampling: Any, request: Any) -> None:  # noqa: ANN401 - vLLM's
         detokenizer = None
         if sampling.stop and self._tokenizer is not None:
             detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._tokenizer, request)
@@ -215,24 +223,19 @@ class Published:
 
     # What it computed.
 
-    def _publish(self, scheduled: Any, computed: Any, outputs: list[Any]) -> None:  # noqa: ANN401 - vLLM's
-        """Publish a step's rows, and leave to the front end what it asked for."""
-        rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
-        # vLLM says of a request that its client has dropped only that it has ended, some steps later.
-        rows += self._requests.abort(scheduled.finished_req_ids)
+    def _publish(self, scheduled: Any, computed: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401 - vLLM's
+        """Publish a step's rows, and leave to each front end what it asked for."""
         unpublished = self._requests.names_of(self._emitter.take_aborts())
-        rows += self._requests.abort(unpublished)
+        last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), []
+        outputs = list(chain.from_iterable(each.outputs for each in by_client.values()))
+        rows, stopped = self._requests.rows_of(scheduled, computed.req_id_to_index, outputs)
         self._ended.update(stopped, unpublished)
-        if rows:
+        if rows := last_rows + rows:
             self._emit(rows, scheduled, computed.logprobs)
         if self._asked:
             for output in outputs:
                 if output.new_logprobs is not None:
                     output.new_logprobs = cut(output.new_logprobs, self._asked.get(output.request_id, _EVERY_TOKEN))
-        for name in scheduled.finished_req_ids:
-            self._ended.discard(name)
-            self._choosing.discard(name)
-            self._asked.pop(name, None)
 
     def _emit(self, rows: list[Row], scheduled: Any, logprobs: Any) -> None:  # noqa: ANN401 - as above
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):

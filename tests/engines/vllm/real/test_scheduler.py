@@ -22,6 +22,7 @@ from tests.support.waiting import soon, until
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm.request_keys import ARGUMENT, request_key
 from tokenbus_services.client import Client
+from tokenbus_services.delivery import Step
 from tokenbus_services.processor import Processor
 
 OURS = "tokenbus_engines.vllm.scheduler"
@@ -43,9 +44,9 @@ class Audit:
         """Begin with nothing."""
         self.answers: dict[int, Answer] = {}
 
-    async def read(self, processor: Processor) -> None:
+    async def read(self, steps: AsyncIterator[Step]) -> None:
         """Take every step."""
-        async for step in processor.steps():
+        async for step in steps:
             for row in step.rows.rows():
                 add(self.answers.setdefault(row.key, Answer()), row)
 
@@ -71,7 +72,7 @@ async def audited(deployment: Deployment) -> AsyncIterator[Audit]:
     """Read all steps until what was published at the end of `async with` is read."""
     audit = Audit()
     async with Processor(deployment.settings()) as processor:
-        reading = asyncio.create_task(audit.read(processor))
+        reading = asyncio.create_task(audit.read(processor.steps()))
         yield audit
     await reading
 

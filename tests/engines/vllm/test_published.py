@@ -1,0 +1,363 @@
+"""What the scheduler of a deployed vLLM adds to its steps, with arrays as vLLM's in the place of vLLM."""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from enum import IntEnum
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.engines.vllm.test_columns import lists
+from tests.support.waiting import soon, until
+from tokenbus_contracts import RowStatus
+from tokenbus_engines.vllm.published import Published, cut, settings_for
+from tokenbus_engines.vllm.request_keys import ARGUMENT
+from tokenbus_services.delivery import Step
+from tokenbus_services.processor import Processor
+from tokenbus_services.settings import Settings
+
+TOP_K = 3
+VOCABULARY = 64
+
+
+class FinishReason(IntEnum):
+    """As vLLM's."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+
+VLLM = SimpleNamespace(FinishReason=FinishReason)
+
+
+def configuration(**model: object) -> Any:  # noqa: ANN401 - as vLLM's VllmConfig
+    """Return what is read of vLLM's configuration."""
+    described = {
+        "served_model_name": "tiny",
+        "tokenizer": "nowhere",
+        "max_model_len": 256,
+        "max_logprobs": 20,
+        "logprobs_mode": "raw_logprobs",
+        "is_diffusion": False,
+        "get_vocab_size": lambda: VOCABULARY,
+        **model,
+    }
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**described),
+        speculative_config=None,
+        parallel_config=SimpleNamespace(data_parallel_index=0),
+    )
+
+
+def sampling(**given: object) -> SimpleNamespace:
+    """Return a request's parameters."""
+    made = {"logprobs": None, "logprob_token_ids": None, "stop": None, "extra_args": None, **given}
+    return SimpleNamespace(**made, num_logprobs=made["logprobs"])
+
+
+class Core:
+    """A scheduler whose steps a test makes up, and what vLLM's core does with it."""
+
+    def __init__(self) -> None:
+        """Begin without requests."""
+        self.requests: dict[str, Any] = {}
+        self.given: list[Any] = []
+        """What the model was given of each new request, in the last step."""
+        self._new: list[str] = []
+        self._finished: set[str] = set()
+        self._outputs: list[Any] = []
+
+    def add(self, name: str, **given: object) -> None:
+        """Add a request."""
+        self.requests[name] = SimpleNamespace(request_id=name, sampling_params=sampling(**given))
+        self._new.append(name)
+
+    def drop(self, name: str) -> None:
+        """End a request that its client has dropped."""
+        del self.requests[name]
+        self._finished.add(name)
+
+    def schedule(self) -> Any:  # noqa: ANN401 - as vLLM's
+        """Return a step of all requests."""
+        new = [SimpleNamespace(req_id=name, sampling_params=self.requests[name].sampling_params) for name in self._new]
+        finished, self._finished, self._new = self._finished, set(), []
+        return SimpleNamespace(
+            num_scheduled_tokens=dict.fromkeys(self.requests, 1),
+            scheduled_spec_decode_tokens={},
+            preempted_req_ids=set(),
+            num_invalid_spec_tokens=None,
+            scheduled_new_reqs=new,
+            finished_req_ids=finished,
+        )
+
+    def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:  # noqa: ANN401 - as vLLM's
+        """Return a token of each request, with logprobs for those that asked."""
+        outputs = []
+        for name in filter(self.requests.__contains__, scheduled.num_scheduled_tokens):
+            index, wants = computed.req_id_to_index[name], self.requests[name].sampling_params.num_logprobs is not None
+            all_scores = computed.logprobs
+            scores = all_scores._replace(
+                logprob_token_ids=all_scores.logprob_token_ids[index : index + 1],
+                logprobs=all_scores.logprobs[index : index + 1],
+            )
+            tokens = [int(computed.logprobs.logprob_token_ids[index, 0])]
+            outputs.append(
+                SimpleNamespace(
+                    request_id=name, new_token_ids=tokens, finish_reason=None, new_logprobs=scores if wants else None
+                )
+            )
+        return {0: SimpleNamespace(outputs=outputs)}
+
+    def shutdown(self) -> None:
+        """End."""
+
+    def step(self, logprobs: Any = None) -> tuple[Any, list[Any]]:  # noqa: ANN401 - as vLLM's
+        """Make a step as the core does, and return the model's arrays and what the front end gets."""
+        return self.finish(self.launch(), logprobs)
+
+    def launch(self) -> Any:  # noqa: ANN401 - as vLLM's
+        """Begin a step, which the model computes from now on."""
+        scheduled = self.schedule()
+        self.given = [new.sampling_params.logprobs for new in scheduled.scheduled_new_reqs]
+        return scheduled
+
+    def finish(self, scheduled: Any, logprobs: Any = None) -> tuple[Any, list[Any]]:  # noqa: ANN401 - as vLLM's
+        """End a step as `step` does."""
+        names = list(scheduled.num_scheduled_tokens)
+        scores = logprobs or lists(TOP_K + 2, max(1, len(names)), seed=len(names))
+        indices = {name: place for place, name in enumerate(names)}
+        outputs = self.update_from_output(scheduled, SimpleNamespace(logprobs=scores, req_id_to_index=indices))
+        return scores, outputs[0].outputs
+
+
+class Bus:
+    """A folder's bus, and a scheduler's steps on it."""
+
+    def __init__(self, folder: str, **overrides: object) -> None:
+        """Begin to publish."""
+        usual: dict[str, object] = {
+            "bus.workers_address": f"ipc://{folder}/w",
+            "bus.clients_address": f"ipc://{folder}/c",
+            "bus.reconnect_ms": 10,
+            "bus.reconnect_max_ms": 50,
+            "bus.linger_ms": 50,
+            "worker.max_requests": 0,
+            "worker.drain_timeout_ms": 0,
+            "worker.policy": "fail",
+            "worker.top_logprobs": TOP_K,
+            "processor.drain_timeout_ms": 0,
+            "dead_letters.directory": f"{folder}/dead",
+        }
+        wanted = usual | {name.replace("__", "."): value for name, value in overrides.items()}
+        self.settings = Settings.load(environment={}, overrides=wanted)
+        self.core = Core()
+        self.published = Published(VLLM, configuration(), self.settings, None)
+        self.published.observe(self.core)
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """Return a folder with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="tb-") as name:
+        yield name
+
+
+@pytest.fixture
+def bus(folder: str) -> Iterator[Bus]:
+    """Publish the steps of a scheduler."""
+    made = Bus(folder)
+    yield made
+    made.core.shutdown()
+
+
+async def rows_until(steps: AsyncIterator[Step], last: tuple[int, RowStatus]) -> list[Any]:
+    """Return the rows of all steps, up to the one of that key and status."""
+    rows: list[Any] = []
+    async for step in steps:
+        rows += step.rows.rows()
+        if last in {(row.key, row.status) for row in rows}:
+            break
+    return rows
+
+
+def test_fewer_alternatives_are_cut() -> None:
+    """The front end gets the columns that it asked for, whole arrays, and all where it asked for all."""
+    given = lists(5, 2)
+    two = cut(given, 2)
+    assert two.logprobs.tolist() == given.logprobs[:, :3].tolist()
+    assert two.logprob_token_ids.tolist() == given.logprob_token_ids[:, :3].tolist()
+    assert two.sampled_token_ranks is given.sampled_token_ranks
+    assert two.logprobs.flags.c_contiguous
+    assert two.logprob_token_ids.flags.c_contiguous
+    assert cut(given, 0).logprobs.shape == (2, 1)
+    assert all(cut(given, enough) is given for enough in (5, 9, -1))
+
+
+async def test_columns_are_published_and_the_front_end_gets_its_own(bus: Bus) -> None:
+    """The model computes logprobs for all, the bus has them all, and the front end those that it asked for."""
+    bus.core.add("plain", extra_args={ARGUMENT: 1})
+    bus.core.add("two", logprobs=2, extra_args={ARGUMENT: 2})
+    bus.core.add("five", logprobs=5, extra_args={ARGUMENT: 3})
+    bus.core.add("every", logprobs=-1, extra_args={ARGUMENT: 4})
+    scores, outputs = bus.core.step()
+    assert bus.core.given == [TOP_K, TOP_K, 5, -1]
+    assert [request.sampling_params.logprobs for request in bus.core.requests.values()] == [None, 2, 5, -1]
+    assert [each.new_logprobs and each.new_logprobs.logprobs.shape[1] for each in outputs] == [None, 3, 6, 6]
+    bus.core.step()
+    bus.core.drop("plain")
+    bus.core.step()
+    async with Processor(bus.settings) as processor:
+        rows = await soon(rows_until(processor.steps(), (1, RowStatus.ABORTED)))
+    first = rows[:4]
+    assert [row.key for row in first] == [1, 2, 3, 4]
+    assert [row.logprobs.tolist() for row in first] == scores.logprobs[:, :1].tolist()
+    assert [row.alternative_logprobs[0].tolist() for row in first] == scores.logprobs[:, 1 : 1 + TOP_K].tolist()
+    (ended,) = (row for row in rows if row.status is RowStatus.ABORTED)
+    assert (ended.key, ended.position, ended.token_ids.size) == (1, 2, 0)
+
+
+async def test_steps_overlap(bus: Bus) -> None:
+    """Where a step begins before the one before it has ended, each request has its own tokens, and its one end."""
+    bus.core.add("first", extra_args={ARGUMENT: 1})
+    one = bus.core.launch()
+    bus.core.add("second", extra_args={ARGUMENT: 2})
+    two = bus.core.launch()
+    first, _ = bus.core.finish(one)
+    bus.core.drop("first")
+    three = bus.core.launch()
+    second, _ = bus.core.finish(two)
+    third, _ = bus.core.finish(three)
+    bus.core.drop("second")
+    bus.core.step()
+    async with Processor(bus.settings) as processor:
+        rows = await soon(rows_until(processor.steps(), (2, RowStatus.ABORTED)))
+    assert [(row.key, row.position, row.status, row.logprobs.tolist()) for row in rows] == [
+        (1, 0, RowStatus.ACTIVE, first.logprobs[0, :1].tolist()),
+        (1, 1, RowStatus.ABORTED, []),
+        (2, 0, RowStatus.ACTIVE, second.logprobs[1, :1].tolist()),
+        (2, 1, RowStatus.ACTIVE, third.logprobs[0, :1].tolist()),
+        (2, 2, RowStatus.ABORTED, []),
+    ]
+
+
+async def test_chosen_ids_leave_no_alternatives(bus: Bus) -> None:
+    """Where vLLM scores ids that one request chose, all rows have their own token's logprob alone."""
+    bus.core.add("plain", extra_args={ARGUMENT: 1})
+    bus.core.add("chosen", logprob_token_ids=[5, 6], extra_args={ARGUMENT: 2})
+    scores, _ = bus.core.step(lists(2, 2))
+    assert bus.core.given == [TOP_K, None]
+    async with Processor(bus.settings) as processor:
+        rows = await soon(rows_until(processor.steps(), (2, RowStatus.ACTIVE)))
+    assert [row.logprobs.tolist() for row in rows] == scores.logprobs[:, :1].tolist()
+    assert [row.alternative_token_ids.size for row in rows] == [0, 0]
+
+
+async def test_arrays_that_do_not_fit_end_their_requests_alone(bus: Bus) -> None:
+    """A step whose logprobs are of other tokens ends its requests with an error; vLLM and later ones go on."""
+    bus.core.add("first", extra_args={ARGUMENT: 1})
+    async with Processor(bus.settings) as processor:
+        processor.steps()
+        bus.core.step()
+        await until(lambda: processor.registry.table.get(1))
+        narrow = lists(TOP_K - 1, 1)
+        _, outputs = bus.core.step(narrow)
+        assert outputs[0].new_token_ids == narrow.logprob_token_ids[0, :1].tolist()
+        await until(lambda: processor.registry.counts.failed == {"engine": 1})
+        bus.core.step()
+        bus.core.add("second", extra_args={ARGUMENT: 2})
+        bus.core.step()
+        await until(lambda: processor.registry.table.get(2))
+        assert processor.registry.router.counts.late == 0
+
+
+async def test_without_a_processor_vllm_goes_on(folder: str) -> None:
+    """What finds no room ends its requests on the bus; a processor that comes later has what was kept, and the rest."""
+    bus = Bus(folder, worker__retention_items=4)
+    bus.core.add("kept", extra_args={ARGUMENT: 1})
+    for _ in range(20):
+        assert len(bus.core.step()[1]) == 1
+    bus.core.add("lost", extra_args={ARGUMENT: 2})
+    assert len(bus.core.step()[1]) == 2
+    async with Processor(bus.settings) as processor:
+        seen: list[tuple[int, int]] = []
+        steps = processor.steps()  # before anything can come
+
+        async def read() -> None:
+            """Take every step."""
+            async for step in steps:
+                seen.extend((row.key, row.position) for row in step.rows.rows())
+
+        reading = asyncio.create_task(read())
+        await until(lambda: processor.registry.counts.failed == {"gap": 1})
+        await until(lambda: seen == [(1, position) for position in range(3)])
+        later = count(3)
+
+        def is_shown() -> bool:
+            """Add a request, and tell whether one of those that were added is on the bus: acks make room in time."""
+            bus.core.add(f"later-{next(later)}", extra_args={ARGUMENT: next(later)})
+            bus.core.step()
+            return seen[-1][0] > 2
+
+        await until(is_shown)
+    await reading
+    bus.core.shutdown()
+
+
+async def test_defect_of_ours_is_no_fault_of_vllms(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever goes wrong in publishing, vLLM's step returns as it was; the worker leaves, and its requests end."""
+    bus.core.add("first", extra_args={ARGUMENT: 1})
+    async with Processor(bus.settings) as processor:
+        processor.steps()
+        bus.core.step()
+        await until(lambda: processor.registry.table.get(1))
+        bus.core.add("second", extra_args=7)  # no mapping, as vLLM has it
+        with caplog.at_level(logging.ERROR):
+            assert len(bus.core.step()[1]) == 2
+            assert len(bus.core.step()[1]) == 2
+        assert caplog.text.count("publishing stopped") == 1
+        await until(lambda: processor.registry.counts.failed == {"worker_lost": 1})
+
+
+def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The model is the one that vLLM serves, no request is asked for, and ranks have names of their own."""
+    for name in ("TOKENBUS_SETTINGS", "TOKENBUS_WORKER_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    config = configuration()
+    found = settings_for(config).worker
+    assert (found.id, found.model, found.max_requests, found.policy, found.dp_rank) == ("vllm-0", "tiny", 0, "fail", 0)
+    config.parallel_config.data_parallel_index = 2
+    monkeypatch.setenv("TOKENBUS_WORKER_ID", "mine")
+    monkeypatch.setenv("TOKENBUS_WORKER_MODEL", "qwen")
+    found = settings_for(config).worker
+    assert (found.id, found.model, found.dp_rank) == ("mine-2", "qwen", 2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "model", "line"),
+    [
+        ({"worker.role": "prefill"}, {}, "worker.role: mixed for the engine vllm, got prefill"),
+        ({"worker.top_logprobs": 21}, {"max_logprobs": 30}, "worker.top_logprobs: at most 20, as limits.max_top_k or "),
+        ({"worker.top_logprobs": 9}, {"max_logprobs": 5}, "worker.top_logprobs: at most 5, as --max-logprobs, got 9"),
+        ({"worker.top_logprobs": 128}, {}, "TOKENBUS_WORKER_TOP_LOGPROBS: at most 127, got 128"),
+        ({"worker.no_such": 1}, {}, "TOKENBUS_WORKER_NO_SUCH: no such setting"),
+        ({}, {"is_diffusion": True}, "--scheduler-cls: tokenbus_engines.vllm.scheduler is not for diffusion models"),
+    ],
+)
+def test_wrong_settings_are_one_line(
+    variables: dict[str, object], model: dict[str, object], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is one line with the setting, the limit and the value."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TOKENBUS_{name.replace('.', '_').upper()}", str(value))
+    with pytest.raises(ValueError, match=line) as raised:
+        settings_for(configuration(**model))
+    assert "\n" not in str(raised.value)
