@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo unit test test-vllm coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Make .venv and install the locked tools and Tokenbus itself into it
 
@@ -79,14 +79,33 @@ test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, in an en
 	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q tests/engines/vllm/real
 
 # What vLLM has that no test needs (torchvision and the like) is not in the lock, so pip is not to look for it.
+VLLM_INSTALL := $(VLLM) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
+
+# All clones with the same lock share its packages, which are some gigabytes; an installation that fails leaves nothing.
 $(VLLM_INSTALLED): requirements/vllm.txt requirements/build.txt pyproject.toml hatch_build.py $(NATIVE)
-	@echo "==> setup: .venv-vllm, some gigabytes"
+	@rm -rf .venv-vllm
 	@"$(PYTHON)" -m venv .venv-vllm
-	@$(VLLM) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
-		--requirement requirements/vllm.txt
-	@$(VLLM) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
-		--requirement requirements/build.txt
-	@$(VLLM) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@set -eu; \
+	lock=$$({ $(VLLM) -V; cat requirements/vllm.txt; } | sha256sum | cut -c 1-16); \
+	packages="$${XDG_CACHE_HOME:-$$HOME/.cache}/tokenbus/vllm-$$lock"; \
+	if ! test -d "$$packages"; then \
+		echo "==> setup: vLLM, some gigabytes, in $$packages"; \
+		part="$$packages.$$$$"; \
+		trap 'rm -rf "$$part"' EXIT; \
+		$(VLLM_INSTALL) --ignore-installed --no-warn-script-location --prefix "$$part" \
+			--require-hashes --requirement requirements/vllm.txt || { \
+			echo "error: requirements/vllm.txt cannot be installed; its torch for a CPU is on PyTorch's own index alone:" \
+				"name that in PIP_EXTRA_INDEX_URL, or a folder that has the wheel in PIP_FIND_LINKS" >&2; \
+			exit 1; \
+		}; \
+		mv -T "$$part" "$$packages" || test -d "$$packages"; \
+	fi; \
+	$(VLLM) -c 'import sys, sysconfig; \
+		paths = [sysconfig.get_path("purelib", vars={"base": base}) for base in (sys.prefix, sys.argv[1])]; \
+		open(paths[0] + "/vllm.pth", "w").write(f"import site; site.addsitedir({paths[1]!r})\n")' "$$packages"
+	@echo "==> setup: .venv-vllm"
+	@$(VLLM_INSTALL) --require-hashes --requirement requirements/build.txt
+	@$(VLLM_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
 check: setup ## Lint, format, types, docstrings, and the schema against its generated files

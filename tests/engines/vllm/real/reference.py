@@ -1,8 +1,5 @@
-"""vLLM's own `LLM.generate`, in a process of its own: the answers that the engine is held to."""
+"""vLLM's own `LLM.generate`: the answers that the engine is held to."""
 
-import os
-import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,27 +7,26 @@ from typing import Any
 from tests.engines.vllm.real.runs import ENDS, Answer, Case
 
 
-def main() -> None:
-    """Answer what `reference` asks on standard input, with vLLM's own `LLM`."""
+def answers_of(
+    model: str, options: Mapping[str, Any], groups: Sequence[list[Case]], stops_of: int | None
+) -> list[tuple[list[Case], list[Answer]]]:
+    """Return groups of requests with their answers, as `runs.reference` says."""
     from vllm import LLM
 
-    model, options, groups, stops_of = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own
-    with open(os.dup(1), "wb") as answers:  # noqa: PTH123 - a descriptor
-        os.dup2(2, 1)  # what vLLM prints is no answer
-        made = LLM(model=model, disable_log_stats=True, **options)
-        found = [(group, expected(made, group)) for group in groups]
-        if stops_of is not None:
-            stopped = [
-                replace(case, sampling={**case.sampling, **stop})
-                for case, answer in zip(*found[stops_of], strict=True)
-                for stop in (
-                    {"stop_token_ids": [answer.tokens[len(answer.tokens) // 2]]},
-                    {"stop": [answer.text[len(answer.text) // 2 :][:3], "never there"]},
-                )
-            ]
-            found.append((stopped, expected(made, stopped)))
-        pickle.dump(found, answers)
+    made = LLM(model=model, disable_log_stats=True, **options)
+    found = [(group, expected(made, group)) for group in groups]
+    if stops_of is not None:
+        stopped = [
+            replace(case, sampling={**case.sampling, **stop})
+            for case, answer in zip(*found[stops_of], strict=True)
+            for stop in (
+                {"stop_token_ids": [answer.tokens[len(answer.tokens) // 2]]},
+                {"stop": [answer.text[len(answer.text) // 2 :][:3], "never there"]},
+            )
+        ]
+        found.append((stopped, expected(made, stopped)))
     made.llm_engine.engine_core.shutdown()
+    return found
 
 
 def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 - vLLM's LLM
@@ -76,7 +72,3 @@ def _formed(given: Mapping[str, Any]) -> dict[str, Any]:
 
     form = given.get("structured_outputs")
     return {**given, **({"structured_outputs": StructuredOutputsParams(**form)} if form else {})}
-
-
-if __name__ == "__main__":
-    main()

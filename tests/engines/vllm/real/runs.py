@@ -1,19 +1,19 @@
 """The same requests by vLLM's own `LLM.generate` and by the engine, and what both must agree on."""
 
 import json
-import pickle
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.engines.vllm.tiny_model import CONTEXT
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_engines.vllm import VllmEngine
-from tokenbus_services.worker import StepAssembler
+from tokenbus_services.worker import Engine, StepAssembler
 
 SHARED = {
     "dtype": "bfloat16",
@@ -26,6 +26,7 @@ SHARED = {
 }
 LEAST = -9999.0
 """What a message has for a logprob of minus infinity, as of a token that the form of an output rules out."""
+Result = TypeVar("Result")
 ENDS = {"stop": RowStatus.FINISHED_STOP, "length": RowStatus.FINISHED_LENGTH}
 
 
@@ -82,22 +83,49 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
     return given
 
 
+def apart(function: Callable[..., Result], *arguments: object) -> Result:
+    """Call a function in a process of its own, which has imported vLLM already and runs models itself.
+
+    On a CPU vLLM starts no second engine in a process where one has drafted by n-grams: it searches all modules for its
+    kernels, and fails at those of numba, which the drafts have imported.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vllm.entrypoints.llm", "vllm.v1.engine.core"])
+    with ProcessPoolExecutor(1, context, _run_models_here) as process:
+        return process.submit(function, *arguments).result()
+
+
+def _run_models_here() -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
 def reference(
     model: Path, options: Mapping[str, Any], *groups: Sequence[Case], stops_of: int | None = None
 ) -> list[tuple[list[Case], list[Answer]]]:
     """Return groups of requests with vLLM's own answers; each group is generated at once.
 
     With `stops_of`, a last group has the requests of that group twice, with a stop token and with a stop string that
-    lie in its answers. It runs in a process of its own: vLLM can start only one engine that speculates in a process.
+    lie in its answers.
     """
-    given = pickle.dumps((str(model), dict(options), [list(group) for group in groups], stops_of))
-    command = [sys.executable, "-m", "tests.engines.vllm.real.reference"]
-    run = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=True)
-    found: list[tuple[list[Case], list[Answer]]] = pickle.loads(run.stdout)  # noqa: S301 - our own
-    return found
+    from tests.engines.vllm.real.reference import answers_of  # noqa: PLC0415 - it imports this module
+
+    return apart(answers_of, str(model), dict(options), [list(group) for group in groups], stops_of)
 
 
-def answered(engine: VllmEngine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
+def answers_apart(model: Path, options: Mapping[str, Any], groups: Sequence[Sequence[Case]]) -> list[list[Answer]]:
+    """Return what an engine in a process of its own answers, one group after another."""
+    return apart(_answers, model, dict(options), [list(group) for group in groups])
+
+
+def _answers(model: Path, options: Mapping[str, Any], groups: Sequence[Sequence[Case]]) -> list[list[Answer]]:
+    engine = VllmEngine(model, arguments(options))
+    try:
+        return [answered(engine, cases) for cases in groups]
+    finally:
+        engine.close()
+
+
+def answered(engine: Engine, cases: Sequence[Case], first_key: int = 2**63) -> list[Answer]:
     """Return what the engine answers; each of its batches is held to the contract."""
     answers = {}
     for key, case in enumerate(cases, first_key):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.real.runs import SHARED, Answer, Case, answered, arguments, check, reference
+from tests.engines.vllm.real.runs import SHARED, Answer, Case, answered, answers_apart, arguments, check, reference
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY, make_adapter
 from tokenbus_contracts import Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
@@ -205,14 +205,9 @@ def test_same_answers_with_speculation(model: Path) -> None:
     cases = [Case([7, 8, 9] * 8, {**GREEDY, "max_tokens": 60}, k) for k in (None, 0, 5)]
     cases.append(Case(SHORT[2], {**GREEDY, "max_tokens": 60}, 20))
     found = reference(model, options, cases, stops_of=0)
-    mine: list[list[Answer]] = []
-    engine = started(model, options)
-    try:
-        for asked, theirs in found:
-            mine.append(answered(engine, asked))
-            compare(mine[-1], theirs, asked)
-    finally:
-        engine.close()
+    mine = answers_apart(model, options, [asked for asked, _theirs in found])
+    for (asked, theirs), ours in zip(found, mine, strict=True):
+        compare(ours, theirs, asked)
     assert all(answer.drafts > 0 and answer.steps < len(answer.tokens) for answer in mine[0])
 
 

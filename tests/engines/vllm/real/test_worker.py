@@ -31,7 +31,7 @@ def slow_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 def deployment() -> Iterator[Deployment]:
     """Return a deployment in a folder with a short path, with its processor."""
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 60_000})
+        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 120_000, "bus.heartbeat_timeout_ms": 20_000})
         made.start_processor()
         yield made
         made.close()
