@@ -15,7 +15,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameter
 from tokenbus_engines.vllm import VllmEngine
 from tokenbus_services.worker import Engine, StepAssembler
 
-SHARED = {
+SHARED: dict[str, Any] = {
     "dtype": "bfloat16",
     "enforce_eager": True,
     "gpu_memory_utilization": 0.05,
