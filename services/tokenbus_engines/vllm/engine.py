@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import prompt_of
-from tokenbus_engines.vllm.children import own_session
+from tokenbus_engines.vllm.children import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.columns import Logprobs, Row, method_of, step_arrays
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured
@@ -90,6 +90,7 @@ class VllmEngine:
                     config, vllm.Executor.get_class(config), log_stats=False, executor_fail_callback=self._note_broken
                 )
             check_members(self._core, _USED_OF_CORE)
+            sleep_while_they_compute(self._core.model_executor)
             self._inputs = vllm.InputProcessor(config)
             self._tasks = self._core.get_supported_tasks()
         except self._refusals as error:
