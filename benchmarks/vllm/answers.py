@@ -28,16 +28,16 @@ def compare(systems: dict[str, System], endpoints: list[str], model: str) -> Rec
                     "return_token_ids": True,
                 }
                 theirs, ours = (systems[name].get(PATHS[endpoint], body)["choices"][0] for name in (VLLM, TOKENBUS))
-                _add(record, theirs, ours)
+                _add(record, theirs, ours, top_k or 0)
     return record
 
 
-def _add(record: Record, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def _add(record: Record, theirs: dict[str, Any], ours: dict[str, Any], top_k: int) -> None:
     record["asked"] += 1
     record["tokens"] += len(theirs["token_ids"])
     record["same_tokens"] += theirs["token_ids"] == ours["token_ids"]
     record["same_texts"] += _text(theirs) == _text(ours)
-    mine, others = _logprobs(ours), _logprobs(theirs)
+    mine, others = _logprobs(ours, top_k), _logprobs(theirs, top_k)
     worst = max((abs(a - b) for a, b in zip(mine, others, strict=False)), default=0.0)
     record["worst"] = max(record["worst"], worst)
     record["same_logprobs"] += len(mine) == len(others) and worst <= _TOLERANCE
@@ -47,13 +47,15 @@ def _text(choice: dict[str, Any]) -> str:
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
-def _logprobs(choice: dict[str, Any]) -> list[float]:
-    """Return each token's own, then all alternatives' from the most probable on."""
+def _logprobs(choice: dict[str, Any], top_k: int) -> list[float]:
+    """Return each token's own, then the alternatives' that were asked for, the most probable first."""
     found = choice.get("logprobs")
     if not found:
         return []
     if "content" in found:
         own = [token["logprob"] for token in found["content"]]
-        return own + [each["logprob"] for token in found["content"] for each in token["top_logprobs"]]
-    others = (sorted(each.values(), reverse=True) for each in found["top_logprobs"] or () if each)
-    return [*found["token_logprobs"], *(value for each in others for value in each)]
+        others = [[each["logprob"] for each in token["top_logprobs"]] for token in found["content"]]
+    else:
+        own = found["token_logprobs"]
+        others = [list(each.values()) for each in found["top_logprobs"] or () if each]
+    return [*own, *(value for each in others for value in sorted(each, reverse=True)[:top_k])]

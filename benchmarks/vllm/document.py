@@ -26,7 +26,8 @@ vLLM's options, for both: `{options}`.
 ## How to read it
 
 - Both systems are up all the time and are asked in turn, the same requests in the same round; the order alternates. The
-  other one is idle meanwhile; what that costs is above.
+  other one is idle meanwhile; what that costs is above. Between rounds is a pause of a second, since vLLM's processes
+  wait awake for as long for what may come next.
 - A round begins when all streams have written their requests, each on a connection of its own that is open already, and
   ends when the last has its end. Every stream asks for one answer, and where there are fewer than eight streams for
   several, one after the other, so that a round has at least eight. Prompts differ from each other and from round to

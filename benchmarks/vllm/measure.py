@@ -20,6 +20,8 @@ from benchmarks.vllm.samples import Sample, as_record, median, sample
 from benchmarks.vllm.systems import ROOT, VLLM, Plan, System, environment_of, running
 
 _IDLE_SECONDS = 3.0
+_SETTLE_SECONDS = 1.2
+"""A pause before each round: vLLM's processes wait for each other awake for up to a second after their last step."""
 _WARM_UP = -1
 _WARM_UP_TOKENS = 16
 Rounds = dict[Cell, dict[str, list[Sample]]]
@@ -50,17 +52,17 @@ def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Rec
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as name:
         folder = Path(name)
         with running(plan, folder) as systems, _client(plan.python, folder) as client:
-            model = plan.model.name
             version = systems[VLLM].get("/version")["version"]
             progress("whether the answers are the same")
-            same = answers.compare(systems, list(dict.fromkeys(cell.endpoint for cell in chosen)), model)
+            endpoints = list(dict.fromkeys(cell.endpoint for cell in chosen))
+            same = answers.compare(systems, endpoints, plan.model.name)
             idle = _idle(systems)
             found: Rounds = {cell: {name: [] for name in systems} for cell in chosen}
             for number in range(_WARM_UP, rounds):
                 for at, cell in enumerate(chosen):
                     progress(f"round {number + 1} of {rounds}: {cell.in_words}")
                     tokens = min(max_tokens, _WARM_UP_TOKENS) if number == _WARM_UP else max_tokens
-                    wanted = bodies(cell, model, tokens, number)
+                    wanted = bodies(cell, plan.model.name, tokens, number)
                     for system in sorted(systems.values(), key=lambda each: each.name, reverse=(number + at) % 2 == 0):
                         taken = _round(client, system, cell, wanted, tokens)
                         if number != _WARM_UP:
@@ -69,7 +71,6 @@ def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Rec
         "benchmark": "vllm",
         "vllm": version,
         "machine": _machine(plan.python),
-        "card": _card(),
         "engine_options": list(plan.engine_options),
         "gateways": plan.gateways,
         "api_servers": plan.api_servers,
@@ -77,6 +78,14 @@ def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Rec
         "max_tokens": max_tokens,
         "answers": same,
         "idle_cores": idle,
+        **figures_of(found, same, _card()),
+    }
+
+
+def figures_of(found: Rounds, same: Record, card: str | None) -> Record:
+    """Return the part of a record that comes from the rounds: their figures, and the goals."""
+    return {
+        "card": card,
         "cells": [
             {
                 "endpoint": cell.endpoint,
@@ -87,7 +96,7 @@ def run(plan: Plan, chosen: Sequence[Cell], rounds: int, max_tokens: int) -> Rec
             }
             for cell, taken in found.items()
         ],
-        "goals": goals_of(found, same, on_card=_card() is not None),
+        "goals": goals_of(found, same, on_card=card is not None),
     }
 
 
@@ -102,6 +111,7 @@ def made_model(python: str, folder: Path) -> Path:
 
 
 def _round(client: Client, system: System, cell: Cell, wanted: list[list[dict[str, Any]]], max_tokens: int) -> Sample:
+    time.sleep(_SETTLE_SECONDS)
     before = seconds(system.roots)
     seen, client_cpu = client.ask(system, cell, wanted)
     if len(seen) != sum(map(len, wanted)):
@@ -111,6 +121,7 @@ def _round(client: Client, system: System, cell: Cell, wanted: list[list[dict[st
 
 def _idle(systems: dict[str, System]) -> dict[str, float]:
     """Return how many cores each system keeps busy while nothing is asked of it."""
+    time.sleep(_SETTLE_SECONDS)
     before = {name: seconds(system.roots) for name, system in systems.items()}
     time.sleep(_IDLE_SECONDS)
     return {

@@ -1,4 +1,4 @@
-"""Children: vLLM's own worker processes, kept from the signals that are sent to the group of ours.
+"""Children: vLLM's own worker processes, kept from the signals that are sent to the group of ours, and waited for.
 
 Where vLLM runs the model in processes of their own, those end at once at SIGTERM and SIGINT, which a terminal and a
 service manager send to the whole group: the requests that we drain could not be finished. In a session of their own
@@ -24,6 +24,18 @@ def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
         yield
     finally:
         worker_process.worker_main = staticmethod(_worker_main)
+
+
+def sleep_while_they_compute(executor: Any) -> None:  # noqa: ANN401 - vLLM's Executor
+    """Let the thread that steps vLLM sleep until a process has computed; vLLM's own way is to spin for up to a second.
+
+    Spinning takes a core, which our other threads and the services beside this one need. A process of vLLM's wakes its
+    reader in any case. A version that waits in another way is left as it is: only time is lost.
+    """
+    for worker in getattr(executor, "workers", ()):
+        condition = getattr(getattr(worker, "worker_response_mq", None), "_spin_condition", None)
+        if condition is not None:
+            condition.busy_loop_s = 0.0
 
 
 def main(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as vLLM gives them

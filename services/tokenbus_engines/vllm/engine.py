@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
-from tokenbus_engines.vllm.children import own_session
+from tokenbus_engines.vllm.children import own_session, sleep_while_they_compute
 from tokenbus_engines.vllm.columns import Logprobs, Row
 from tokenbus_engines.vllm.compatibility import check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_model, configured, tokenizer_digest
@@ -81,6 +81,7 @@ class VllmEngine:
                     config, vllm.Executor.get_class(config), log_stats=False, executor_fail_callback=self._note_broken
                 )
             check_members(self._core, _USED_OF_CORE)
+            sleep_while_they_compute(self._core.model_executor)
             self._inputs = vllm.InputProcessor(config)
             self._tasks = self._core.get_supported_tasks()
             self._adapters = self._loaded(adapters)
