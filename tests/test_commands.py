@@ -70,6 +70,7 @@ EXAMPLES = {
     "docs/fastdeploy.md": "tests/test_commands.py",
     "docs/gateway.md": "tests/test_commands.py",
     "docs/gpu-ops.md": "tests/test_commands.py",
+    "docs/offline.md": "tests/services/offline/test_llm.py",
 }
 """Where each page's blocks of Python are run."""
 

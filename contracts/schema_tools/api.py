@@ -19,12 +19,13 @@ _HEAD = """\
 # The public names
 
 All of them are in one package: `import tokenbus`. A client begins with [connect](#connect), an engine with
-[run_engine](#run_engine); [the contract](contract.md) says what columns may hold, and [the glossary](glossary.md) what
-the words mean. The examples run as they are written: `address` is where a processor takes clients, and `await` is
-possible, as in `python -m asyncio`.
+[run_engine](#run_engine), a batch without a server with [LLM](#llm); [the contract](contract.md) says what columns may
+hold, and [the glossary](glossary.md) what the words mean. The examples run as they are written: `address` is where a
+processor takes clients, and `await` is possible, as in `python -m asyncio`.
 """
 _GROUPS = {
     "Clients": "connect Client Generation Token RequestParameters StructuredOutput Stream StepRows RequestEnd Generate",
+    "Offline": "LLM Outputs Output",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
     "Messages": "LogprobBatch BatchHeader Row encode decode Limits BatchKind RowStatus Scoring SpeculativeMethod "

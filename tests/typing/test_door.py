@@ -34,9 +34,22 @@ async def _use(address: str) -> None:
                     assert (failed.request_id, failed.code_name) == (request_id, "overloaded")
 
 
+def _use_offline(model: str) -> None:
+    with tokenbus.LLM(model, max_num_seqs=8) as llm:
+        wanted: list[tokenbus.RequestParameters] = [{"temperature": 0.0}, {"seed": 7}]
+        outputs: tokenbus.Outputs = llm.generate([[1, 2], "text"], wanted, n=2, max_tokens=8, top_logprobs=0)
+        first: tokenbus.Output = outputs[0]
+        some: list[tokenbus.Output] = outputs[1:]
+        assert (first.prompt_index, len(some)) == (0, 3)
+        if outputs.logprobs is not None:
+            sums: list[float] = outputs.logprobs.tolist()
+            assert sums
+        llm.chat([{"role": "user", "content": first.text}], max_tokens=8)
+
+
 def test_names_are_typed() -> None:
-    """Mypy reads the function above with the types that users see; nothing of it needs to run."""
+    """Mypy reads the functions above with the types that users see; nothing of it needs to run."""
     run: Callable[..., None] = tokenbus.run_engine
     use: Callable[[str], object] = _use
-    assert callable(run)
-    assert callable(use)
+    offline: Callable[[str], None] = _use_offline
+    assert all(map(callable, (run, use, offline)))

@@ -162,7 +162,7 @@ def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:
         raise ContractError("prompt", "a text or a sequence of token ids", type(prompt).__name__, rule=Rule.TYPE)
     if not ids:
         raise ContractError("prompt", "at least 1 token id", "none", rule=Rule.LENGTH)
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # a hundredth of what naming each costs
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 32:  # a twentieth of what naming each costs
         return ids
     return [_whole(f"prompt[{place}]", value, 32) for place, value in enumerate(ids)]
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.pages import blocks
 from tests.support.waiting import MOST, until, wait_until
 from tokenbus_contracts import ContractError
 from tokenbus_engines.ngram import NgramEngine, NgramOptions
@@ -195,6 +196,18 @@ def test_engine_without_text_has_none() -> None:
         assert output.token_ids.size == 4
         with pytest.raises(ValueError, match="text: an engine with a tokenizer, got one whose tokens have no text"):
             _ = output.text
+
+
+def test_examples_of_the_page() -> None:
+    """The blocks of docs/offline.md run one after the other as they are written, but for their model."""
+    names: dict[str, Any] = {}
+    for block in blocks("python", of="docs/offline.md"):
+        code = block.text.replace('"/models/qwen", max_num_seqs=128', 'engine="ngram"')
+        assert "/models/qwen" not in code
+        exec(code, names)  # noqa: S102 - our own page
+    assert [output.prompt_index for output in names["outputs"]] == [0] * 4 + [1] * 4
+    assert names["advantages"].size == names["outputs"].logprobs.size
+    assert names["second"].finish_reason in {"stop", "length"}
 
 
 # What is refused.
