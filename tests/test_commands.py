@@ -35,6 +35,10 @@ NOT_RUN = {
     "tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_worker.py runs such a line in `make test-vllm`"
     ),
+    "pip install 'tokenbus[transformers,gateway,models]'": "over a network, some gigabytes",
+    "tokenbus up --engine transformers --model /models/qwen --device cuda": (
+        "it needs transformers; tests/engines/vllm/real/test_transformers.py runs such a worker in `make test-vllm`"
+    ),
     "tokenbus gateway --tokenizer /models/qwen": "it needs a model; tests/integration/test_gateway_models.py has one",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
     "OMP_NUM_THREADS=2 .venv/bin/python -m benchmarks.paddle_training": "it takes minutes on two cores",

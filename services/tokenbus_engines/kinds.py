@@ -61,9 +61,10 @@ def _given(options: argparse.Namespace, settings: Settings, *names: str) -> dict
     """Return the engine's options: those that were given, and what follows from the settings."""
     limits = settings.limits
     most = min(limits.max_tokens_per_row - 1, limits.max_draft_tokens_per_row)
-    if options.speculate is not None and not 0 <= options.speculate <= most:
+    speculate = getattr(options, "speculate", None)
+    if speculate is not None and not 0 <= speculate <= most:
         bound = f"(limits.max_tokens_per_row is {limits.max_tokens_per_row})"
-        raise ValueError(f"--speculate: 0 to {most} {bound}, got {options.speculate}")
+        raise ValueError(f"--speculate: 0 to {most} {bound}, got {speculate}")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return {"role": settings.worker.role, "max_top_logprobs": min(_MOST_TOP_LOGPROBS, limits.max_top_k), **given}
 
@@ -91,6 +92,29 @@ def _make_synthetic(options: argparse.Namespace, settings: Settings) -> Engine:
         max_rows=settings.limits.max_rows,
         role=settings.worker.role,
     )
+
+
+def _declare_transformers(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "engine transformers",
+        "--model is the model's folder; clients ask for it by the folder's name, unless worker.model is set in another "
+        "way.",
+    ).add_argument
+    add("--device", help="as torch names it: cpu, cuda, cuda:1 (cpu)")
+    add("--dtype", help="auto, float32, bfloat16 or float16; auto: as the weights were saved (auto)")
+    add("--max-running", type=int, metavar="N", help="the most requests in a step (64)")
+    add("--context", type=int, metavar="N", help="the most tokens of a prompt and its output (as the model has)")
+    add("--prefill-chunk", type=int, metavar="N", help="the most tokens of prompts in a step (512)")
+    add("--cache-tokens", type=int, metavar="N", help="how many tokens the cache holds, of all requests (65536)")
+
+
+def _make_transformers(options: argparse.Namespace, settings: Settings) -> Engine:
+    from tokenbus_engines.transformers import TransformersEngine, TransformersOptions  # noqa: PLC0415 - as above
+
+    if options.model is None:
+        raise ValueError("--model: the folder of the model, got none")
+    names = ("model", "device", "dtype", "max_running", "context", "prefill_chunk", "cache_tokens")
+    return TransformersEngine(TransformersOptions(**_given(options, settings, *names)))
 
 
 def _declare_vllm(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +147,12 @@ SYNTHETIC = EngineKind(
     "no model: tokens that follow from the request's id and can be computed again",
     _declare_synthetic,
     _make_synthetic,
+)
+TRANSFORMERS = EngineKind(
+    "any causal language model of transformers, from a folder; needs the extra transformers",
+    _declare_transformers,
+    _make_transformers,
+    reads_model=True,
 )
 VLLM = EngineKind(
     "any model that vLLM runs, from a folder; needs the extra vllm",

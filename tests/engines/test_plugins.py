@@ -228,4 +228,4 @@ def test_command_is_installed_with_its_engines() -> None:
         [COMMAND, "worker", "--engine", "steam"], capture_output=True, text=True, timeout=MOST, check=False
     )
     assert run.returncode == 2
-    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'vllm')" in run.stderr
+    assert "invalid choice: 'steam' (choose from 'ngram', 'paddle', 'synthetic', 'transformers', 'vllm')" in run.stderr
