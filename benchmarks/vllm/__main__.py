@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
@@ -22,7 +23,8 @@ from benchmarks.vllm.measure import made_model, run
 from benchmarks.vllm.systems import ROOT, Plan
 from benchmarks.vllm.tables import render
 
-_COMMAND = "python -m benchmarks.vllm --write-docs"
+_COMMAND = "python -m benchmarks.vllm --name {} --write-docs"
+_NAME = "vllm"
 _TESTED = ROOT / ".venv-vllm" / "bin" / "python"
 """What `make test-vllm` makes."""
 _MOST_ROWS = 1024
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="measure nothing, take the figures of an earlier run"
     )
-    declare_outputs(parser, "vllm", has_plot=True)
+    parser.add_argument("--name", default=_NAME, help=f"what the files are called that are written ({_NAME})")
+    declare_outputs(parser, "NAME", has_plot=True)
     options = parser.parse_args(given[:split])
     if options.record:
         record: Record = json.loads(options.record.read_text())
@@ -64,9 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.plot or options.write_docs:
         from benchmarks.vllm.plot import plot  # noqa: PLC0415 - where vLLM is, matplotlib need not be
 
-        write_outputs(options, "vllm", record, lambda: page(record, _COMMAND), plot)
+        drawn = partial(plot, name=options.name)
+        write_outputs(
+            options, options.name, record, lambda: page(record, _COMMAND.format(options.name), options.name), drawn
+        )
     else:
-        write_outputs(options, "vllm", record, lambda: page(record, _COMMAND))
+        write_outputs(options, options.name, record, lambda: "")
 
 
 def _measured(options: argparse.Namespace, engine_options: list[str]) -> Record:

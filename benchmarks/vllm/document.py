@@ -10,11 +10,11 @@ _PAGE = """\
 # Tokenbus beside vLLM's own server
 
 What a client gets of one model by vLLM's own API server, and by Tokenbus with vLLM as its engine.
-[vllm.json](vllm.json) has every round.
+[{name}.json]({name}.json) has every round.
 
     {command}
 
-![Tokens a second, processor time a token, and time to the first token, by top-k](vllm.svg)
+![Tokens a second, processor time a token, and time to the first token, by top-k]({name}.svg)
 
 ```text
 {report}
@@ -38,15 +38,23 @@ vLLM's options, for both: `{options}`.
 - A ratio among the goals is the median of the rounds' own ratios, each of two rounds taken one after the other.
 - Processor time is that of whole processes as the kernel counts it. The client, one process for both, is in none of the
   systems, and its time is given for itself.
+{about_model}"""
+_TINY = """\
 - The model is as small as can be, so that what is around it shows; tokens a second say what the ways out cost, and
   nothing of how fast vLLM computes a model.
 """
+_ON_CARD = """\
+- On a card vLLM's defaults are in use: CUDA graphs, asynchronous scheduling, the V2 runner. What the model itself takes
+  for logprobs is in both systems' figures. How large the model is, its folder says: `--model`.
+"""
 
 
-def page(record: Record, command: str) -> str:
-    """Return the page, with the command that writes it."""
+def page(record: Record, command: str, name: str = "vllm") -> str:
+    """Return the page, with the command that writes it, and what the files beside it are called."""
     return _PAGE.format(
         command=command,
+        name=name,
+        about_model=_ON_CARD if record["card"] else _TINY,
         report=render(record, Paint(colour=False)),
         machine=in_words(record["machine"] | ({"card": record["card"]} if record["card"] else {})),
         options=" ".join(record["engine_options"]),

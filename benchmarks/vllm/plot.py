@@ -22,8 +22,8 @@ _WIDTH = 0.4
 _COLOURS = {VLLM: "#e69f00", TOKENBUS: "#0072b2"}
 
 
-def plot(record: Record, folder: Path) -> None:
-    """Write vllm.png and vllm.svg into a folder."""
+def plot(record: Record, folder: Path, name: str = "vllm") -> None:
+    """Write a figure as PNG and as SVG into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     streams = max(cell["streams"] for cell in record["cells"])
     chosen = [cell for cell in record["cells"] if (cell["endpoint"], cell["streams"]) == (COMPLETIONS, streams)]
@@ -40,8 +40,8 @@ def plot(record: Record, folder: Path) -> None:
         ):
             _bars(axes, chosen, title, value)
         figure.suptitle(f"vLLM {record['vllm']}, {streams} streams, by logprobs: its own API server, and Tokenbus")
-        figure.savefig(folder / "vllm.svg", metadata={"Date": None, "Creator": None})
-        figure.savefig(folder / "vllm.png", metadata={"Software": None})
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
 
 
 def _bars(axes: "Axes", chosen: list[Record], title: str, value: Callable[[Record], float]) -> None:

@@ -42,7 +42,7 @@ def _goals(record: Record, paint: Paint) -> Iterator[str]:
 
 def _rates(record: Record, paint: Paint) -> Iterator[str]:
     yield paint.title("Tokens a second")
-    yield f"{'':<27}{'vLLM':>10}{'of none':>9}{'Tokenbus':>11}{'of none':>9}{'times vLLM':>12}"
+    yield f"{'':<28}{'vLLM':>10}{'of none':>9}{'Tokenbus':>11}{'of none':>9}{'times vLLM':>12}"
     none = {(c["endpoint"], c["streams"]): c["medians"] for c in record["cells"] if c["top_k"] == "none"}
     for cell in record["cells"]:
         base = none.get((cell["endpoint"], cell["streams"]))
@@ -51,17 +51,17 @@ def _rates(record: Record, paint: Paint) -> Iterator[str]:
         for name, width in ((VLLM, 10), (TOKENBUS, 11)):
             share = f"{rates[name] / base[name]['tokens_per_second']:.2f}" if base else ""
             cells.append(f"{rates[name]:>{width},.0f}{share:>9}")
-        yield f"{_named(cell):<27}" + "".join(cells) + f"{rates[TOKENBUS] / rates[VLLM]:>12.2f}"
+        yield f"{_named(cell):<28}" + "".join(cells) + f"{rates[TOKENBUS] / rates[VLLM]:>12.2f}"
 
 
 def _times(record: Record, paint: Paint) -> Iterator[str]:
     yield paint.title("Time to the first token and between tokens (milliseconds), and what comes over the socket")
-    yield f"{'':<27}{'':<10}{'first':>8}{'p99':>8}{'between':>10}{'p99':>8}{'tokens/event':>14}{'bytes/token':>13}"
+    yield f"{'':<28}{'':<10}{'first':>8}{'p99':>8}{'between':>10}{'p99':>8}{'tokens/event':>14}{'bytes/token':>13}"
     for cell in record["cells"]:
         for name in _SYSTEMS:
             found = cell["medians"][name]
             yield (
-                f"{_named(cell) if name == VLLM else '':<27}{name:<10}{found['first_ms']:>8,.0f}"
+                f"{_named(cell) if name == VLLM else '':<28}{name:<10}{found['first_ms']:>8,.0f}"
                 f"{found['first_p99_ms']:>8,.0f}{found['between_ms']:>10.2f}{found['between_p99_ms']:>8.2f}"
                 f"{found['tokens_per_event']:>14.2f}{found['bytes_per_token']:>13,.0f}"
             )
@@ -72,12 +72,12 @@ def _processors(record: Record, paint: Paint) -> Iterator[str]:
     separate = any(found["outside_us"] is not None for cell in record["cells"] for found in cell["medians"].values())
     for name in _SYSTEMS:
         columns = [*_ROLES[name], *(("outside", MODEL) if separate else ())]
-        yield f"{name:<27}" + "".join(f"{each:>12}" for each in [*columns, "the client"])
+        yield f"{name:<28}" + "".join(f"{each:>12}" for each in [*columns, "the client"])
         for cell in record["cells"]:
             found = cell["medians"][name]
             values = {**found["cpu_us"], "outside": found["outside_us"], "the client": found["client_us"]}
             shown = (values.get(each) for each in [*columns, "the client"])
-            yield f"{_named(cell):<27}" + "".join(f"{'' if each is None else f'{each:,.1f}':>12}" for each in shown)
+            yield f"{_named(cell):<28}" + "".join(f"{'' if each is None else f'{each:,.1f}':>12}" for each in shown)
     if separate:
         yield "outside: all of the system's processes but the one that runs the model."
     else:

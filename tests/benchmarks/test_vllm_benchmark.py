@@ -274,6 +274,9 @@ def test_earlier_run_is_drawn_again(record: dict[str, Any], tmp_path: Path) -> N
     drawn = (tmp_path / "vllm.svg").read_bytes()
     plot(record, tmp_path)
     assert (tmp_path / "vllm.svg").read_bytes() == drawn
+    command.main(["--record", str(tmp_path / "earlier.json"), "--name", "again", "--write-docs", str(tmp_path)])
+    assert (tmp_path / "again.svg").read_bytes() == drawn
+    assert "(again.json)" in (tmp_path / "again.md").read_text()
 
 
 def test_without_vllm_one_line_says_so(
