@@ -39,6 +39,11 @@ NOT_RUN = {
     "tokenbus up --engine transformers --model /models/qwen --device cuda": (
         "it needs transformers; tests/engines/vllm/real/test_transformers.py runs such a worker in `make test-vllm`"
     ),
+    "pip install tokenbus": "over a network; tests/test_distribution.py installs the wheel",
+    "export TOKENBUS_BUS_WORKERS_ADDRESS=ipc:///run/tokenbus/workers": "it is for the next line",
+    "vllm serve /models/qwen --scheduler-cls tokenbus_engines.vllm.scheduler": (
+        "it needs vLLM; tests/engines/vllm/real/test_scheduler.py starts its server so in `make test-vllm`"
+    ),
     "tokenbus gateway --tokenizer /models/qwen": "it needs a model; tests/integration/test_gateway_models.py has one",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
     "OMP_NUM_THREADS=2 .venv/bin/python -m benchmarks.paddle_training": "it takes minutes on two cores",
@@ -75,6 +80,7 @@ EXAMPLES = {
     "docs/gateway.md": "tests/test_commands.py",
     "docs/gpu-ops.md": "tests/test_commands.py",
     "docs/offline.md": "tests/services/offline/test_llm.py",
+    "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",
 }
 """Where each page's blocks of Python are run."""
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engines.vllm.test_columns import lists
+from tests.pages import blocks, module_of
 from tests.support.waiting import soon, until
 from tokenbus_contracts import RowStatus
 from tokenbus_engines.vllm.published import Published, cut, settings_for
@@ -324,6 +326,31 @@ async def test_defect_of_ours_is_no_fault_of_vllms(bus: Bus, caplog: pytest.LogC
             assert len(bus.core.step()[1]) == 2
         assert caplog.text.count("publishing stopped") == 1
         await until(lambda: processor.registry.counts.failed == {"worker_lost": 1})
+
+
+async def test_page_has_a_reader(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The reader in docs/vllm-scheduler.md shows each token with its logprob."""
+    for name in ("workers_address", "clients_address"):
+        monkeypatch.setenv(f"TOKENBUS_BUS_{name.upper()}", getattr(bus.settings.bus, name))
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("python", of="docs/vllm-scheduler.md")
+    reading = asyncio.create_task(module_of(block, "reader").audit())
+    bus.core.add("first", extra_args={ARGUMENT: 7})
+    scores, (output,) = bus.core.step()
+    shown = ""
+
+    def is_shown() -> bool:
+        """Tell whether the request's first row is shown."""
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return "0000000000000007 0 ACTIVE" in shown
+
+    await until(is_shown)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert f"ACTIVE {np.array(output.new_token_ids)} {scores.logprobs[0, :1]}" in shown
 
 
 def test_settings_suit_a_deployed_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -241,6 +241,15 @@ def test_requests_that_wait_are_bounded() -> None:
     assert [request.request_key for request in publisher.take_requests()] == [1, 2, 3, 4]
 
 
+def test_aborts_of_what_is_only_shown_are_left() -> None:
+    """A worker that takes no requests shows those that came elsewhere: they are not the processor's to end."""
+    publisher = Publisher(at_memory(max_requests=0))
+    publisher._take_request(Abort(request_key=1))
+    assert publisher.take_requests() == []
+    with pytest.raises(ContractError, match="at most 0 requests"):
+        publisher._take_request(generate_of(1))
+
+
 def test_thread_of_its_own() -> None:
     """`with` runs the connection in a thread that is named and that is gone afterwards; several threads publish."""
     chosen = at_memory(drain_timeout_ms=0)

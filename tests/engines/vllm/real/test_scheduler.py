@@ -128,7 +128,7 @@ async def test_same_with_drafts_and_preemption(
         Case([place, *[7, 8, 9] * 10], {**GREEDY, "max_tokens": 90}, k) for place, k in enumerate((None, 2, None, 20))
     ]
     audit = await compared(model, deployment, options, cases)
-    assert all(answer.drafts > 0 for answer in audit.answers.values())
+    assert any(answer.drafts > 0 for answer in audit.answers.values())
     assert any(answer.was_preempted for answer in audit.answers.values())
 
 
