@@ -78,7 +78,7 @@ CALLS = (
     Call("vllm.config", "ModelConfig.get_diff_sampling_param", 1),
 )
 MEMBERS = (
-    Members(_ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
+    Members(_ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason", "stop_reason")),
     Members(_ENGINE, "EngineCoreOutputs", ("outputs",)),
     Members(_ENGINE, "FinishReason", ("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION")),
     Members(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenbus_contracts import RowStatus, ValueKind
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
@@ -29,8 +30,10 @@ class _Request:
 
     key: int
     top_k: int | None
+    stops: Sequence[str]
+    """Its stop strings."""
     detokenizer: Any
-    """vLLM's IncrementalDetokenizer, where the request has stop strings."""
+    """vLLM's IncrementalDetokenizer, where it has any."""
     position: int = 0
 
 
@@ -164,12 +167,12 @@ class VllmEngine:
                 lora_request=adapter,
                 priority=sampling.priority,
             )
-            detokenizer = self._detokenizer(request) if generate.sampling.stop else None
+            detokenizer = self._detokenizer(request) if sampling.stop else None
             self._core.add_request(*self._core.preprocess_add_request(request))
         except self._refusals as error:
             raise ValueError(_line(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
-        self._requests[name] = _Request(generate.request_key, top_k, detokenizer)
+        self._requests[name] = _Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer)
         return len(prompt)
 
     def abort(self, key: int) -> None:
@@ -270,10 +273,12 @@ class VllmEngine:
         name, reason = output.request_id, output.finish_reason
         status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
         tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
+        stop = STOP_TOKEN if isinstance(output.stop_reason, int) else 0
         if request.detokenizer is not None:
-            kept = _until_stop(request.detokenizer, tokens, reason == self._vllm.FinishReason.STOP)
-            if kept is not None:
+            kept, text = _until_stop(request.detokenizer, tokens, reason == self._vllm.FinishReason.STOP)
+            if text is not None:
                 tokens, status = tokens[:kept], RowStatus.FINISHED_STOP
+                stop = FIRST_STOP_TEXT + request.stops.index(text)
         drafts = len(computed.scheduled.scheduled_spec_decode_tokens.get(name, ()))
         invalid = (computed.scheduled.num_invalid_spec_tokens or {}).get(name, 0)
         row = Row(
@@ -284,6 +289,7 @@ class VllmEngine:
             top_k=request.top_k,
             drafts=drafts - invalid if tokens else 0,
             index=computed.indices[name] if tokens else 0,
+            stop=stop,
         )
         request.position += len(tokens)
         return row
@@ -299,16 +305,16 @@ class VllmEngine:
         self._is_broken = True
 
 
-def _until_stop(detokenizer: Any, tokens: Sequence[int], is_stop: bool) -> int | None:  # noqa: ANN401, FBT001
-    """Return how many of the next tokens there are up to a stop string's end, or None if there is none.
+def _until_stop(detokenizer: Any, tokens: Sequence[int], is_stop: bool) -> tuple[int, str | None]:  # noqa: ANN401, FBT001
+    """Return how many of the next tokens there are up to a stop string's end, and the string; all and None without.
 
     One token at a time: versions differ in what they leave behind a stop string within a step. `is_stop` says that the
     last token is a stop token or the model's own end.
     """
     for place, token in enumerate(tokens, 1):
-        if detokenizer.update([token], is_stop and place == len(tokens)):
-            return place
-    return None
+        if text := detokenizer.update([token], is_stop and place == len(tokens)):
+            return place, text
+    return len(tokens), None
 
 
 def _statuses(reasons: Any) -> dict[Any, RowStatus]:  # noqa: ANN401 - vLLM's FinishReason

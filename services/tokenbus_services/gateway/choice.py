@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.batch import STOP_TOKEN
+from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.gateway.completion_request import Ending, Stopping
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
 
 _REASONS = {int(RowStatus.FINISHED_STOP): "stop", int(RowStatus.FINISHED_LENGTH): "length"}
-_STOPPED = int(RowStatus.FINISHED_STOP)
 _BROKEN = {
     int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
@@ -49,7 +50,7 @@ class Choice:
     """One choice of an answer."""
 
     __slots__ = (
-        *("_is_silent", "_sink", "_stop_id", "_stop_ids", "_stops", "_text"),
+        *("_is_silent", "_sink", "_stop", "_stops", "_text"),
         *("ending", "index", "parts", "reason", "tokens"),
     )
 
@@ -62,10 +63,9 @@ class Choice:
         """The finish reason, once it has ended."""
         self.ending: Ending | None = None
         """The same, and by which stop."""
-        self._stops = bool(stopping.texts)
-        self._stop_ids = stopping.token_ids
-        self._stop_id: int | None = None
-        """The one of them that ended it."""
+        self._stops = stopping.texts
+        self._stop: int | str | None = None
+        """The stop that ended it, as its worker says."""
         self._text = RunningText(stopping)
         self._sink = sink
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
@@ -74,9 +74,10 @@ class Choice:
     def take(self, view: RenderedStep, place: int) -> bool:
         """Add a row; return whether more are wanted."""
         count = view.counts[place]
+        stop = view.stops.get(place, 0) if view.stops else 0
         text = ""
-        if count and (self._stops or self._stop_ids):
-            text, count = self._add_until_stop(view, place)
+        if count and (self._stops or stop):
+            text, count = self._add_until_stop(view, place, stop)
         elif count:
             text = self._text.add(view.data(place))
         self.tokens += count
@@ -87,7 +88,7 @@ class Choice:
         self.reason = "stop" if self._text.is_stopped else reason_of(view, place)
         if self.reason is not None:
             text += self._text.end()
-            self.ending = self.reason, self._stop_id if self._text.stop is None else self._text.stop
+            self.ending = self.reason, self._stop if self._text.stop is None else self._text.stop
         if self.reason is not None or text or (count and not self._is_silent):
             taken = [part.take(view, place, count) for part in self.parts]
             self._sink.emit(self, text, taken, view.produced_at_ns)
@@ -98,15 +99,17 @@ class Choice:
         error.tokens = self.tokens
         self._sink.end(error)
 
-    def _add_until_stop(self, view: RenderedStep, place: int) -> tuple[str, int]:
-        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are."""
+    def _add_until_stop(self, view: RenderedStep, place: int, stop: int) -> tuple[str, int]:
+        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are.
+
+        `stop` is the one that the worker names. A stop text is looked for here too: only the text says where it begins.
+        """
         begin, pieces = view.begins[place], view.vocabulary.pieces
         ids = view.ids[begin : begin + view.counts[place]]
-        is_stopped = view.statuses[place] == _STOPPED and ids[-1] in self._stop_ids
-        shown = ids[:-1] if is_stopped and not self._text.includes_stop else ids
+        shown = ids[:-1] if stop == STOP_TOKEN and not self._text.includes_stop else ids
         text, count = self._text.add_until_stop(pieces[token] for token in shown)
-        if is_stopped and not self._text.is_stopped:
-            self._stop_id, count = ids[-1], len(ids)
+        if stop and not self._text.is_stopped:
+            self._stop, count = stop_of(view.batch, place, self._stops), len(ids)
         return text, count
 
 
@@ -176,17 +179,19 @@ class RunningText:
         before, text = len(self._held), self._held + text
         places = [] if self._least and self._tokens <= self._least else self._places(text, before)
         if places:
-            place, self.stop = min(places)
+            end, number = min(places)
+            self.stop = self._stops[number]
+            place = end - len(self.stop)
             self._held = ""
             return text[: place + len(self.stop)] if self.includes_stop else text[:place]
         kept = max((_beginning(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
-    def _places(self, text: str, before: int) -> list[tuple[int, str]]:
-        """Return where stops begin that end behind the first `before` characters: others came too early to count."""
+    def _places(self, text: str, before: int) -> list[tuple[int, int]]:
+        """Return where stops end, and their numbers; those within the first `before` characters came too early."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
-        return [(place, stop) for place, stop in found if place >= 0]
+        return [(place + len(stop), number) for number, (place, stop) in enumerate(found) if place >= 0]
 
 
 def _beginning(text: str, stop: str) -> int:

@@ -1,6 +1,6 @@
 """CompletionRequest: what a client asks for, checked, whichever route it came by."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,10 +37,9 @@ Ending = tuple[str, str | int | None]
 
 
 class Stopping(NamedTuple):
-    """What ends an answer's text: the request's own stop texts and stop tokens."""
+    """What ends an answer's text: the request's own stop texts; of its stop tokens the worker says which one did."""
 
     texts: Sequence[str] = ()
-    token_ids: Collection[int] = ()
     min_tokens: int = 0
     """A stop text counts where it ends behind so many tokens."""
     is_included: bool = False
@@ -89,8 +88,7 @@ class CompletionRequest:
         others = self.others
         if not others:
             return Stopping(self.stop)
-        stop_ids = frozenset(others.get("stop_token_ids", ()))
-        return Stopping(self.stop, stop_ids, others.get("min_tokens", 0), "include_stop_string" in others)
+        return Stopping(self.stop, others.get("min_tokens", 0), "include_stop_string" in others)
 
     def generate(self, index: int) -> Generate:
         """Return the request on the bus for a choice."""
