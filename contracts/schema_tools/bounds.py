@@ -26,7 +26,7 @@ _SAME = [
         for bound in ("max_items", "default_max_items")
         for column in (
             *("batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
-            *("proposal_counts", "scorings", "top_ks"),
+            *("proposal_counts", "scorings", "top_ks", "stops"),
         )
     ),
     *(

@@ -36,6 +36,7 @@ _COLUMNS = {
     ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: "one for each scored token",
     ColumnLength.COLUMN_LENGTH_ALTERNATIVES: "one for each alternative",
     ColumnLength.COLUMN_LENGTH_PROPOSALS: "one for each proposal",
+    ColumnLength.COLUMN_LENGTH_STOPPED_ROWS: "one for each row that is FINISHED_STOP, or none",
 }
 _TOKENS = {
     TokenRule.TOKEN_RULE_NONE: "no token",

@@ -15,13 +15,16 @@ from tokenbus_contracts.schema import COLUMN, COLUMNS
 
 _TYPES = [(column.name, column.dtype) for column in COLUMNS]
 _STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value, of which none is left out
+STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
+"""What the column `stops` has for a stop token, and for the first stop text; those of the others follow."""
 _set = object.__setattr__  # a batch's own is for others, and refuses
 
 
 class Row(NamedTuple):
     """One request's share of a batch; the arrays are views of the batch's columns.
 
-    `logprobs` and `ranks` are empty where the row is not scored; the alternatives are one line a token.
+    `logprobs` and `ranks` are empty where the row is not scored; the alternatives are one line a token. `stop` says
+    which of its request's own stops ended it, as the column `stops` has it; 0: none, or not known.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -41,6 +44,7 @@ class Row(NamedTuple):
     alternative_token_ids: npt.NDArray[np.uint32]
     alternative_logprobs: npt.NDArray[np.float32]
     proposal_token_ids: npt.NDArray[np.uint32]
+    stop: int
 
 
 class LogprobBatch:
@@ -82,6 +86,7 @@ class LogprobBatch:
     alternative_token_ids: npt.NDArray[np.uint32]
     alternative_logprobs: npt.NDArray[np.float32]
     proposal_token_ids: npt.NDArray[np.uint32]
+    stops: npt.NDArray[np.uint8]
 
     def __init__(  # noqa: PLR0913 - the columns are what they are, and each has a name
         self,
@@ -102,6 +107,7 @@ class LogprobBatch:
         alternative_token_ids: npt.ArrayLike = (),
         alternative_logprobs: npt.ArrayLike = (),
         proposal_token_ids: npt.ArrayLike = (),
+        stops: npt.ArrayLike = (),
     ) -> None:
         """Take the header and the columns; a column that is left out is empty."""
         if not isinstance(header, BatchHeader):
@@ -122,6 +128,7 @@ class LogprobBatch:
             alternative_token_ids,
             alternative_logprobs,
             proposal_token_ids,
+            stops,
         )
         _set(self, "header", header)
         _set(self, "_layout", None)
@@ -217,7 +224,14 @@ class LogprobBatch:
             self.alternative_token_ids[place.alternatives].reshape(table),
             self.alternative_logprobs[place.alternatives].reshape(table),
             self.proposal_token_ids[place.proposals],
+            self.stop(index) if self.stops.size else 0,
         )
+
+    def stop(self, index: int) -> int:
+        """Return which of its request's own stops ended a row, by its place in the columns; 0: none, or not known."""
+        if not self.stops.size or self.statuses[index] != RowStatus.FINISHED_STOP:
+            return 0
+        return int(self.stops[np.count_nonzero(self.statuses[:index] == RowStatus.FINISHED_STOP)])
 
     def in_batch_order(self) -> Self:
         """Return the batch with its rows in original batch order, every column permuted together."""
@@ -261,6 +275,8 @@ class LogprobBatch:
         """Return the parts of one step as one batch, whose header is the last part's, in original batch order."""
         header = parts[-1].header._replace(part_index=0, part_count=1)
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in _TYPES}
+        if columns["stops"].size:
+            columns["stops"] = np.concatenate([part.stops if part.stops.size else _no_stops(part) for part in parts])
         return cls.of_views(header, columns).in_batch_order()
 
     def _gathered(self, rows: Index, header: BatchHeader) -> Self:
@@ -276,3 +292,8 @@ class LogprobBatch:
         if self._layout is None:
             _set(self, "_layout", Layout(self))
         return self._layout  # type: ignore[return-value]
+
+
+def _no_stops(batch: LogprobBatch) -> npt.NDArray[np.uint8]:
+    """Return the column `stops` that says of no row which stop ended it."""
+    return np.zeros(np.count_nonzero(batch.statuses == RowStatus.FINISHED_STOP), np.uint8)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
-from tokenbus_contracts.generated.enums import Scoring
+from tokenbus_contracts.generated.enums import RowStatus, Scoring
 from tokenbus_contracts.schema import COLUMNS
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ _TOKENS = ColumnLength.COLUMN_LENGTH_TOKENS
 _SCORED_TOKENS = ColumnLength.COLUMN_LENGTH_SCORED_TOKENS
 _ALTERNATIVES = ColumnLength.COLUMN_LENGTH_ALTERNATIVES
 _PROPOSALS = ColumnLength.COLUMN_LENGTH_PROPOSALS
+_STOPPED_ROWS = ColumnLength.COLUMN_LENGTH_STOPPED_ROWS
+_NONE = np.zeros(0, np.intp)
 
 
 class RowPlace(NamedTuple):
@@ -53,6 +55,8 @@ class Layout:
             **{length: _starts_of(counts * each) for length, each in self._per_token.items()},
             _PROPOSALS: _starts_of(batch.proposal_counts),
         }
+        if batch.stops.size:
+            self._starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
         _check_lengths(batch, {length: int(starts[-1]) for length, starts in self._starts.items()})
 
     @property
@@ -66,13 +70,15 @@ class Layout:
 
     def elements(self, rows: Index) -> dict[int, Index]:
         """Return where the elements of some rows are, in the order in which the rows are named, by kind of length."""
-        return {
-            length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self._starts.items()
-        }
+        found: dict[int, Index] = {_STOPPED_ROWS: _NONE}
+        for length, starts in self._starts.items():
+            found[length] = _ranges(starts[rows], starts[rows + 1] - starts[rows])
+        return found
 
     def elements_between(self, begins: Index, ends: Index) -> dict[int, Index]:
         """Return where the elements of each row's tokens from one place to another are, by kind of length."""
-        found = {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self._starts.items()}
+        found: dict[int, Index] = {_STOPPED_ROWS: _NONE}
+        found |= {length: np.arange(starts[-1], dtype=np.intp) for length, starts in self._starts.items()}
         for length, each in self._per_token.items():
             found[length] = _ranges(self._starts[length][:-1] + begins * each, (ends - begins) * each)
         return found

@@ -7,10 +7,11 @@ import math
 import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_services.plugins import Tokenizer
 
@@ -88,6 +89,17 @@ class EngineOptions:
         check_range("max_top_logprobs", self.max_top_logprobs, 0, top_logprobs)
 
 
+class FoundStop(NamedTuple):
+    """Which of some tokens completes a stop, if one does."""
+
+    place: int | None
+    """The token's place among them."""
+    stop: int
+    """Which stop, as `StepArrays.stops` has it."""
+    tail: bytes
+    """The end of the output's bytes behind them."""
+
+
 class Stops:
     """A request's own stop strings and stop tokens. A stop string may begin in one token and end in another."""
 
@@ -102,23 +114,28 @@ class Stops:
         self.tail = b""
         """The end of the output's bytes, as much as a stop string may have begun in."""
 
-    def find(self, token_ids: Sequence[int]) -> tuple[int | None, bytes]:
-        """Return which of the next tokens completes a stop, if one does, and the tail after them; change nothing."""
+    def find(self, token_ids: Sequence[int]) -> FoundStop:
+        """Return which of the next tokens completes a stop, if one does, and the tail after them; change nothing.
+
+        Of several strings that a token completes, it is the one that ends first.
+        """
         tail = self.tail
         for place, token_id in enumerate(token_ids):
             if token_id in self._token_ids:
-                return place, tail
+                return FoundStop(place, STOP_TOKEN, tail)
             if self._strings:
                 text = tail + self._tokenizer.token_bytes(token_id)
-                if any(stop in text for stop in self._strings):
-                    return place, tail
+                found = [(text.find(stop) + len(stop), at) for at, stop in enumerate(self._strings) if stop in text]
+                if found:
+                    return FoundStop(place, FIRST_STOP_TEXT + min(found)[1], tail)
                 tail = text[len(text) - self._tail_size :] if self._tail_size < len(text) else text
-        return None, tail
+        return FoundStop(None, 0, tail)
 
     def take(self, token_ids: Sequence[int]) -> int | None:
         """Add the next tokens to the output, and return which of them completes a stop, if one does."""
-        place, self.tail = self.find(token_ids)
-        return place
+        found = self.find(token_ids)
+        self.tail = found.tail
+        return found.place
 
 
 @dataclass(slots=True, kw_only=True)

@@ -47,6 +47,8 @@ class Outcome(NamedTuple):
 
     kept: Ids
     statuses: npt.NDArray[np.uint8]
+    stops: npt.NDArray[np.uint8]
+    """Which of its own stops ended it, as `StepArrays.stops` has it."""
     tails: dict[int, bytes]
     """By slot: the end of the output's bytes, of requests with stops of their own."""
 
@@ -218,25 +220,26 @@ class BatchEngine(Generic[B]):
         room = np.minimum(block.counts, requests.ends[slots] - requests.positions[slots])
         is_end = (tokens == self._decoder.tokenizer.end_token) & ~requests.ignores_end[slots][:, None]
         stops = np.where(is_end.any(1), np.argmax(is_end, axis=1), tokens.shape[1])
+        own = np.zeros(slots.size, np.uint8)
         tails: dict[int, bytes] = {}
         failed: dict[int, Exception] = {}
         for row, slot in enumerate(slots.tolist()) if requests.stops else ():
             if slot not in requests.stops:
                 continue
             try:
-                place, tails[slot] = requests.stops[slot].find(tokens[row, : room[row]].tolist())
+                place, stop, tails[slot] = requests.stops[slot].find(tokens[row, : room[row]].tolist())
             except Exception as error:  # noqa: BLE001 - it ends this request, and no other
                 failed[int(requests.keys[slot])] = error
                 continue
-            if place is not None:
-                stops[row] = min(stops[row], place)
+            if place is not None and place < stops[row]:
+                stops[row], own[row] = place, stop
         raise_failed(failed)
         kept = np.minimum(room, stops + 1)
         statuses = np.full(slots.size, RowStatus.ACTIVE, np.uint8)
         statuses[requests.positions[slots] + kept >= requests.ends[slots]] = RowStatus.FINISHED_LENGTH
         statuses[stops < room] = RowStatus.FINISHED_STOP
         statuses[block.counts == 0] = RowStatus.UNRECOVERABLE
-        return Outcome(kept, statuses, tails)
+        return Outcome(kept, statuses, own, tails)
 
     def _handed_off(self, block: B, result: Outcome, proposed: Proposed | None) -> dict[int, bytes]:
         """Hand off the requests that have not ended, and return a state for each by its key."""
@@ -282,6 +285,7 @@ class BatchEngine(Generic[B]):
             token_counts=_padded(block.counts, slots.size),
             token_ids=block.tokens[_mask(block.counts, block.tokens.shape[1])],
             statuses=np.concatenate(statuses),
+            stops=_padded(result.stops, slots.size) if requests.stops else None,
             kept_counts=_padded(result.kept, slots.size) if (result.kept < block.counts).any() else None,
             draft_token_counts=_padded(block.draft_counts, slots.size),
             draft_follows=bool(wanted.any()),
@@ -339,7 +343,7 @@ def _mask(counts: Ids, width: int) -> npt.NDArray[np.bool_]:
     return np.asarray(np.arange(width) < counts[:, None])
 
 
-def _padded(counts: Ids, rows: int) -> npt.NDArray[np.uint8]:
+def _padded(counts: npt.NDArray[np.integer], rows: int) -> npt.NDArray[np.uint8]:
     """Return counts, and zeros for the rows behind those that have any."""
     found = np.zeros(rows, np.uint8)
     found[: counts.size] = counts

@@ -43,6 +43,7 @@ def four_rows() -> pb.LogprobBatch:
         alternative_token_ids=[5, 7, 3, 4],
         alternative_logprobs=[-0.5, -0.5, -1.0, -2.0],
         proposal_token_ids=[49],
+        stops=[2],
     )
 
 
@@ -110,7 +111,9 @@ BREAKS: list[tuple[str, Any, str]] = [
     ("alternative_logprobs[2]", _SMALLEST, "max"),
     ("alternative_logprobs[1]", -0.25, "order"),
     ("proposal_token_ids[0]", 50, "max"),
-    *((field.name, _DELETED, "length") for field in pb.LogprobBatch.DESCRIPTOR.fields[2:]),
+    ("stops[0]", 18, "max"),
+    ("statuses[3]", pb.ROW_STATUS_FINISHED_LENGTH, "length"),
+    *((field.name, _DELETED, "length") for field in pb.LogprobBatch.DESCRIPTOR.fields[2:] if field.name != "stops"),
 ]
 
 

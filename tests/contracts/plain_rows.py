@@ -33,6 +33,7 @@ class PlainRow(NamedTuple):
     alternative_token_ids: list[list[int]]
     alternative_logprobs: list[list[float]]
     proposal_token_ids: list[int]
+    stop: int
 
 
 def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
@@ -40,6 +41,7 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
     ids, logprobs, ranks = iter(message.token_ids), iter(message.logprobs), iter(message.ranks)
     other_ids, values = iter(message.alternative_token_ids), iter(message.alternative_logprobs)
     proposals = iter(message.proposal_token_ids)
+    stops = iter(message.stops)
     for row, count in enumerate(message.token_counts):
         scored = range(count if message.scorings[row] != pb.SCORING_NONE else 0)
         top_k = range(message.top_ks[row])
@@ -56,4 +58,5 @@ def plain_rows(message: pb.LogprobBatch) -> Iterator[PlainRow]:
             [[next(other_ids) for _ in top_k] for _ in range(count)],
             [[next(values) for _ in top_k] for _ in range(count)],
             [next(proposals) for _ in range(message.proposal_counts[row])],
+            next(stops) if message.stops and message.statuses[row] == pb.ROW_STATUS_FINISHED_STOP else 0,
         )

@@ -192,6 +192,8 @@ def _columns(message: pb.LogprobBatch) -> Iterator[Refusal]:
         schema.COLUMN_LENGTH_ALTERNATIVES: sum(count * top_k for count, _, top_k in counts),
         schema.COLUMN_LENGTH_PROPOSALS: sum(message.proposal_counts),
     }
+    if message.stops:
+        demanded[schema.COLUMN_LENGTH_STOPPED_ROWS] = list(message.statuses).count(pb.ROW_STATUS_FINISHED_STOP)
     for length, demand in demanded.items():
         wrong.extend(_lengths(message, length, demand))
     yield from wrong

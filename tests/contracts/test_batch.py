@@ -4,9 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.message_factory import GetMessageClass
 
 from tests.contracts.test_encode import HEADER, TWO_ROWS, batch
-from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, Rule, decode, encode
+from tokenbus_contracts import BatchHeader, ContractError, LogprobBatch, RowStatus, Rule, Scoring, decode, encode
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 
 @pytest.mark.parametrize("name", ["header", "token_ids", "_layout", "anything"])
@@ -179,3 +183,80 @@ def test_rows_come_into_the_order_of_the_batch(order: tuple[int, ...]) -> None:
     assert ordered.request_keys.tolist() == [7, 8, 9]
     assert ordered.positions.tolist() == [0, 10, 20]
     assert ordered.token_ids.tolist() == [7, 8, 8, 9, 9, 9]
+
+
+def stopped(statuses: list[RowStatus], stops: list[int], first: int = 0) -> LogprobBatch:
+    """Return a part of a step of six rows, each with one token."""
+    rows = len(statuses)
+    header = BatchHeader("w", epoch=1, sequence=1, step=1, step_rows=6, part_count=2, part_index=int(first > 0))
+    return LogprobBatch(
+        header,
+        request_keys=np.arange(rows) + first + 1,
+        batch_indices=np.arange(rows) + first,
+        positions=[0] * rows,
+        statuses=statuses,
+        token_counts=[1] * rows,
+        draft_token_counts=[0] * rows,
+        proposal_counts=[0] * rows,
+        scorings=[Scoring.NONE] * rows,
+        top_ks=[0] * rows,
+        token_ids=np.arange(rows) + 50,
+        stops=stops,
+    )
+
+
+ACTIVE, STOP, LENGTH = RowStatus.ACTIVE, RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH
+
+
+def test_each_row_keeps_its_own_stop() -> None:
+    """Which stop ended a row stays with it wherever rows go, and rows that ended otherwise have none."""
+    made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
+    made = decode(encode(LogprobBatch.of_views(made.header._replace(part_count=1), made.columns)))
+    found = {row.batch_index: row.stop for row in made.rows()}
+    assert found == {0: 1, 1: 0, 2: 0, 3: 0, 4: 17, 5: 3}
+    for places in ([5, 3, 0], [1], [4], [0, 1, 2, 3, 4, 5], []):
+        chosen = made.select(places)
+        assert [row.stop for row in chosen.rows()] == [found[place] for place in places]
+        assert decode(encode(chosen)) == chosen
+    cut = made.between([1] * 6, [1] * 6)
+    assert [cut.stop(place) for place in range(6)] == list(found.values())
+
+
+def test_part_without_stops_joins_one_with_them() -> None:
+    """A part that says of no row which stop ended it comes together with one that does, in whichever order."""
+    silent, told = stopped([STOP, ACTIVE, STOP], []), stopped([LENGTH, STOP, STOP], [2, 0], first=3)
+    for parts in ([silent, told], [told, silent]):
+        assert [row.stop for row in LogprobBatch.joined(parts).rows()] == [0, 0, 0, 0, 2, 0]
+    assert LogprobBatch.joined([silent, stopped([ACTIVE], [], first=3)]).stops.size == 0
+
+
+def test_batch_of_the_first_minor_and_for_it() -> None:
+    """A reader of minor 0 reads all that it knows of a batch with stops; of one of its own no stop is known."""
+    made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])
+    data = encode(made)
+    old = first_minor()
+    read = old.FromString(data)
+    for field in old.DESCRIPTOR.fields[1:]:
+        assert list(getattr(read, field.name)) == getattr(made, field.name).tolist()
+    assert read.SerializeToString(deterministic=True) == data  # passed on, it is there again
+    read.DiscardUnknownFields()
+    read.header.schema_minor = 0
+    again = decode(read.SerializeToString())
+    assert [row.stop for row in again.rows()] == [0] * 6
+    assert again.headed(made.header).columns.keys() == made.columns.keys()
+    assert encode(again) == read.SerializeToString(deterministic=True)
+
+
+def first_minor() -> Any:  # noqa: ANN401 - a generated class
+    """Return the class of LogprobBatch as minor 0 had it."""
+    descriptor: Any = pb.LogprobBatch.DESCRIPTOR
+    file = FileDescriptorProto(name="tests/first_batch.proto", package="tests.first_batch", syntax="proto3")
+    file.dependency.append(descriptor.file.name)
+    message = file.message_type.add()
+    descriptor.CopyToProto(message)
+    del message.field[16:]  # the header and 15 columns are of minor 0
+    for field in message.field:
+        field.ClearField("options")
+    pool: Any = descriptor_pool.Default()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName("tests.first_batch.LogprobBatch"))

@@ -97,7 +97,8 @@ def test_damaged_messages_get_the_same_verdict(data: bytes) -> None:
     [
         # All that a change of a value can break: only unreadable bytes, and too many of them, are missing.
         (mutated, set(Rule) - {Rule.TYPE, Rule.MALFORMED, Rule.ITEMS}),
-        (damaged, {Rule.MALFORMED, Rule.REQUIRED, Rule.LENGTH, Rule.MIN, Rule.MAX, Rule.UNIQUE, Rule.AGREEMENT}),
+        # Changed bytes seldom make one key or index another.
+        (damaged, {Rule.MALFORMED, Rule.REQUIRED, Rule.LENGTH, Rule.MIN, Rule.MAX, Rule.AGREEMENT}),
     ],
 )
 def test_thousands_of_broken_messages_get_the_same_verdict(make: Callable[[Random], bytes], rules: set[Rule]) -> None:

@@ -58,6 +58,9 @@ def valid_message(rng: Random, sizes: Sizes = Sizes()) -> pb.LogprobBatch:  # no
     alike = _scoring(rng, message.header, sizes) if rng.random() < 0.5 else None
     for _ in range(rows):
         _add_row(rng, message, sizes, alike or _scoring(rng, message.header, sizes))
+    if rng.random() < 0.5:
+        stopped = list(message.statuses).count(pb.ROW_STATUS_FINISHED_STOP)
+        message.stops.extend(rng.choice((0, 1, 2, 17)) for _ in range(stopped))
     return message
 
 

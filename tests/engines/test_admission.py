@@ -14,7 +14,7 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
-from tokenbus_engines.admission import OFFERED, parameters_of
+from tokenbus_engines.admission import OFFERED, Stops, parameters_of
 from tokenbus_engines.ngram import NgramEngine
 from tokenbus_engines.paddle import ByteTokenizer, PaddleOptions
 from tokenbus_engines.requests import Request
@@ -121,3 +121,40 @@ def test_refusal_is_one_line_with_what_is_taken(sampling: SamplingParameters, li
     with pytest.raises(ValueError, match=r"^sampling\.") as refused:
         SyntheticEngine().admit(asked(sampling))
     assert str(refused.value) == line
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    vocabulary_size = 4
+
+    def encode(self, text: str) -> list[int]:
+        """Unused."""
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return one of a few words."""
+        return (b"one ", b"stop", b" now", b"!")[token_id]
+
+    def least_tokens(self, size: int) -> int:
+        """Unused."""
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens", "found"),
+    [
+        (["never", "op n"], [0, 1, 2, 3], (2, 3)),
+        (["stop", "to"], [0, 1], (1, 3)),  # the one that ends first
+        (["top", "op"], [0, 1], (1, 2)),  # both end at once: the first in order
+        (["op", "top"], [0, 1], (1, 2)),
+        (["never"], [0, 3, 1], (1, 1)),
+        (["never"], [0, 1], (None, 0)),
+    ],
+)
+def test_stop_that_is_met_is_told(texts: list[str], tokens: list[int], found: tuple[int | None, int]) -> None:
+    """Of the stops the one that is complete first ends a request: which token completes it, and which one it is."""
+    stops = Stops(Words(), texts, [3])
+    place, stop, tail = stops.find(tokens)
+    assert (place, stop) == found
+    assert (stops.take(tokens), stops.tail) == (place, tail)

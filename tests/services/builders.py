@@ -47,6 +47,8 @@ class Wanted(NamedTuple):
     status: RowStatus = RowStatus.ACTIVE
     scoring: Scoring = Scoring.FULL
     top_k: int = 0
+    stop: int = 0
+    """Of one that is FINISHED_STOP."""
 
 
 def rows(keys: Iterable[int], position: int = 0, tokens: int = 1, status: RowStatus = RowStatus.ACTIVE) -> list[Wanted]:
@@ -77,6 +79,7 @@ def batch(  # noqa: PLR0913 - each has a name and a default
     numbers = np.concatenate([np.zeros(0, np.uint64), *(_draws(row) for row in wanted)])
     tokens = synthetic.sampled(numbers)
     top_ks = np.array([row.top_k for row in wanted], np.uint8)
+    stops = [row.stop for row in wanted if row.status is RowStatus.FINISHED_STOP]
     other_ids, other_logprobs = synthetic.alternatives(numbers, np.repeat(top_ks, counts))
     proposals = [row.key % 3 if is_target and row.status in MAY_PROPOSE else 0 for row in wanted]
     header = BatchHeader(
@@ -113,6 +116,7 @@ def batch(  # noqa: PLR0913 - each has a name and a default
         proposal_token_ids=np.concatenate(
             [np.zeros(0, np.uint32), *(_proposals(row, count) for row, count in zip(wanted, proposals, strict=True))]
         ),
+        stops=np.array(stops if any(stops) else (), np.uint8),
     )
 
 

@@ -43,6 +43,7 @@ class RowOf:
     proposals: Sequence[int] = ()
     scoring: int = SCORING_FULL
     top_k: int | None = None
+    stop: int | None = None
 
 
 def message(*rows: RowOf, **header: Any) -> LogprobBatch:  # noqa: ANN401 - a header's fields have many types
@@ -91,6 +92,8 @@ def _append(batch: LogprobBatch, row: RowOf) -> None:
     longest = max((len(token.alternatives) for token in row.tokens), default=0)
     batch.top_ks.append(longest if row.top_k is None else row.top_k)
     batch.proposal_token_ids.extend(row.proposals)
+    if row.stop is not None:
+        batch.stops.append(row.stop)
     for token in row.tokens:
         batch.token_ids.append(token.id)
         if row.scoring != SCORING_NONE:

@@ -16,6 +16,8 @@ from tokenbus_contracts.schema import BATCH, HEADER, fields_of
 
 _MOST_ELEMENTS_SPELLED_OUT = 1000
 _WIDE = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
+_SPARSE = ("stops",)
+"""Columns that are left out where they are empty."""
 _FORMS = {FieldDescriptor.TYPE_FIXED64: "Q", FieldDescriptor.TYPE_FIXED32: "I", FieldDescriptor.TYPE_FLOAT: "f"}
 
 
@@ -74,7 +76,7 @@ def _expected(valid: Valid) -> dict[str, Any]:
     columns = {
         field.name: _column(field, list(getattr(valid.batch, field.name)))
         for field in fields_of(BATCH)
-        if field.name != "header"
+        if field.name != "header" and (field.name not in _SPARSE or getattr(valid.batch, field.name))
     }
     return {"shows": valid.shows, "header": header, "columns": columns}
 

@@ -16,6 +16,7 @@ from schema_tools.vectors.build import (
     varint,
     wire_field,
 )
+from schema_tools.vectors.valid import stopped
 from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 
 NAMED = "a value that the schema names"
@@ -192,6 +193,14 @@ def _statuses() -> Iterator[Case]:
     row = RowOf([A], key=9, index=1, status=pb.ROW_STATUS_FINISHED_STOP, proposals=[4])
     limit = "no proposal in a row that is FINISHED_STOP"
     yield "finished_with_proposals", step_with(row), "proposal_counts[1]", "status", limit, 1
+    yield "stop_too_large", stopped(0, 18), "stops[1]", "max", 17, 18
+    missing = stopped(1, 2)
+    missing.stops.pop()
+    limit = "2 elements, one for each row that is FINISHED_STOP, or none"
+    yield "stops_short", missing, "stops", "length", limit, 1
+    active = step_with(RowOf([A], key=9, index=1, stop=1))
+    limit = "0 elements, one for each row that is FINISHED_STOP, or none"
+    yield "stop_of_an_active_row", active, "stops", "length", limit, 1
     drafted = message(RowOf([A], drafts=2), kind=pb.BATCH_KIND_DRAFT)
     yield "draft_of_drafts", drafted, "draft_token_counts[0]", "kind", "0 in a draft batch", 2
     proposing = message(RowOf([A], proposals=[3]), kind=pb.BATCH_KIND_DRAFT)

@@ -98,6 +98,16 @@ def _statuses() -> Iterator[tuple[str, str, pb.LogprobBatch]]:
     ):
         rows = (RowOf([A], key=1, index=0), RowOf(tokens, key=2, index=1, status=status, position=9))
         yield name, f"a row that is {name.replace('_', ' ')}, beside an active one", message(*rows)
+    yield "stops", "rows that ended by a stop token, a stop text, and neither, beside an active one", stopped(1, 5, 0)
+
+
+def stopped(*stops: int) -> pb.LogprobBatch:
+    """Return a batch of an active row and of rows that ended by these stops."""
+    ended = (
+        RowOf([A], key=2 + place, index=1 + place, status=pb.ROW_STATUS_FINISHED_STOP, stop=stop)
+        for place, stop in enumerate(stops)
+    )
+    return message(RowOf([B], key=1, index=0), *ended)
 
 
 def _headers() -> Iterator[tuple[str, str, pb.LogprobBatch]]:
@@ -183,7 +193,7 @@ def _encodings() -> Iterator[Valid]:
     yield Valid("step_twice", "a number given twice, of which the last counts", again + _joined(fields[1:]), merged)
 
 
-_BYTES = {5, 6, 7, 8, 9, 10}
+_BYTES = {5, 6, 7, 8, 9, 10, 17}
 _ITEM_BYTES = {2: 8}
 
 

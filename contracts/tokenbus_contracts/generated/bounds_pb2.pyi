@@ -15,6 +15,7 @@ class ColumnLength(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COLUMN_LENGTH_SCORED_TOKENS: _ClassVar[ColumnLength]
     COLUMN_LENGTH_ALTERNATIVES: _ClassVar[ColumnLength]
     COLUMN_LENGTH_PROPOSALS: _ClassVar[ColumnLength]
+    COLUMN_LENGTH_STOPPED_ROWS: _ClassVar[ColumnLength]
 
 class TokenRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +29,7 @@ COLUMN_LENGTH_TOKENS: ColumnLength
 COLUMN_LENGTH_SCORED_TOKENS: ColumnLength
 COLUMN_LENGTH_ALTERNATIVES: ColumnLength
 COLUMN_LENGTH_PROPOSALS: ColumnLength
+COLUMN_LENGTH_STOPPED_ROWS: ColumnLength
 TOKEN_RULE_UNSPECIFIED: TokenRule
 TOKEN_RULE_NONE: TokenRule
 TOKEN_RULE_ANY: TokenRule

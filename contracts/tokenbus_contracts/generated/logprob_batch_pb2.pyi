@@ -96,7 +96,7 @@ SCORING_FULL: Scoring
 SCORING_SHED: Scoring
 
 class LogprobBatch(_message.Message):
-    __slots__ = ("header", "request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts", "proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs", "proposal_token_ids")
+    __slots__ = ("header", "request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts", "proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks", "alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
     BATCH_INDICES_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class LogprobBatch(_message.Message):
     ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
     header: BatchHeader
     request_keys: _containers.RepeatedScalarFieldContainer[int]
     batch_indices: _containers.RepeatedScalarFieldContainer[int]
@@ -129,7 +130,8 @@ class LogprobBatch(_message.Message):
     alternative_token_ids: _containers.RepeatedScalarFieldContainer[int]
     alternative_logprobs: _containers.RepeatedScalarFieldContainer[float]
     proposal_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., request_keys: _Optional[_Iterable[int]] = ..., batch_indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_token_counts: _Optional[_Iterable[int]] = ..., proposal_counts: _Optional[_Iterable[int]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, str]]] = ..., top_ks: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., alternative_token_ids: _Optional[_Iterable[int]] = ..., alternative_logprobs: _Optional[_Iterable[float]] = ..., proposal_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    stops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., request_keys: _Optional[_Iterable[int]] = ..., batch_indices: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., statuses: _Optional[_Iterable[_Union[RowStatus, str]]] = ..., token_counts: _Optional[_Iterable[int]] = ..., draft_token_counts: _Optional[_Iterable[int]] = ..., proposal_counts: _Optional[_Iterable[int]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, str]]] = ..., top_ks: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., alternative_token_ids: _Optional[_Iterable[int]] = ..., alternative_logprobs: _Optional[_Iterable[float]] = ..., proposal_token_ids: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("schema_major", "schema_minor", "worker_id", "epoch", "sequence", "step", "part_index", "part_count", "step_rows", "selection", "kind", "phase", "method", "value_kind", "tp_rank", "dp_rank", "vocabulary_size", "weight_version", "produced_at_ns", "draft_follows")

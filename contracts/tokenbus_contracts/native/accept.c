@@ -15,11 +15,11 @@
 enum column {
     REQUEST_KEYS, BATCH_INDICES, POSITIONS, STATUSES, TOKEN_COUNTS, DRAFT_TOKEN_COUNTS, PROPOSAL_COUNTS,
     SCORINGS, TOP_KS, TOKEN_IDS, LOGPROBS, RANKS, ALTERNATIVE_TOKEN_IDS, ALTERNATIVE_LOGPROBS,
-    PROPOSAL_TOKEN_IDS, COLUMN_COUNT
+    PROPOSAL_TOKEN_IDS, STOPS, COLUMN_COUNT
 };
 
 enum header_type { UNKNOWN, VARINT, FIXED64, TEXT };
-enum status_flag { STATUS_VALID = 1, NEEDS_TOKENS = 2, FORBIDS_TOKENS = 4, MAY_PROPOSE = 8 };
+enum status_flag { STATUS_VALID = 1, NEEDS_TOKENS = 2, FORBIDS_TOKENS = 4, MAY_PROPOSE = 8, STOPPED = 16 };
 enum scoring_flag { SCORING_VALID = 1, SCORED = 2, MAY_HAVE_ALTERNATIVES = 4 };
 
 #define HEADER_NUMBERS 32 /* header fields have numbers below this, or are left to Python */
@@ -35,7 +35,7 @@ struct rules {
     int32_t draft_kind, no_value_kind;
     uint32_t logit_kinds; /* a bit for each value kind that is no logprob */
     uint32_t position_max, rank_min, rank_max, token_id_max;
-    uint32_t rows_max, token_count_max, draft_count_max, top_k_max;
+    uint32_t rows_max, token_count_max, draft_count_max, top_k_max, stop_max;
     uint8_t status_flags[256], scoring_flags[256];
 };
 
@@ -55,7 +55,7 @@ typedef uint32_t u32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_al
 typedef float f32x4 __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef int32_t i32x4 __attribute__((vector_size(4 * LANES)));
 
-static const int ITEM_BYTES[COLUMN_COUNT] = {8, 4, 4, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4};
+static const int ITEM_BYTES[COLUMN_COUNT] = {8, 4, 4, 1, 1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 4, 1};
 
 /* Keys and lengths of more bytes than this are left to Python: parsers differ in how many they would take. */
 #define KEY_BYTES 4
@@ -157,6 +157,16 @@ static int indices_hold(const u32 *indices, int64_t rows, uint64_t step_rows) {
         taken[index / 64] |= (uint64_t)1 << index % 64;
     }
     return 1;
+}
+
+/* One for each row that is stopped, where there are any at all. */
+static int stops_hold(const uint8_t *stops, int64_t count, const uint8_t *statuses, int64_t rows,
+                      const struct rules *rules) {
+    int64_t stopped = 0;
+    int wrong = 0;
+    for (int64_t row = 0; row < rows; row++) stopped += (rules->status_flags[statuses[row]] & STOPPED) != 0;
+    for (int64_t i = 0; i < count; i++) wrong |= stops[i] > rules->stop_max;
+    return !wrong && count == stopped;
 }
 
 static int at_most(const u32 *values, int64_t count, uint32_t most) {
@@ -297,6 +307,8 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     if (layout->items[LOGPROBS] != scored || layout->items[RANKS] != scored) return 0;
     if (layout->items[ALTERNATIVE_TOKEN_IDS] != alternatives) return 0;
     if (layout->items[ALTERNATIVE_LOGPROBS] != alternatives) return 0;
+    int64_t stops = layout->items[STOPS];
+    if (stops && !stops_hold(data + layout->at[STOPS], stops, statuses, rows, rules)) return 0;
 
     if (!keys_hold((const u64 *)(data + layout->at[REQUEST_KEYS]), rows)) return 0;
     if (!indices_hold((const u32 *)(data + layout->at[BATCH_INDICES]), rows, step_rows)) return 0;

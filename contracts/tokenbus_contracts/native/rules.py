@@ -5,7 +5,7 @@ import ctypes
 from google.protobuf.descriptor import FieldDescriptor
 
 from tokenbus_contracts.generated.bounds_pb2 import TokenRule
-from tokenbus_contracts.generated.enums import BatchKind, Scoring, ValueKind
+from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, ValueKind
 from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import (
     COLUMN,
@@ -22,14 +22,14 @@ _HEADER_NUMBERS = 32
 _COLUMNS = (
     *("request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
     *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
-    *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids"),
+    *("alternative_token_ids", "alternative_logprobs", "proposal_token_ids", "stops"),
 )
 FITS_THE_SCHEMA = tuple(column.name for column in COLUMNS) == _COLUMNS
 """Whether the schema's columns are still those that accept.c was written for."""
 _ROLES = ("part_index", "part_count", "step_rows", "selection", "kind", "value_kind", "draft_follows")
 _VARINT, _FIXED64, _TEXT = 1, 2, 3
 _TYPES = {FieldDescriptor.TYPE_FIXED64: _FIXED64, FieldDescriptor.TYPE_STRING: _TEXT}
-_STATUS_VALID, _NEEDS_TOKENS, _FORBIDS_TOKENS, _MAY_PROPOSE = 1, 2, 4, 8
+_STATUS_VALID, _NEEDS_TOKENS, _FORBIDS_TOKENS, _MAY_PROPOSE, _STOPPED = 1, 2, 4, 8, 16
 _TOKEN_FLAGS = {TokenRule.TOKEN_RULE_SOME: _NEEDS_TOKENS, TokenRule.TOKEN_RULE_NONE: _FORBIDS_TOKENS}
 _SCORING_VALID, _SCORED, _MAY_HAVE_ALTERNATIVES = 1, 2, 4
 _SCORING_FLAGS = {
@@ -53,6 +53,7 @@ class Rules(ctypes.Structure):
         ("logit_kinds", ctypes.c_uint32),
         *((name, ctypes.c_uint32) for name in ("position_max", "rank_min", "rank_max", "token_id_max")),
         *((name, ctypes.c_uint32) for name in ("rows_max", "token_count_max", "draft_count_max", "top_k_max")),
+        ("stop_max", ctypes.c_uint32),
         ("status_flags", ctypes.c_uint8 * 256),
         ("scoring_flags", ctypes.c_uint8 * 256),
     )
@@ -86,9 +87,11 @@ def rules_for(limits: Limits) -> Rules:
     rules.token_count_max = limits.max_tokens_per_row
     rules.draft_count_max = limits.max_draft_tokens_per_row
     rules.top_k_max = limits.max_top_k
+    rules.stop_max = COLUMN["stops"].max
     for status, rule in STATUS_RULES.items():
         flags = _STATUS_VALID | _TOKEN_FLAGS.get(rule.tokens, 0)
         rules.status_flags[status] = flags | (_MAY_PROPOSE if rule.proposals else 0)
+    rules.status_flags[RowStatus.FINISHED_STOP] |= _STOPPED
     for scoring, flags in _SCORING_FLAGS.items():
         rules.scoring_flags[scoring] = flags
     return rules

@@ -13,6 +13,7 @@ from tokenbus_contracts.validate.shape import Shape
 
 _ROW_COLUMNS = [column.name for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
 _POSITION_MAX = COLUMN["positions"].max
+_STOP_MAX = COLUMN["stops"].max
 _IN_ORDER = np.arange(COLUMN["batch_indices"].max_items, dtype="<u4").tobytes()
 
 # Sets of byte values, in the form that bytes.translate deletes: a column has only members of the set when
@@ -47,6 +48,8 @@ def check_rows(batch: LogprobBatch, limits: Limits) -> Shape:
         if highest > _POSITION_MAX:
             _refuse_above("positions", batch.positions, _POSITION_MAX)
     _check_statuses(batch, rows)
+    if batch.stops.size:
+        _check_stops(batch)
     return _shape(batch, rows, all_scored=_check_scorings(batch, rows))
 
 
@@ -120,6 +123,16 @@ def _check_statuses(batch: LogprobBatch, rows: int) -> None:
             if column.tobytes().strip(b"\0"):
                 row = int((column != 0).argmax())
                 raise ContractError(f"{name}[{row}]", "0 in a draft batch", int(column[row]), rule=Rule.KIND)
+
+
+def _check_stops(batch: LogprobBatch) -> None:
+    """Check that there is one for each row that may have one, and each by itself."""
+    stopped = batch.statuses.tobytes().count(RowStatus.FINISHED_STOP)
+    if batch.stops.size != stopped:
+        limit = f"{stopped} elements, one for each row that is FINISHED_STOP, or none"
+        raise ContractError("stops", limit, batch.stops.size, rule=Rule.LENGTH)
+    if batch.stops.tobytes().translate(None, _UP_TO[_STOP_MAX]):
+        _refuse_above("stops", batch.stops, _STOP_MAX)
 
 
 def _check_scorings(batch: LogprobBatch, rows: int) -> bool:

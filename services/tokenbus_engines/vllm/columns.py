@@ -69,6 +69,8 @@ class Row:
     """How many draft tokens were verified for it."""
     index: int = 0
     """Its index in the arrays of the step; unused without tokens."""
+    stop: int = 0
+    """Which of its request's own stops ended it, as `StepArrays.stops` has it."""
 
 
 def method_of(name: str | None) -> SpeculativeMethod:
@@ -84,6 +86,7 @@ def step_arrays(
     rows: Sequence[Row], logprobs: Logprobs | None, *, method: SpeculativeMethod, value_kind: ValueKind
 ) -> StepArrays:
     """Return a step's rows as arrays; a ValueError says that vLLM's arrays are not of these rows."""
+    stops = [row.stop for row in rows]
     prefilling = sum(not row.position and row.status is not RowStatus.ABORTED for row in rows)
     made = StepArrays(
         request_keys=np.array([row.key for row in rows], np.uint64),
@@ -91,6 +94,7 @@ def step_arrays(
         token_counts=np.array([len(row.token_ids) for row in rows], np.uint8),
         token_ids=np.array(list(chain.from_iterable(row.token_ids for row in rows)), np.uint32),
         statuses=np.array([row.status for row in rows], np.uint8),
+        stops=np.array(stops, np.uint8) if any(stops) else None,
         draft_token_counts=np.array([row.drafts for row in rows], np.uint8),
         phase=phase_of(len(rows) - prefilling, prefilling),
         method=method,

@@ -78,7 +78,9 @@ CALLS = (
     Call("vllm.config", "ModelConfig.get_diff_sampling_param", 1),
 )
 MEMBERS = (
-    Members(_ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason", "new_logprobs")),
+    Members(
+        _ENGINE, "EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason", "stop_reason", "new_logprobs")
+    ),
     Members(_ENGINE, "EngineCoreOutputs", ("outputs",)),
     Members(_ENGINE, "FinishReason", ("STOP", "LENGTH", "ABORT", "ERROR", "REPETITION")),
     Members(

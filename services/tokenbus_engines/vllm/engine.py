@@ -151,12 +151,12 @@ class VllmEngine:
                 lora_request=adapter,
                 priority=sampling.priority,
             )
-            detokenizer = self._detokenizer(request) if generate.sampling.stop else None
+            detokenizer = self._detokenizer(request) if sampling.stop else None
             self._core.add_request(*self._core.preprocess_add_request(request))
         except self._refusals as error:
             raise ValueError(_line(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
-        self._requests.add(name, Request(generate.request_key, top_k, detokenizer))
+        self._requests.add(name, Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer))
         return len(prompt)
 
     def abort(self, key: int) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, SamplingParameters
+from tokenbus_contracts.schema import bounds_in
 from tokenbus_engines.vllm.columns import Row
 from tokenbus_engines.vllm.compatibility import OF_SCHEDULER, check_members, load_vllm
 from tokenbus_engines.vllm.configuration import check_limits, check_top_k, tokenizer_digest
@@ -32,6 +33,7 @@ from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.outbox import Outbox
 
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
+_MOST_STOPS = bounds_in(SamplingParameters.DESCRIPTOR.fields_by_name["stop"].GetOptions()).max_items
 _EVERY_TOKEN = -1
 """How vLLM says that a request wants the logprobs of its whole vocabulary."""
 _log = logger("worker")
@@ -215,7 +217,8 @@ class Published:
         detokenizer = None
         if sampling.stop and self._tokenizer is not None:
             detokenizer = self._vllm.IncrementalDetokenizer.from_new_request(self._tokenizer, request)
-        self._requests.add(name, Request(self._keys.key_of(name, sampling.extra_args), self._top_k, detokenizer))
+        key = self._keys.key_of(name, sampling.extra_args)
+        self._requests.add(name, Request(key, self._top_k, tuple(sampling.stop or ())[:_MOST_STOPS], detokenizer))
         if sampling.num_logprobs is not None:
             self._asked[name] = sampling.num_logprobs
         if sampling.logprob_token_ids:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenbus_contracts import RowStatus, ValueKind
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_engines.vllm.columns import Logprobs, Row, method_of, step_arrays
 from tokenbus_services.worker import StepArrays
 
@@ -16,8 +17,10 @@ class Request:
 
     key: int
     top_k: int | None
+    stops: Sequence[str] = ()
+    """Its stop strings, as many as the column `stops` can tell apart."""
     detokenizer: Any = None
-    """vLLM's IncrementalDetokenizer, where the request has stop strings."""
+    """vLLM's IncrementalDetokenizer, where it has any."""
     position: int = 0
 
     def row(self, status: RowStatus) -> Row:
@@ -97,10 +100,12 @@ class Requests:
         name, reason = output.request_id, output.finish_reason
         status = RowStatus.ACTIVE if reason is None else self._statuses[reason]
         tokens = [] if status in {RowStatus.ABORTED, RowStatus.UNRECOVERABLE} else output.new_token_ids
+        stop = STOP_TOKEN if isinstance(output.stop_reason, int) else 0
         if request.detokenizer is not None:
-            kept = _until_stop(request.detokenizer, tokens, is_stop=reason == self._stop)
-            if kept is not None:
+            kept, text = _until_stop(request.detokenizer, tokens, is_stop=reason == self._stop)
+            if text is not None:
                 tokens, status = tokens[:kept], RowStatus.FINISHED_STOP
+                stop = FIRST_STOP_TEXT + request.stops.index(text) if text in request.stops else 0
         drafts = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
         # An invalid draft is one that the form of an output rules out: it was not computed.
         invalid = (scheduled.num_invalid_spec_tokens or {}).get(name, 0)
@@ -112,18 +117,19 @@ class Requests:
             top_k=request.top_k,
             drafts=drafts - invalid if tokens else 0,
             index=indices[name] if tokens else 0,
+            stop=stop,
         )
         request.position += len(tokens)
         return row
 
 
-def _until_stop(detokenizer: Any, tokens: Sequence[int], *, is_stop: bool) -> int | None:  # noqa: ANN401 - vLLM's
-    """Return how many of the next tokens there are up to a stop string's end, or None if there is none.
+def _until_stop(detokenizer: Any, tokens: Sequence[int], *, is_stop: bool) -> tuple[int, str | None]:  # noqa: ANN401
+    """Return how many of the next tokens there are up to a stop string's end, and the string; all and None without.
 
     One token at a time: versions differ in what they leave behind a stop string within a step. `is_stop` says that the
     last token is a stop token or the model's own end.
     """
     for place, token in enumerate(tokens, 1):
-        if detokenizer.update([token], is_stop and place == len(tokens)):
-            return place
-    return None
+        if text := detokenizer.update([token], is_stop and place == len(tokens)):
+            return place, text
+    return len(tokens), None

@@ -156,6 +156,7 @@ def _row_report(batch: LogprobBatch, row: int, limits: Limits) -> dict[str, Any]
         "ranks": found.ranks.tolist(),
         "top_k": int(batch.top_ks[row]),
         "proposal_token_ids": found.proposal_token_ids.tolist(),
+        "stop": found.stop,
     }
 
 

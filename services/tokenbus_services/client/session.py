@@ -28,6 +28,7 @@ from tokenbus_contracts.generated.client_pb2 import (
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.step import FINISHED
+from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.link import PROOF_BYTES, ReconnectingSession, SessionState
 
 _MOST_ENDED_IDS = 1024
@@ -65,6 +66,8 @@ class RequestEnd(NamedTuple):
     """The status of its last row; None: it ended with an error."""
     error: RequestFailedError | None
     """The error that it ended with, and how many tokens came before; None: it has a status."""
+    stop: int | str | None = None
+    """The stop token or the stop text that ended it, as `Generation.stop`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +79,7 @@ class OpenRequest:
     generate: Generate | None
     """The request as it was sent, until the processor is known to have taken it."""
     include_drafts: bool
+    stop_texts: tuple[str, ...] = ()
     deadline_unix_ms: int = 0
     """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
     sent_to: str = ""
@@ -146,7 +150,8 @@ class ClientSession(ReconnectingSession):
         drafts = generate.include_draft_logprobs
         # The frame's own copy: the application may change its message afterwards.
         deadline = generate.deadline_unix_ms
-        request = OpenRequest(tokens, 0, frame.generate, drafts, deadline, sent_to, is_submitted=is_submitted)
+        texts = tuple(generate.sampling.stop)
+        request = OpenRequest(tokens, 0, frame.generate, drafts, texts, deadline, sent_to, is_submitted=is_submitted)
         self.requests[tokens.request_id] = request
         return tokens
 
@@ -155,7 +160,7 @@ class ClientSession(ReconnectingSession):
     ) -> RequestTokens:
         """Ask for the rest of a request, from a position on."""
         tokens = RequestTokens(request_id, position)
-        request = OpenRequest(tokens, position, None, include_drafts, deadline_unix_ms)
+        request = OpenRequest(tokens, position, None, include_drafts, deadline_unix_ms=deadline_unix_ms)
         self._say(ClientFrame(resume=_resume(request_id, request)))
         self.requests[request_id] = request
         return tokens
@@ -234,10 +239,10 @@ class ClientSession(ReconnectingSession):
 
     # Ends.
 
-    def _ended(self, request: OpenRequest, status: RowStatus) -> None:
-        request.tokens.finish(status)
+    def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
+        request.tokens.finish(status, stop)
         if self._on_output is not None:
-            self._ends.append(RequestEnd(request.tokens.request_id, status, None))
+            self._ends.append(RequestEnd(request.tokens.request_id, status, None, stop))
 
     def _broken(self, request: OpenRequest, error: RequestError, generated_tokens: int = 0) -> None:
         request.tokens.fail(error, generated_tokens)
@@ -380,7 +385,7 @@ class ClientSession(ReconnectingSession):
             self._end(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, lost)
         elif status in FINISHED:
             del self.requests[request.tokens.request_id]
-            self._ended(request, status)
+            self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
     def _give_columns(self, target: LogprobBatch, draft: LogprobBatch | None, had: npt.NDArray[np.intp]) -> None:

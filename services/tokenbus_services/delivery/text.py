@@ -8,14 +8,15 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Stopping(NamedTuple):
-    """What ends a request's text: its own stop texts and stop tokens."""
+    """What ends a request's text: its own stops."""
 
     texts: Sequence[str] = ()
-    token_ids: Collection[int] = ()
     min_tokens: int = 0
     """A stop text counts where it ends behind so many tokens."""
     is_included: bool = False
     """Whether the stop belongs to the text."""
+    token_ids: Collection[int] = ()
+    """Its stop tokens, for who has not what the worker says of them."""
 
 
 class RunningText:
@@ -84,17 +85,19 @@ class RunningText:
         before, text = len(self._held), self._held + text
         places = [] if self._least and self._tokens <= self._least else self._places(text, before)
         if places:
-            place, self.stop = min(places)
+            end, number = min(places)
+            self.stop = self._stops[number]
+            place = end - len(self.stop)
             self._held = ""
             return text[: place + len(self.stop)] if self.includes_stop else text[:place]
         kept = max((_beginning(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
-    def _places(self, text: str, before: int) -> list[tuple[int, str]]:
-        """Return where stops begin that end behind the first `before` characters: others came too early to count."""
+    def _places(self, text: str, before: int) -> list[tuple[int, int]]:
+        """Return where stops end, and their numbers; those within the first `before` characters came too early."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
-        return [(place, stop) for place, stop in found if place >= 0]
+        return [(place + len(stop), number) for number, (place, stop) in enumerate(found) if place >= 0]
 
 
 def _beginning(text: str, stop: str) -> int:

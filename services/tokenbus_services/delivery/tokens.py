@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, Self
 
-from tokenbus_contracts import Row, RowStatus, Scoring
+import numpy as np
+
+from tokenbus_contracts import LogprobBatch, Row, RowStatus, Scoring
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step
@@ -40,6 +43,18 @@ class Token(NamedTuple):
     """Whether its alternatives were dropped on the way, because a worker had no room for them."""
 
 
+def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
+    """Return the stop token or the stop text that ended a row's request, whose stop texts are given.
+
+    None where neither did, as where the model's own end token or the length ended it, and where it is not known.
+    """
+    stop = batch.stop(row)
+    if stop == STOP_TOKEN and batch.token_counts[row]:
+        return int(batch.token_ids[batch.token_counts[: row + 1].sum(dtype=np.intp) - 1])
+    text = stop - FIRST_STOP_TEXT
+    return texts[text] if 0 <= text < len(texts) else None
+
+
 class RequestTokens:
     """The buffer of one request's rows that were not taken yet, and an async iterator over its tokens.
 
@@ -55,6 +70,8 @@ class RequestTokens:
         self.position = position
         self.status: RowStatus | None = None
         """The status of its last row, once it has ended without an error."""
+        self.stop: int | str | None = None
+        """The stop token or the stop text that ended it, as far as the deliverer knows."""
         self.error: RequestError | None = None
         """The error it ended with."""
         self.generated_tokens = 0
@@ -87,9 +104,10 @@ class RequestTokens:
         self.wake()
         return len(self.waiting)
 
-    def finish(self, status: RowStatus) -> None:
-        """End it without an error: the last row has come."""
+    def finish(self, status: RowStatus, stop: int | str | None = None) -> None:
+        """End it without an error: the last row has come, perhaps with a stop of the request's own."""
         self.status = status
+        self.stop = stop
         self.wake()
 
     def fail(self, error: RequestError, generated_tokens: int = 0) -> None:
@@ -215,6 +233,15 @@ class Generation:
     def status(self) -> RowStatus | None:
         """How it ended, as the status of its last row; None while it runs, and if it ended with an error."""
         return self._tokens.status
+
+    @property
+    def stop(self) -> int | str | None:
+        """Which of its own stops ended it: the id of a stop token, or a text of `stop`.
+
+        None while it runs, and where neither did: the model's own end token or the length, an abort or an error. Of a
+        request that was resumed only a stop token is known.
+        """
+        return self._tokens.stop
 
     @property
     def error(self) -> RequestError | None:

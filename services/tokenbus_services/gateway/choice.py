@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tokenbus_contracts import RowStatus
+from tokenbus_contracts.batch import STOP_TOKEN
 from tokenbus_services.delivery.text import RunningText, Stopping
+from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.gateway.completion_request import Ending
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.logprob_writers import Part, Piece
 from tokenbus_services.gateway.rendered_step import RenderedStep
 
 _REASONS = {int(RowStatus.FINISHED_STOP): "stop", int(RowStatus.FINISHED_LENGTH): "length"}
-_STOPPED = int(RowStatus.FINISHED_STOP)
 _BROKEN = {
     int(RowStatus.ABORTED): (503, "the request was aborted", "aborted"),
     int(RowStatus.UNRECOVERABLE): (502, "the request's state is lost and cannot be computed again", "unrecoverable"),
@@ -48,7 +49,7 @@ class Choice:
     """One choice of an answer."""
 
     __slots__ = (
-        *("_is_silent", "_sink", "_stop_id", "_stop_ids", "_stops", "_text"),
+        *("_is_silent", "_sink", "_stop", "_stops", "_text"),
         *("ending", "index", "parts", "reason", "tokens"),
     )
 
@@ -61,10 +62,9 @@ class Choice:
         """The finish reason, once it has ended."""
         self.ending: Ending | None = None
         """The same, and by which stop."""
-        self._stops = bool(stopping.texts)
-        self._stop_ids = stopping.token_ids
-        self._stop_id: int | None = None
-        """The one of them that ended it."""
+        self._stops = stopping.texts
+        self._stop: int | str | None = None
+        """The stop that ended it, as its worker says."""
         self._text = RunningText(stopping)
         self._sink = sink
         # A row whose text is held back emits nothing, unless its tokens are shown beside the text.
@@ -73,9 +73,10 @@ class Choice:
     def take(self, view: RenderedStep, place: int) -> bool:
         """Add a row; return whether more are wanted."""
         count = view.counts[place]
+        stop = view.stops.get(place, 0) if view.stops else 0
         text = ""
-        if count and (self._stops or self._stop_ids):
-            text, count = self._add_until_stop(view, place)
+        if count and (self._stops or stop):
+            text, count = self._add_until_stop(view, place, stop)
         elif count:
             text = self._text.add(view.data(place))
         self.tokens += count
@@ -86,7 +87,7 @@ class Choice:
         self.reason = "stop" if self._text.is_stopped else reason_of(view, place)
         if self.reason is not None:
             text += self._text.end()
-            self.ending = self.reason, self._stop_id if self._text.stop is None else self._text.stop
+            self.ending = self.reason, self._stop if self._text.stop is None else self._text.stop
         if self.reason is not None or text or (count and not self._is_silent):
             taken = [part.take(view, place, count) for part in self.parts]
             self._sink.emit(self, text, taken, view.produced_at_ns)
@@ -97,13 +98,15 @@ class Choice:
         error.tokens = self.tokens
         self._sink.end(error)
 
-    def _add_until_stop(self, view: RenderedStep, place: int) -> tuple[str, int]:
-        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are."""
+    def _add_until_stop(self, view: RenderedStep, place: int, stop: int) -> tuple[str, int]:
+        """Add a row's tokens up to the one that completes a stop; return the text, and how many tokens those are.
+
+        `stop` is the one that the worker names. A stop text is looked for here too: only the text says where it begins.
+        """
         begin, pieces = view.begins[place], view.vocabulary.pieces
         ids = view.ids[begin : begin + view.counts[place]]
-        is_stopped = view.statuses[place] == _STOPPED and ids[-1] in self._stop_ids
-        shown = ids[:-1] if is_stopped and not self._text.includes_stop else ids
+        shown = ids[:-1] if stop == STOP_TOKEN and not self._text.includes_stop else ids
         text, count = self._text.add_until_stop(pieces[token] for token in shown)
-        if is_stopped and not self._text.is_stopped:
-            self._stop_id, count = ids[-1], len(ids)
+        if stop and not self._text.is_stopped:
+            self._stop, count = stop_of(view.batch, place, self._stops), len(ids)
         return text, count

@@ -87,8 +87,7 @@ class CompletionRequest:
         others = self.others
         if not others:
             return Stopping(self.stop)
-        stop_ids = frozenset(others.get("stop_token_ids", ()))
-        return Stopping(self.stop, stop_ids, others.get("min_tokens", 0), "include_stop_string" in others)
+        return Stopping(self.stop, others.get("min_tokens", 0), "include_stop_string" in others)
 
     def generate(self, index: int) -> Generate:
         """Return the request on the bus for a choice."""

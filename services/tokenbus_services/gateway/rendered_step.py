@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenbus_contracts import LogprobBatch, Scoring
+from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
 _BLOCK_ROWS = 16
@@ -24,6 +24,9 @@ class RenderedStep:
         self.draft = None if draft is None else RenderedStep(draft, vocabulary)
         self.produced_at_ns = batch.header.produced_at_ns
         self.statuses: list[int] = batch.statuses.tolist()
+        stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
+        self.stops: dict[int, int] = dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
+        """By row number, which of its request's own stops ended it, as the column has it."""
         counts = batch.token_counts.astype(np.intp)
         scored = np.where(batch.scorings != Scoring.NONE, counts, 0)
         self.counts: list[int] = counts.tolist()

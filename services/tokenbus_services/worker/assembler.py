@@ -22,7 +22,7 @@ from tokenbus_services.worker.step import StepArrays
 _LOWEST = np.float32(-9999)
 """Replaces minus infinity, as in OpenAI's API."""
 _ROW_BYTES, _TOKEN_BYTES, _ALTERNATIVE_BYTES, _PROPOSAL_BYTES, _HEADER_BYTES = 22, 12, 8, 4, 512
-_NONE_U4, _NONE_F4 = np.zeros(0, np.dtype("<u4")), np.zeros(0, np.dtype("<f4"))
+_NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
 _CHECKED_BY_ROW = ("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids")
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
@@ -64,11 +64,12 @@ class StepAssembler:
         kept = None if arrays.kept_counts is None else of_rows("kept_counts", arrays.kept_counts, rows)
         ragged = Ragged(counts, kept, scored)
         top_ks, other_ids, other_values = self._alternatives(arrays, ragged, scored, rows)
+        statuses = _statuses(arrays, ragged.counts, rows)
         columns: dict[str, Host] = {
             "request_keys": keys,
             "batch_indices": _batch_indices(arrays, rows),
             "positions": of_rows("positions", arrays.positions, rows),
-            "statuses": _statuses(arrays, ragged.counts, rows),
+            "statuses": statuses,
             "token_counts": ragged.counts,
             "draft_token_counts": _or_none(arrays.draft_token_counts, "draft_token_counts", rows),
             "proposal_counts": _or_none(arrays.proposal_counts, "proposal_counts", rows),
@@ -80,6 +81,7 @@ class StepAssembler:
             "alternative_token_ids": other_ids,
             "alternative_logprobs": other_values,
             "proposal_token_ids": _proposals(arrays, rows),
+            "stops": _stops(arrays, statuses, rows),
         }
         header = self._header(arrays, rows, scored)
         try:
@@ -221,6 +223,14 @@ def _statuses(arrays: StepArrays, counts: Host, rows: int) -> Host:
     if arrays.statuses is None:
         return np.where(counts > 0, np.uint8(RowStatus.ACTIVE), np.uint8(RowStatus.IDLE))
     return of_rows("statuses", arrays.statuses, rows)
+
+
+def _stops(arrays: StepArrays, statuses: Host, rows: int) -> Host:
+    """Return the stops of the rows that ended by one, or none where no row did, or it is not known."""
+    if arrays.stops is None:
+        return _NONE_U1
+    stops = of_rows("stops", arrays.stops, rows)[statuses == RowStatus.FINISHED_STOP]
+    return stops if stops.any() else _NONE_U1
 
 
 def _scorings(scored: Host | None, rows: int) -> Host:

@@ -36,6 +36,11 @@ class StepArrays:
     """Of tokens."""
     statuses: Array | None = None
     """Of rows: RowStatus; if absent, ACTIVE with tokens and IDLE without."""
+    stops: Array | None = None
+    """Of rows: where one is FINISHED_STOP, which of its request's own stops ended it; if absent, it is not known.
+
+    1: a stop token, its last one; from 2 on, the text at that place less two in `sampling.stop`; 0: none of them.
+    """
     kept_counts: Array | None = None
     """Of rows: how many of these tokens are kept, where a stop lies inside an accepted block; if absent, all are.
 

@@ -26,6 +26,7 @@ class Got:
     counts: list[int] = field(default_factory=list)
     verified: list[int] = field(default_factory=list)
     proposals: list[int] = field(default_factory=list)
+    stop: int = 0
 
     @property
     def text(self) -> str:
@@ -104,6 +105,7 @@ def _note(batch: LogprobBatch, place: int, got: Got, *, is_draft: bool) -> None:
     got.statuses.append(RowStatus(row.status))
     got.verified.append(int(row.draft_token_count))
     got.proposals += row.proposal_token_ids.tolist()
+    got.stop = row.stop
     if row.scoring is Scoring.FULL:
         got.logprobs += row.logprobs.tolist()
         got.ranks += row.ranks.tolist()

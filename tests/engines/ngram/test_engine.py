@@ -107,6 +107,7 @@ def test_the_end_token_ends_a_request() -> None:
     stopped = [got for seed in range(30) if (got := outcome(seed=seed)).statuses[-1] is STOPPED]
     assert len(stopped) > 20
     assert all(got.tokens.index(end) == len(got.tokens) - 1 for got in stopped)
+    assert outcome(seed=0, stop_token_ids=[end], stop=["no such text"]).stop == 0
     gone_on = outcome(seed=0, ignore_end_token=True, max_tokens=300)
     assert len(gone_on.tokens) == 300
     assert end in gone_on.tokens
@@ -118,7 +119,7 @@ def test_a_stop_token_ends_a_request() -> None:
     got = outcome(seed=1, max_tokens=200, ignore_end_token=True, stop_token_ids=[0, 7])
     place = min(whole.tokens.index(0), whole.tokens.index(7))
     assert got.tokens == whole.tokens[: place + 1]
-    assert got.statuses[-1] is STOPPED
+    assert (got.statuses[-1], got.stop) == (STOPPED, 1)
 
 
 def test_token_zero_is_a_token() -> None:
@@ -161,9 +162,9 @@ def test_the_first_of_two_stops_counts() -> None:
     )
     got = outcome(seed=9, max_tokens=60, ignore_end_token=True, stop=[late, early])
     assert len(got.tokens) <= 6
-    assert got.statuses[-1] is STOPPED
+    assert (got.statuses[-1], got.stop) == (STOPPED, 3)
     got = outcome(seed=9, max_tokens=3, ignore_end_token=True, stop=["no such text"])
-    assert (len(got.tokens), got.statuses[-1]) == (3, LENGTH)
+    assert (len(got.tokens), got.statuses[-1], got.stop) == (3, LENGTH, 0)
 
 
 def test_rows_ask_for_what_they_want() -> None:

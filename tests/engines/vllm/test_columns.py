@@ -173,6 +173,14 @@ def test_rows_without_tokens_say_why() -> None:
     assert batch.header.method is SpeculativeMethod.NGRAM
 
 
+def test_row_says_which_stop_ended_it() -> None:
+    """Beside rows that go on, one that ended by a stop of its own says which; where none did, no row pays for it."""
+    goes_on = Row(key=1, position=0, status=RowStatus.ACTIVE, token_ids=[7])
+    ended = Row(key=2, position=4, status=RowStatus.FINISHED_STOP, token_ids=[9], stop=3)
+    assert [row.stop for row in batch_of([goes_on, ended], None).rows()] == [0, 3]
+    assert batch_of([goes_on], None).stops.size == 0
+
+
 def test_wrong_arrays_are_refused() -> None:
     """A logprob is never given to a token that it is not of: where vLLM's arrays do not fit, the step fails."""
     row = Row(key=1, position=0, status=RowStatus.ACTIVE, token_ids=[9], top_k=1)

@@ -508,14 +508,54 @@ async def test_generation_beside_steps_has_its_end() -> None:
     processor, client, _ = await meeting()
     async with client, client.steps() as steps:
         await processor.welcome()
-        generation = client.generate(generate_of(5))
+        generation = client.generate(generate_of(5, sampling=SamplingParameters(stop=["a", "b"])))
         await processor.body("generate")
-        processor.rows(Wanted(5, 0, 2, FINISHED))
+        processor.rows(Wanted(5, 0, 2, RowStatus.FINISHED_STOP, stop=3))
         rows, end = await soon(anext(steps)), await soon(anext(steps))
         assert isinstance(rows, StepRows)
-        assert end == RequestEnd(5, FINISHED, None)
+        assert end == RequestEnd(5, RowStatus.FINISHED_STOP, None, "b")
+        assert generation.stop == "b"
         assert await soon(taken(generation)) == []
-        assert generation.status is FINISHED
+        assert generation.status is RowStatus.FINISHED_STOP
+
+
+@pytest.mark.parametrize(
+    ("status", "stop", "expected"),
+    [
+        (RowStatus.FINISHED_STOP, 0, None),
+        (RowStatus.FINISHED_STOP, 1, ids(5, 3, 4)[0]),
+        (RowStatus.FINISHED_STOP, 2, "a"),
+        (RowStatus.FINISHED_STOP, 3, "b"),
+        (RowStatus.FINISHED_STOP, 4, None),  # a text that it did not ask for
+        (RowStatus.FINISHED_LENGTH, 0, None),
+    ],
+)
+async def test_stop_that_ended_a_request_is_named(status: RowStatus, stop: int, expected: int | str | None) -> None:
+    """A generation tells the stop token or the stop text that ended it; neither did where the model's end did."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        generation = client.generate([1], request_id=5, stop=["a", "b"], stop_token_ids=[7])
+        await processor.body("generate")
+        processor.rows(Wanted(5, 0, 2), Wanted(6, 0, 1, RowStatus.FINISHED_STOP, stop=2))
+        await turns()
+        assert generation.stop is None
+        processor.rows(Wanted(7, 0, 3), Wanted(5, 2, 2, status, stop=stop))
+        assert len(await soon(taken(generation))) == 4
+        assert (generation.status, generation.stop) == (status, expected)
+
+
+async def test_resumed_request_names_the_token_that_stopped_it() -> None:
+    """Of a request that was resumed the stop texts are not known here; a stop token is its last token."""
+    processor, client, _ = await meeting()
+    async with client:
+        await processor.welcome()
+        token, text = client.resume(5, 2), client.resume(6, 2)
+        for _ in range(2):
+            await processor.body("resume")
+        processor.rows(*(Wanted(5 + row, 2, 1, RowStatus.FINISHED_STOP, stop=1 + row) for row in range(2)))
+        last, _ = [(await soon(taken(generation)))[-1].id for generation in (token, text)]
+        assert (token.stop, text.stop) == (last, None)
 
 
 # Watching.

@@ -70,9 +70,21 @@ def test_tokens_after_a_stop_are_not_taken() -> None:
 
 def test_stop_may_belong_to_the_text() -> None:
     """Where the stop is included, the text ends behind it, in whichever tokens it came."""
-    text = RunningText(Stopping(("stop", "to"), is_included=True))
+    text = RunningText(Stopping(("stop", "no"), is_included=True))
     assert text.add_until_stop([b"go s", b"t", b"op now", b"never"]) == ("go stop", 3)
     assert text.stop == "stop"
+
+
+def test_of_several_stops_the_one_that_ends_first_counts() -> None:
+    """Of stops that one token completes the text ends before the one that ends first; of those, the first in order."""
+    for stops, found in (
+        (("stop", "to"), "to"),
+        (("top", "op", "p n"), "top"),
+        (("op", "top"), "op"),
+    ):
+        text = RunningText(Stopping(stops))
+        assert text.add_until_stop([b"go s", b"top now"]) == ("go stop"[: -len(found) - (found == "to")], 2)
+        assert text.stop == found
 
 
 @given(

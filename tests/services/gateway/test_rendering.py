@@ -209,7 +209,7 @@ async def test_stop_token_ends_the_text_before_it(
     stops: tuple[str, ...], *, is_streamed: bool, is_included: bool
 ) -> None:
     """The text of a stop token is cut off unless it is wanted; its id and logprob come, and the answer names it."""
-    rows = [Wanted(3, 0, 2), Wanted(3, 2, 2, RowStatus.FINISHED_STOP)]
+    rows = [Wanted(3, 0, 2), Wanted(3, 2, 2, RowStatus.FINISHED_STOP, stop=1)]
     steps: list[tuple[LogprobBatch, LogprobBatch | None]] = [
         (batch([row], step=step), None) for step, row in enumerate(rows, 1)
     ]
@@ -231,6 +231,14 @@ async def test_stop_token_ends_the_text_before_it(
     assert "".join(choice["text"] for choice in choices) == "".join(f" {each}" for each in ids[: 3 + is_included])
     assert [token for choice in choices for token in choice.get("token_ids", ())] == ids
     assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", ids[3])
+
+
+async def test_stop_text_that_only_the_worker_saw_is_named() -> None:
+    """A stop text that lies in special tokens' texts, which the answer does not have, is named and cuts nothing."""
+    steps = [(batch([Wanted(3, 0, 2, RowStatus.FINISHED_STOP, stop=3)], step=1), None)]
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], stop=("a", "<end>"))
+    (choice,) = json.loads(await said(asked, steps, VOCABULARIES["numbers"]))["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"], len(choice["text"].split())) == ("stop", "<end>", 2)
 
 
 @pytest.mark.parametrize("status", [RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH])

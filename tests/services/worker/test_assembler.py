@@ -133,6 +133,17 @@ def test_stop_inside_an_accepted_block_trims_everything(lines: bool) -> None:  #
     assert made.alternative_token_ids.tolist() == [0, 9, 1, 2]
 
 
+def test_stops_are_those_of_the_rows_that_ended_by_one() -> None:
+    """Of rows that did not end by a stop nothing is said, and nothing at all where none of its own ended any."""
+    ended = replace(SMALL, statuses=[RowStatus.ACTIVE, RowStatus.FINISHED_STOP], stops=[9, 1])
+    made = assembled(ended)
+    assert (made.stops.tolist(), [row.stop for row in made.rows()]) == ([1], [0, 1])
+    for silent in (replace(ended, stops=[9, 0]), replace(ended, statuses=None), replace(ended, stops=None)):
+        assert assembled(silent).stops.size == 0
+    with pytest.raises(ContractError, match="stops: 2 elements, one for each row, got 1"):
+        assembled(replace(ended, stops=[1]))
+
+
 def test_trimmed_alternatives_in_one_line() -> None:
     """Alternatives that an engine gave ragged lose those of tokens behind a stop too (case 13)."""
     ragged = replace(

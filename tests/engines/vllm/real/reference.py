@@ -56,7 +56,7 @@ def expected(made: Any, cases: Sequence[Case]) -> list[Answer]:  # noqa: ANN401 
     answers = []
     for case, output in zip(cases, made.generate(prompts, asked, use_tqdm=False, lora_request=loras), strict=True):
         (only,) = output.outputs
-        answer = Answer(ENDS[only.finish_reason], list(only.token_ids), text=only.text)
+        answer = Answer(ENDS[only.finish_reason], list(only.token_ids), stop=only.stop_reason, text=only.text)
         for token, found in zip(only.token_ids, only.logprobs or (), strict=case.top_logprobs is not None):
             answer.logprobs.append(found[token].logprob)
             answer.ranks.append(found[token].rank)

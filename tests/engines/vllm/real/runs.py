@@ -13,6 +13,7 @@ from tests.engines.vllm.tiny_model import CONTEXT
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_engines.vllm import VllmEngine
+from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.worker import Engine, StepAssembler
 
 SHARED: dict[str, Any] = {
@@ -66,6 +67,8 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     alternatives: list[dict[int, float]] = field(default_factory=list)
+    stop: int | str | None = None
+    """Which of its own stops ended it."""
     text: str = ""
     """Of vLLM's own answers alone."""
     drafts: int = 0
@@ -136,8 +139,9 @@ def answered(engine: Engine, cases: Sequence[Case], first_key: int = 2**63) -> l
         for arrays in engine.step():
             for batch in assembler.assemble(arrays):
                 encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns), Limits.default())
-                for row in batch.rows():
+                for place, row in enumerate(batch.rows()):
                     add(answers[row.key], row)
+                    answers[row.key].stop = stop_of(batch, place, cases[row.key - first_key].sampling.get("stop", ()))
     return list(answers.values())
 
 
@@ -160,7 +164,7 @@ def add(answer: Answer, row: Any) -> None:  # noqa: ANN401 - a batch's row
 
 def check(case: Case, mine: Answer, theirs: Answer) -> None:
     """Hold an answer to vLLM's own, bit by bit; where values are equal, either token may be the last of the top k."""
-    assert (mine.status, mine.tokens) == (theirs.status, theirs.tokens), case
+    assert (mine.status, mine.tokens, mine.stop) == (theirs.status, theirs.tokens, theirs.stop), case
     assert mine.logprobs == theirs.logprobs, case
     assert len(mine.alternatives) == len(theirs.alternatives)
     for place, (ours, unbounded) in enumerate(zip(mine.alternatives, theirs.alternatives, strict=True)):
