@@ -113,7 +113,11 @@ class Core:
             tokens = [int(computed.logprobs.logprob_token_ids[index, 0])]
             outputs.append(
                 SimpleNamespace(
-                    request_id=name, new_token_ids=tokens, finish_reason=None, new_logprobs=scores if wants else None
+                    request_id=name,
+                    new_token_ids=tokens,
+                    finish_reason=None,
+                    stop_reason=None,
+                    new_logprobs=scores if wants else None,
                 )
             )
         return {0: SimpleNamespace(outputs=outputs)}
