@@ -86,10 +86,12 @@ def _check(message: Any, rules: _Rules) -> bool:  # noqa: ANN401 - what mypy kno
 
 
 def _rules_of(frame: type[Message]) -> _Rules:
-    try:
-        return _RULES[frame]
-    except KeyError:
-        raise ContractError("message", "a control frame", frame.__name__, rule=Rule.TYPE) from None
+    rules = _RULES.get(frame)
+    if rules is None:
+        if frame not in FRAMES:
+            raise ContractError("message", "a control frame", frame.__name__, rule=Rule.TYPE)
+        rules = _RULES[frame] = _made(frame)
+    return rules
 
 
 def _made(frame: type[Message]) -> _Rules:
@@ -104,4 +106,5 @@ def _made(frame: type[Message]) -> _Rules:
     )
 
 
-_RULES = {frame: _made(frame) for frame in FRAMES}
+_RULES: dict[type[Message], _Rules] = {}
+"""Of the frames that this process has read or written: a process has but some kinds, and starts sooner so."""

@@ -4,7 +4,7 @@ This is the only module that reads the schema's options; every number that the r
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -204,6 +204,7 @@ STATUS_RULES = _status_rules()
 """What rows of each status may carry; a status that is missing here is invalid."""
 
 
+@cache
 def rules_of(message: Descriptor) -> list[FieldRule]:
     """Return what the schema demands of a message's fields, in the order of their numbers."""
     return [_field_rule(field) for field in fields_of(message)]
@@ -239,6 +240,7 @@ def _least(bounds: bounds_pb2.FieldBounds) -> int | None:
     return bounds.min if bounds.HasField("min") else 0 if bounds.named else None
 
 
+@cache
 def oneofs_of(message: Descriptor) -> dict[str, list[str]]:
     """Return the fields of each oneof that the schema has; what protoc makes of an optional field is none."""
     proto = DescriptorProto()

@@ -1,12 +1,14 @@
 """The command `tokenbus`: one module for each of its subcommands."""
 
 import argparse
+import gc
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from types import ModuleType
 from typing import TextIO
 
 from tokenbus_services.cli.arguments import Parser
@@ -62,8 +64,7 @@ def _status(given: list[str]) -> int:
     try:
         if command not in _COMMANDS:
             _parser().parse_args([command])  # help, the version, or an error: each of them ends here
-        # Only the module that is asked for is imported, so that no command waits for another's libraries.
-        module = importlib.import_module(f"tokenbus_services.cli.{command.replace('-', '_')}")
+        module = _imported(f"tokenbus_services.cli.{command.replace('-', '_')}")
         parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
         module.declare(parser)
         return int(module.run(parser.options(rest)))
@@ -72,6 +73,18 @@ def _status(given: list[str]) -> int:
     except CommandError as error:
         _complain(str(error))
         return error.status
+
+
+def _imported(name: str) -> ModuleType:
+    """Import the module of one command, so that none waits for another's libraries."""
+    # What is imported stays: to search it for garbage, again and again as it grows, is a tenth of a start.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _complain(what: str) -> None:

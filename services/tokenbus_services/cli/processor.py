@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from tokenbus_services.cli.configuration import declare_settings
 from tokenbus_services.cli.serving import serve
-from tokenbus_services.metrics import serve_processor
+from tokenbus_services.metrics.processor import serve_processor
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 

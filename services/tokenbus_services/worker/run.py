@@ -14,7 +14,7 @@ from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import SystemClock
 from tokenbus_services.descriptors import open_files_for
 from tokenbus_services.logs import configure, logger
-from tokenbus_services.metrics import serve_publisher
+from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.emitter import Emitter

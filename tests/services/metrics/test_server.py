@@ -21,10 +21,10 @@ from tokenbus_contracts.generated.stream_pb2 import Refusal
 from tokenbus_services.bus import AddressError
 from tokenbus_services.delivery import Step
 from tokenbus_services.link import SessionState
-from tokenbus_services.metrics import MetricsServer, serve_processor, serve_publisher
 from tokenbus_services.metrics.health import Health, LoopWatch
-from tokenbus_services.metrics.publisher import publisher_health
-from tokenbus_services.metrics.server import _MOST_CONNECTIONS
+from tokenbus_services.metrics.processor import serve_processor
+from tokenbus_services.metrics.publisher import publisher_health, serve_publisher
+from tokenbus_services.metrics.server import _MOST_CONNECTIONS, MetricsServer
 
 
 def get(url: str) -> tuple[int, str, str]:
