@@ -26,7 +26,7 @@ from tokenbus_engines.vllm.request_keys import RequestKeys
 from tokenbus_engines.vllm.requests import Request, Requests
 from tokenbus_services.bus import AddressError
 from tokenbus_services.logs import configure, logger
-from tokenbus_services.metrics import serve_publisher
+from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
