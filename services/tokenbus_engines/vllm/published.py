@@ -49,7 +49,7 @@ def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
         vllm = load_vllm(OF_SCHEDULER)
         settings = settings_for(config)
         tokenizer = _tokenizer(config, given["structured_output_manager"])
-        made = _own_class(config)(**given)
+        made = own_class(config)(**given)
         check_members(made, _USED_OF_SCHEDULER)
         configure(settings.log)
         Published(vllm, config, settings, tokenizer).observe(made)
@@ -84,7 +84,7 @@ def settings_for(config: Any) -> Settings:  # noqa: ANN401 - vLLM's VllmConfig
     return replace(found, worker=replace(worker, id=f"{worker.id}-{rank}") if rank else worker)
 
 
-def _own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmConfig
+def own_class(config: Any) -> Callable[..., Any]:  # noqa: ANN401 - vLLM's VllmConfig
     """Return the class that vLLM would have chosen: there is one for asynchronous scheduling."""
     chosen = copy(config.scheduler_config)
     chosen.scheduler_cls = None

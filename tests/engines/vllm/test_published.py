@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,6 +332,14 @@ async def test_defect_of_ours_is_no_fault_of_vllms(bus: Bus, caplog: pytest.LogC
             assert len(bus.core.step()[1]) == 2
         assert caplog.text.count("publishing stopped") == 1
         await until(lambda: processor.registry.counts.failed == {"worker_lost": 1})
+
+
+def test_vllm_that_cannot_be_used_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VLLM finds the scheduler by its name, and what is wrong ends its core with one line."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    found = import_module("tokenbus_engines.vllm").scheduler  # as vLLM does
+    with pytest.raises(SystemExit, match=r"^tokenbus: vLLM is not installed: pip install 'tokenbus\[vllm\]'$"):
+        found(vllm_config=configuration())
 
 
 async def test_page_has_a_reader(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,12 +15,15 @@ import pytest
 
 from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference
 from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT, SPECULATION
+from tests.engines.vllm.test_published import configuration
 from tests.integration import programs
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
 from tests.support import waiting
 from tests.support.waiting import soon, until
 from tokenbus_contracts import RowStatus
+from tokenbus_engines.vllm import scheduler
+from tokenbus_engines.vllm.published import own_class
 from tokenbus_engines.vllm.request_keys import ARGUMENT, request_key
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import Step
@@ -140,6 +144,26 @@ def server(deployment: Deployment, model: Path) -> Program:
     started = deployment.start("vllm", command)
     started.wait_for("Application startup complete")
     return started
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_base_is_what_vllm_would_choose(is_async: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """With asynchronous scheduling vLLM has a scheduler of its own for that."""
+    from vllm.config import SchedulerConfig
+
+    config = SchedulerConfig.default_factory(async_scheduling=is_async, scheduler_cls=OURS)
+    chosen = own_class(SimpleNamespace(scheduler_config=config))
+    assert chosen.__name__ == ("AsyncScheduler" if is_async else "Scheduler")
+    assert config.scheduler_cls == OURS
+
+
+def test_wrong_setting_ends_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is one line, before vLLM has a scheduler."""
+    monkeypatch.delenv("TOKENBUS_NEEDS_VLLM", raising=False)
+    monkeypatch.setenv("TOKENBUS_WORKER_TOP_LOGPROBS", "21")
+    line = "^tokenbus: worker.top_logprobs: at most 20, as --max-logprobs, got 21$"
+    with pytest.raises(SystemExit, match=line):
+        scheduler(vllm_config=configuration())
 
 
 class Http:
