@@ -101,6 +101,7 @@ class LLM:
             ContractError: A prompt or a parameter breaks its bound, before anything is sent; a ValueError.
             RequestFailedError: A request failed; its reason begins with the prompt's place. The others are aborted.
             EngineBrokenError: The engine broke in an earlier call.
+            RuntimeError: It was closed.
 
         Example:
             with tokenbus.LLM(engine="ngram") as llm:

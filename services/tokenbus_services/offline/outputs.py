@@ -74,7 +74,7 @@ class Outputs(Sequence[Output]):
     token_ids: npt.NDArray[np.uint32]
     """The tokens."""
     logprobs: npt.NDArray[np.float32] | None
-    """Each token's logprob, NaN where its request asked for none; None where all requests did."""
+    """Each token's logprob, NaN where its request asked for none; None where no request asked for any."""
     ranks: npt.NDArray[np.uint32] | None
     """Each token's place by probability, from 1; 0 and None as above."""
     alternative_token_ids: npt.NDArray[np.uint32]

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import pickle
 import re
 import signal
@@ -208,6 +209,24 @@ def test_examples_of_the_page() -> None:
     assert [output.prompt_index for output in names["outputs"]] == [0] * 4 + [1] * 4
     assert names["advantages"].size == names["outputs"].logprobs.size
     assert names["second"].finish_reason in {"stop", "length"}
+
+
+class Terminal(io.StringIO):
+    """What looks like a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
+def test_terminal_shows_how_far_a_call_is(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal has a line of progress, which is gone at the end; what is no terminal has none, as if told so."""
+    monkeypatch.setenv("TERM", "xterm")
+    for is_terminal, progress in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(sys, "stderr", shown := Terminal() if is_terminal else io.StringIO())
+        llm.generate(PROMPTS, max_tokens=2, progress=progress)
+        assert ("of 4 requests, " in shown.getvalue()) == (is_terminal and progress)
+        assert shown.getvalue().endswith("\r") == (is_terminal and progress)
 
 
 # What is refused.
