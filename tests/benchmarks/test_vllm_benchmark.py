@@ -136,6 +136,7 @@ async def serving(*parts: str) -> AsyncIterator[tuple[str, list[bytes]]]:
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer requests until the client leaves."""
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -39,6 +39,7 @@ async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
 
     def make() -> Noting:
+        """Make it."""
         made.append(Noting())
         return made[0]
 
@@ -73,6 +74,7 @@ async def test_engine_that_nobody_waits_for_is_closed() -> None:
     go, engine = threading.Event(), Noting()
 
     def make() -> Noting:
+        """Make it, once it may be."""
         go.wait(MOST)
         return engine
 
