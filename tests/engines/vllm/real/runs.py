@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from tests.engines.vllm.tiny_model import CONTEXT
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus, encode
+from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt, TokenPrompt
 from tokenbus_engines.vllm import VllmEngine
-from tokenbus_services.delivery.tokens import stop_of
 from tokenbus_services.worker import Engine, StepAssembler
 
 SHARED: dict[str, Any] = {
@@ -69,6 +69,8 @@ class Answer:
     alternatives: list[dict[int, float]] = field(default_factory=list)
     stop: int | str | None = None
     """Which of its own stops ended it."""
+    stop_number: int = 0
+    """The same, as its last row has it."""
     text: str = ""
     """Of vLLM's own answers alone."""
     drafts: int = 0
@@ -139,10 +141,19 @@ def answered(engine: Engine, cases: Sequence[Case], first_key: int = 2**63) -> l
         for arrays in engine.step():
             for batch in assembler.assemble(arrays):
                 encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns), Limits.default())
-                for place, row in enumerate(batch.rows()):
+                for row in batch.rows():
                     add(answers[row.key], row)
-                    answers[row.key].stop = stop_of(batch, place, cases[row.key - first_key].sampling.get("stop", ()))
+    for case, answer in zip(cases, answers.values(), strict=True):
+        answer.stop = stop_of(case, answer)
     return list(answers.values())
+
+
+def stop_of(case: Case, answer: Answer) -> int | str | None:
+    """Return which of its own stops ended a request, by what its last row has."""
+    if answer.stop_number == STOP_TOKEN:
+        return answer.tokens[-1]
+    place, texts = answer.stop_number - FIRST_STOP_TEXT, case.sampling.get("stop", ())
+    return texts[place] if place >= 0 else None
 
 
 def add(answer: Answer, row: Any) -> None:  # noqa: ANN401 - a batch's row
@@ -150,6 +161,7 @@ def add(answer: Answer, row: Any) -> None:  # noqa: ANN401 - a batch's row
     assert row.position == len(answer.tokens)
     assert answer.status not in ENDS.values()
     answer.status = row.status
+    answer.stop_number = row.stop
     answer.steps += 1
     answer.drafts += row.draft_token_count
     answer.was_preempted |= row.status is RowStatus.PREEMPTED

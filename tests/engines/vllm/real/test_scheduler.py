@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference
+from tests.engines.vllm.real.runs import ENDS, SHARED, Answer, Case, add, arguments, check, reference, stop_of
 from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT, SPECULATION
 from tests.engines.vllm.test_published import configuration
 from tests.integration import programs
@@ -106,6 +106,7 @@ async def compared(model: Path, deployment: Deployment, options: Mapping[str, An
             check(case, answer, without)
             assert answer.text == without.text
             seen = audit.answers[case.theirs["extra_args"][ARGUMENT]]
+            seen.stop = stop_of(case, seen)
             check(replace(case, top_logprobs=TOP_K), seen, with_columns)
     return audit
 
