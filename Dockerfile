@@ -5,9 +5,9 @@ FROM python:3.12.8-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /build
-COPY requirements/gateway.txt requirements/build.txt requirements/
+COPY requirements/image.txt requirements/build.txt requirements/
 RUN python -m venv /opt/tokenbus \
-    && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/gateway.txt \
+    && /opt/tokenbus/bin/python -m pip install --require-hashes --requirement requirements/image.txt \
     && python -m pip install --require-hashes --requirement requirements/build.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY contracts/tokenbus_contracts contracts/tokenbus_contracts
@@ -23,7 +23,8 @@ COPY --from=build /opt/tokenbus /opt/tokenbus
 # A user that owns nothing but its own folder, which is where dead letters go, and those that the volumes of keys cover.
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin tokenbus \
     && install --directory --owner tokenbus --group tokenbus /var/lib/tokenbus \
-    && install --directory --owner tokenbus --group tokenbus --mode 0700 /keys/processor /keys/worker /keys/gateway
+    && install --directory --owner tokenbus --group tokenbus --mode 0700 /keys/nats \
+        /keys/processor /keys/worker /keys/worker_0 /keys/worker_1 /keys/gateway /keys/gateway_0 /keys/gateway_1
 USER tokenbus
 WORKDIR /var/lib/tokenbus
 ENV PATH=/opt/tokenbus/bin:$PATH \

@@ -6,13 +6,15 @@ EXAMPLES ?= 2000
 KILLS ?= 200
 MINUTES ?= 10
 STEPS ?= 100000
+# Seconds after which a test has hung, and fails.
+HUNG ?= 600
 # What `make unit` leaves out: what starts a process, and what takes seconds.
 UNIT := not process and not long
 BIN := .venv/bin
 RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-NATIVE := contracts/tokenbus_contracts/native/accept.c
+NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_services/gateway/native/render.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
 VLLM := .venv-vllm/bin/python
@@ -72,11 +74,11 @@ coverage: setup ## Measure which lines `make unit` runs, and fail below the floo
 
 test: check ## Run every check, then the tests
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
 
 test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, in an environment of its own
 	@echo "==> pytest: the real vLLM"
-	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q tests/engines/vllm/real
+	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true tests/engines/vllm/real
 
 # What vLLM has that no test needs (torchvision and the like) is not in the lock, so pip is not to look for it.
 VLLM_INSTALL := $(VLLM) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
@@ -148,8 +150,8 @@ soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUT
 	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
 	@echo "==> soak: the tests' campaigns in their long form"
 	@SOAK=1 $(BIN)/python -m pytest -n 2 -m "long or fuzz"
-	@echo "==> soak: the processor killed $(KILLS) times"
-	@$(BIN)/python -m tests.integration.campaign --kills $(KILLS)
+	@echo "==> soak: the processor killed $(KILLS) times, over each bus"
+	@for bus in ipc nats found; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --bus $$bus || exit 1; done
 	@echo "==> soak: every variant of the attacks"
 	@SOAK=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"
@@ -161,15 +163,17 @@ bench: setup ## Run every benchmark, beside its peers where it has some, into to
 
 lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest versions)
 	@echo "==> lock: dev"
-	@$(LOCK) $(EVERYWHERE) --extra dev --extra arrow --extra gateway --extra models --extra paddle -o requirements/dev.txt
+	@$(LOCK) $(EVERYWHERE) --extra dev --extra arrow --extra gateway --extra models --extra nats --extra paddle -o requirements/dev.txt
 	@echo "==> lock: build"
 	@echo 'hatchling>=1.27' | $(COMPILE) - $(EVERYWHERE) $(AS_TESTED) -o requirements/build.txt
 	@echo "==> lock: base"
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) -o requirements/base.txt
-	@for extra in arrow gateway models paddle; do \
+	@for extra in arrow gateway models nats paddle; do \
 		echo "==> lock: $$extra"; \
 		$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra $$extra -o requirements/$$extra.txt || exit; \
 	done
+	@echo "==> lock: image"
+	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra gateway --extra models --extra nats -o requirements/image.txt
 	@echo "==> lock: gpu"
 	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
 	@echo "==> lock: vllm (torch for a CPU must be in UV_FIND_LINKS or an index of UV_INDEX)"

@@ -1,4 +1,4 @@
-"""The build's one step of its own: compile the optional check of the contract, where there is a C compiler."""
+"""The build's one step of its own: compile what is faster in C, and optional, where there is a C compiler."""
 
 import os
 import shutil
@@ -11,34 +11,39 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = "contracts/tokenbus_contracts/native"
-INSTALLED = "tokenbus_contracts/native/accept.so"
+NATIVE = {
+    "contracts/tokenbus_contracts/native/accept": "tokenbus_contracts/native/accept.so",
+    "services/tokenbus_services/gateway/native/render": "tokenbus_services/gateway/native/render.so",
+}
+"""Each source, without its suffix, and where its library is installed."""
 FLAGS = ("-O3", "-fno-trapping-math", "-fPIC", "-shared")
 
 
-class NativeCheckHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles accept.c into the package; without a compiler the package is pure Python, and says so."""
+class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Compiles the check of the contract and the renderer; without a compiler all is Python, and says so."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; a wheel then belongs to this platform, an editable install has the library beside its source."""
+        """Compile; a wheel then belongs to this platform, an editable install has libraries beside their sources."""
         if self.target_name != "wheel":
             return
         self._folder = tempfile.TemporaryDirectory()
-        library = Path(self._folder.name, "accept.so")
-        fault = _compile(Path(self.root, NATIVE, "accept.c"), library)
-        in_place = Path(self.root, NATIVE, "accept.so")
-        if version == "editable":
-            in_place.unlink(missing_ok=True)
-        if fault:
-            self.app.display_warning(f"tokenbus checks messages in Python, which is slower: {fault}")
-        elif version == "editable":
-            shutil.move(library, in_place)
-        else:
-            # It is called through ctypes, so it depends on the platform but on no version of Python.
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["tag"] = f"py3-none-{platform}"
-            build_data["pure_python"] = False
-            build_data["force_include"][str(library)] = INSTALLED
+        for name, installed in NATIVE.items():
+            source = Path(self.root, f"{name}.c")
+            library = Path(self._folder.name, f"{source.stem}.so")
+            fault = _compile(source, library)
+            in_place = source.with_suffix(".so")
+            if version == "editable":
+                in_place.unlink(missing_ok=True)
+            if fault:
+                self.app.display_warning(f"tokenbus does in Python, slower, what {source.name} does: {fault}")
+            elif version == "editable":
+                shutil.move(library, in_place)
+            else:
+                # They are called through ctypes, so they depend on the platform but on no version of Python.
+                platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+                build_data["tag"] = f"py3-none-{platform}"
+                build_data["pure_python"] = False
+                build_data["force_include"][str(library)] = installed
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was compiled on the way."""

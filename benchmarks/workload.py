@@ -15,7 +15,7 @@ MIXED = (0, 1, 5, 20)
 HEADLINE_ROWS, HEADLINE_TOKENS = 256, 3
 _ROWS = (1, 16, 64, 256, 512)
 _TOKENS = (1, 3)
-_TOP_KS = (0, 5, 20, None)
+TOP_KS = (0, 5, 20, None)
 _WIDEST = 20
 
 
@@ -75,7 +75,7 @@ def cases(*, quick: bool) -> Iterator[Case]:
     """Yield the sizes to measure, the smallest first; a quick run has the goals' sizes alone."""
     for rows in (HEADLINE_ROWS,) if quick else _ROWS:
         for tokens in (HEADLINE_TOKENS,) if quick else _TOKENS:
-            for top_k in _TOP_KS:
+            for top_k in TOP_KS:
                 yield Case(rows, tokens, top_k)
 
 

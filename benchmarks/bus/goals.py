@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.bus.lanes import KEYS, OURS
+from benchmarks.bus.lanes import KEYS, NATS, OURS
 from benchmarks.outputs import Record
 
 P50_US, P99_US = 1000.0, 3000.0
@@ -12,12 +12,14 @@ MORE_A_ROW = 1.25
 KEYS_STEPS_S = {0: 0.75, 20: 0.5}
 """By k, the least share of the steps/s without keys that are left with them."""
 KEYS_P50 = 1.3
+NATS_STEPS_S, NATS_P50_US = 0.5, 2000.0
+"""The least share of the steps/s over ZeroMQ that is left over NATS at k = 0, and the most until delivery."""
 MIB_A_MILLION_STEPS = 1.0
 
 
 def goals_of(record: Record) -> list[Record]:
     """Return the goals, each with what was measured."""
-    return [*_speed(record), *_keys(record), *_scaling(record), *_memory(record)]
+    return [*_speed(record), *_keys(record), *_nats(record), *_scaling(record), *_memory(record)]
 
 
 def _speed(record: Record) -> Iterator[Record]:
@@ -41,6 +43,17 @@ def _keys(record: Record) -> Iterator[Record]:
         where = f"with keys / without, {result['transport']}, k = {result['top_k']}"
         yield _goal(f"steps/s {where}", "x", round(1 / result["ours_times_its_steps_s"], 3), least, at_most=False)
         yield _goal(f"p50 {where}", "x", result["its_times_our_p50"], KEYS_P50, at_most=True)
+
+
+def _nats(record: Record) -> Iterator[Record]:
+    for result in record["results"]:
+        if result["peer"] != NATS or result["top_k"] or result["transport"] not in record["settings"]["transports"]:
+            continue
+        where = f"{result['transport']}, k = 0"
+        share = round(1 / result["ours_times_its_steps_s"], 3)
+        yield _goal(f"steps/s over NATS / ZeroMQ, {where}", "x", share, NATS_STEPS_S, at_most=False)
+        late = result["latency_us"]["50"]
+        yield _goal(f"p50 of publish to delivery over NATS, {where}", "us", late, NATS_P50_US, at_most=True)
 
 
 def _scaling(record: Record) -> Iterator[Record]:

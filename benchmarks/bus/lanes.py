@@ -13,7 +13,7 @@ from benchmarks.codec.ours import message_of
 from benchmarks.workload import Step
 
 OURS, TAKEN, BY_STEPS, REMOTE = "tokenbus", "tokenbus_rows", "tokenbus_steps", "tokenbus_remote"
-KEYS = "tokenbus_keys"
+KEYS, NATS = "tokenbus_keys", "tokenbus_nats"
 PICKLE, STRUCT, RAW = "fastdeploy_pickle", "fastdeploy_sysv", "zeromq"
 TRANSPORTS = ("ipc", "tcp")
 SYSV = "sysv"
@@ -38,6 +38,12 @@ def _between(send: Any, receive: Any) -> Callable[[Pair, Order], tuple[Sent, Rec
 
 def _with_keys(pair: Pair, order: Order) -> tuple[Sent, Received]:
     return pair.turn(tokenbus.send, tokenbus.receive, replace(order, keys=pair.keys()))
+
+
+def _over_nats(pair: Pair, order: Order) -> tuple[Sent, Received]:
+    bus = pair.nats()
+    there = replace(order, address=f"{bus}/workers", clients_address=f"{bus}/clients")
+    return pair.turn(tokenbus.send, tokenbus.receive, there)
 
 
 def _relayed(pair: Pair, order: Order) -> tuple[Sent, Received]:
@@ -82,6 +88,14 @@ LANES = (
         "Tokenbus, keys",
         "the same as the first, over tcp with CURVE: each side proves its key, and what passes is encrypted",
         _with_keys,
+        _ours,
+        transports=TRANSPORTS[1:],
+    ),
+    Lane(
+        NATS,
+        "Tokenbus, NATS",
+        "the same as the first, but both connect to a nats-server process over tcp, which carries what passes",
+        _over_nats,
         _ours,
         transports=TRANSPORTS[1:],
     ),

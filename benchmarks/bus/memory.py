@@ -162,7 +162,7 @@ async def _ask(order: Order, folder: str) -> Samples:
                 pass
 
     async with Client(_settings(order, folder)) as client:
-        client.session.open_stream(came)
+        client.requests.open_stream(came)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(order.case.rows):
                 tasks.create_task(again_and_again(client))

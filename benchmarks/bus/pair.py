@@ -11,9 +11,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from benchmarks.bus.orders import Order, Received, Sent
+from benchmarks.bus.orders import Order
+from benchmarks.nats_servers import NatsServer, address_of
 from tokenbus_services.bus import Role
 from tokenbus_services.bus.allowed import new_key, write_keys
 from tokenbus_services.bus.keys import create_key, public_key
@@ -25,8 +26,9 @@ _DEADLINE_SECONDS = 3600.0
 """A million steps of memory take minutes; a process that hangs is not to hold CI for a day."""
 _EXIT_SECONDS = 10.0
 
-Send = Callable[[Order], Sent]
-Receive = Callable[[Order, Callable[[str], None]], Any]
+S = TypeVar("S")
+R = TypeVar("R")
+Receive = Callable[[Order, Callable[[str], None]], R]
 
 
 class TurnFailedError(Exception):
@@ -86,6 +88,7 @@ class Pair:
         self._folder = tempfile.TemporaryDirectory(prefix="tokenbus-bench-")
         self.sender, self.receiver = Child(first), Child(second)
         self._client: Child | None = None
+        self._nats: NatsServer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +100,8 @@ class Pair:
         for child in (self.sender, self.receiver, self._client):
             if child is not None:
                 child.close()
+        if self._nats is not None:
+            self._nats.kill()
         self._folder.cleanup()
 
     def address(self, transport: str, name: str) -> str:
@@ -112,14 +117,20 @@ class Pair:
             write_keys(folder / "allowed.toml", [new_key("bench", public_key(str(public)).decode(), roles, ["*"])])
         return str(folder)
 
-    def turn(self, send: Send, receive: Receive, order: Order) -> tuple[Sent, Received]:
+    def nats(self) -> str:
+        """Return where a nats-server process listens, on whichever core is free; raises NotRunError."""
+        if self._nats is None:
+            self._nats = NatsServer(Path(self._folder.name) / "nats")
+        return address_of([self._nats])
+
+    def turn(self, send: Callable[[Order], S], receive: Receive[R], order: Order) -> tuple[S, R]:
         """Let both do their part of one turn."""
         self.sender.begin(send, replace(order, address=self.receiver.announced(receive, order)))
         sent, received = _answers(self.sender, self.receiver)
         return sent, received
 
     def relayed(
-        self, send: Callable[[Order], Any], relay: Receive, receive: Callable[[Order], Any], order: Order
+        self, send: Callable[[Order], Any], relay: Receive[Any], receive: Callable[[Order], Any], order: Order
     ) -> tuple[Any, Any, Any]:
         """Let a third process receive what the second one relays; return what the three answer, in this order."""
         if self._client is None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.bus.lanes import KEYS, OURS, TRANSPORTS
+from benchmarks.bus.lanes import OURS, TRANSPORTS
 from benchmarks.workload import HEADLINE_ROWS, HEADLINE_TOKENS, Case
 
 RATE = 200.0
@@ -38,12 +38,12 @@ class Plan:
         return [Case(HEADLINE_ROWS, HEADLINE_TOKENS, top_k) for top_k in self.top_ks]
 
 
-def with_keys() -> Plan:
-    """Return a plan of what keys cost: the first line without and with them, over tcp."""
+def beside(lane: str) -> Plan:
+    """Return a plan of what keys cost, or NATS: the first line and that one, over tcp."""
     return Plan(
         top_ks=(0, 20),
         transports=TRANSPORTS[1:],
-        lanes=(OURS, KEYS),
+        lanes=(OURS, lane),
         scaling_steps=200,
         rows=(256,),
         tokens=(3,),

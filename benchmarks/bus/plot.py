@@ -21,6 +21,7 @@ _COLOURS = {
     "tokenbus_rows": "#56b4e9",
     "tokenbus_steps": "#0072b2",
     "tokenbus_keys": "#cc79a7",
+    "tokenbus_nats": "#27aae1",
     "tokenbus_remote": "#7a1fa2",
     "fastdeploy_sysv": "#d55e00",
     "fastdeploy_pickle": "#e69f00",

@@ -90,7 +90,7 @@ async def _receive(order: Order, settings: Settings) -> Received:
                 if not first:
                     first.append(output.target)
 
-        client.session.open_stream(came)
+        client.requests.open_stream(came)
         await asyncio.gather(*map(_ended, requests))
         cpu_ns = watch.cpu_ns
     return Received(watch.at[:-1], cpu_ns, shares_of(order, first[0]))

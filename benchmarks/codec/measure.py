@@ -40,7 +40,7 @@ def measure(case: Case, peers: Sequence[Peer], turns: int, seed: int) -> dict[st
         _check(peer, steps[0])
     random = np.random.default_rng(seed)
     samples: dict[str, list[list[int]]] = {peer.name: [] for peer in peers}
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for turn in range(turns):
             mine = [steps[(turn * STEADY + at) % STEPS] for at in range(1 + STEADY)]
             for at in random.permutation(len(peers)):
@@ -55,7 +55,7 @@ def measure_stages(case: Case, turns: int, seed: int) -> dict[str, float]:
     steps = make_steps(case, STEPS, seed)
     queues: Queues = {key: deque() for step in steps for key in step.keys}
     samples = []
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for number in range(turns * STEADY):
             step = steps[number % STEPS]
             samples.append(staged(step, queues))
@@ -88,7 +88,7 @@ def _timed(peer: Peer, step: Step, queues: Queues) -> int:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Collect before, not during: otherwise whoever runs when it is due pays for what the others left."""
     was_enabled = gc.isenabled()
     gc.collect()

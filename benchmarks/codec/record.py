@@ -4,15 +4,17 @@ from collections.abc import Callable
 
 from benchmarks.codec.lineup import PEERS, lineup
 from benchmarks.codec.measure import STEADY, STEPS, Timing, measure, measure_stages
+from benchmarks.codec.rows import DECODED, LISTS, READ, ROWS, measure_rows, readers
 from benchmarks.machine import Placement, description, on_cores
 from benchmarks.outputs import Record
-from benchmarks.workload import MIXED, Case, cases
+from benchmarks.workload import HEADLINE_TOKENS, MIXED, TOP_KS, Case, cases
 
 OURS = "ours"
 _OURS_LISTS = "ours_lists"
 _SYSV, _VLLM, _VLLM_SHAPE, _VLLM_PROCESSED = "fastdeploy_sysv", "vllm", "vllm_shape", "vllm_processed"
 _ZEROMQ, _ZEROMQ_ELSEWHERE = "zeromq", "zeromq_other_core"
 _SYSV_GOAL, _VLLM_GOAL, _ZEROMQ_GOAL, _BYTES_GOAL = 16, 60, 3, 20
+_ONE_ROW_GOAL, _ROW_GOAL, _LISTS_GOAL = 15, 1, 2
 _OTHER_SIZES_SHARE = 4
 
 
@@ -29,6 +31,11 @@ def run(*, quick: bool, turns: int, seed: int, progress: Callable[[str], None]) 
             results.append(_result(case, measure(case, peers, share, seed), share))
             if case.is_headline:
                 stages.append({"top_k": case.top_k_name, "us": measure_stages(case, turns, seed)})
+        rows = []
+        for case in (Case(count, HEADLINE_TOKENS, top_k) for count in ROWS for top_k in TOP_KS):
+            progress(f"rows of {case.rows} x {case.tokens_per_row}, k = {case.top_k_name}")
+            rows.append({"rows": case.rows, "top_k": case.top_k_name, "us": measure_rows(case, peers, turns, seed)})
+        labels = {line.name: line.label for line in readers(peers)}
     return {
         "benchmark": "codec",
         "machine": description(placement, vllm=_VLLM not in absent),
@@ -54,7 +61,12 @@ def run(*, quick: bool, turns: int, seed: int, progress: Callable[[str], None]) 
         ],
         "results": results,
         "stages": stages,
-        "goals": [goal for result in results if _is_headline(result) for goal in goals_of(result)],
+        "rows": rows,
+        "row_labels": labels,
+        "goals": [
+            *(goal for result in results if _is_headline(result) for goal in goals_of(result)),
+            *(goal for result in rows for goal in _row_goals(result)),
+        ],
     }
 
 
@@ -102,6 +114,24 @@ def goals_of(result: Record) -> list[Record]:
     ]
     if result["top_k"] == "0":
         goals.append(_at_most("bytes a token", peers[OURS]["bytes_per_token"], _BYTES_GOAL))
+    return [{"top_k": result["top_k"], **goal} for goal in goals]
+
+
+def _row_goals(result: Record) -> list[Record]:
+    if result["top_k"] == "mixed":
+        return []
+    taken, vllm = result["us"], f"{DECODED}_{_VLLM_SHAPE}"
+    goals = (
+        [
+            _at_most("one row: decode, rows (us)", taken[DECODED], _ONE_ROW_GOAL),
+            _at_most("one row: vLLM shape / that", taken[vllm] / taken[DECODED], None),
+        ]
+        if result["rows"] == 1
+        else [
+            _at_most("of 256: a row (us)", taken[READ], _ROW_GOAL),
+            _at_most("of 256: a row as lists (us)", taken[LISTS], _LISTS_GOAL),
+        ]
+    )
     return [{"top_k": result["top_k"], **goal} for goal in goals]
 
 

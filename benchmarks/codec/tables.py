@@ -14,7 +14,7 @@ _LABEL, _CELL, _NARROW = 26, 20, 9
 
 def render(record: Record, paint: Paint) -> str:
     """Return the whole report."""
-    parts = [_machine, _headline, _first, _spread, _goals, _stages, _sizes, _notes]
+    parts = [_machine, _headline, _first, _spread, _rows, _goals, _stages, _sizes, _notes]
     return "\n\n".join("\n".join(part(record, paint)) for part in parts)
 
 
@@ -68,6 +68,21 @@ def _by_peer(record: Record, paint: Paint, what: str, cell: Callable[[Record], s
             continue
         line = label + "".join(cell(result["peers"][peer["name"]]).rjust(_CELL) for result in results)
         yield paint.good(line) if peer["name"] == OURS else line
+
+
+def _rows(record: Record, paint: Paint) -> Iterator[str]:
+    for count in dict.fromkeys(result["rows"] for result in record["rows"]):
+        mine = [result for result in record["rows"] if result["rows"] == count]
+        yield paint.title(f"{count} row{'s' * (count > 1)} x 3 tokens, read: microseconds a row")
+        yield " " * _LABEL + "".join(f"k = {result['top_k']}".rjust(_CELL) for result in mine)
+        for name, label in record["row_labels"].items():
+            yield f"{label:<{_LABEL}}" + "".join(f"{result['us'][name]:,.2f}".rjust(_CELL) for result in mine)
+    text = (
+        "Of each row the key, position, status, token ids, logprobs and ranks are read; as lists: lists of the last "
+        "three and of its alternatives are made. rows: of a batch that was decoded before. Of vLLM's outputs the "
+        "request id, the list of ids, the reason and the arrays are read."
+    )
+    yield from textwrap.wrap(text, _WIDTH)
 
 
 def _goals(record: Record, paint: Paint) -> Iterator[str]:

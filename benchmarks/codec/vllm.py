@@ -14,7 +14,9 @@ from benchmarks.errors import NotRunError
 from benchmarks.workload import Array, Share, Step
 
 
-class _PerRequest(Peer):
+class PerRequest(Peer):
+    """A message of one struct a request."""
+
     def __init__(self) -> None:
         """Start without arrays."""
         self._arrays: dict[int, tuple[Array, Array, Array]] = {}
@@ -54,6 +56,19 @@ class _PerRequest(Peer):
             queues[output.request_id].append(output)
         return sum(memoryview(frame).nbytes for frame in frames)
 
+    def encoded(self, step: Step) -> list[Any]:
+        """Return the frames of a prepared step."""
+        raise NotImplementedError
+
+    def decoded(self, frames: list[Any]) -> Sequence[Any]:
+        """Return each request's output."""
+        raise NotImplementedError
+
+    def carry(self, step: Step, queues: Queues) -> int:
+        """Slice, encode, decode, deliver."""
+        frames = self.encoded(step)
+        return self._handed_out(frames, self.decoded(frames), queues)
+
     def plain(self, delivered: EngineCoreOutput, top_k: int) -> Share:
         """Read a request's output."""
         if delivered.new_logprobs is None:
@@ -68,7 +83,7 @@ class _PerRequest(Peer):
         )
 
 
-class MsgspecShape(_PerRequest):
+class MsgspecShape(PerRequest):
     """vLLM's shape on msgspec."""
 
     name = "vllm_shape"
@@ -85,14 +100,17 @@ class MsgspecShape(_PerRequest):
         super().__init__()
         self._codec = ArrayCodec(EngineCoreOutputs)
 
-    def carry(self, step: Step, queues: Queues) -> int:
-        """Slice, encode, decode, deliver."""
+    def encoded(self, step: Step) -> list[Any]:
+        """Slice and encode."""
         outputs = self._sliced(step, EngineCoreOutput, LogprobsLists)
-        frames = self._codec.encode(EngineCoreOutputs(outputs=outputs, timestamp=float(step.number)))
-        return self._handed_out(frames, self._codec.decode(frames).outputs, queues)
+        return self._codec.encode(EngineCoreOutputs(outputs=outputs, timestamp=float(step.number)))
+
+    def decoded(self, frames: list[Any]) -> Sequence[Any]:
+        """Decode."""
+        return self._codec.decode(frames).outputs
 
 
-class Installed(_PerRequest):
+class Installed(PerRequest):
     """vLLM's own classes."""
 
     name = "vllm"
@@ -109,15 +127,15 @@ class Installed(_PerRequest):
         self._encoder = serial.MsgpackEncoder()
         self._decoder = serial.MsgpackDecoder(self._engine.EngineCoreOutputs)
 
-    def carry(self, step: Step, queues: Queues) -> int:
-        """Slice, encode, decode, deliver."""
-        frames, outputs = self._carried(step)
-        return self._handed_out(frames, outputs, queues)
-
-    def _carried(self, step: Step) -> tuple[Sequence[Any], Iterable[Any]]:
+    def encoded(self, step: Step) -> list[Any]:
+        """Slice and encode."""
         outputs = self._sliced(step, self._engine.EngineCoreOutput, self._lists)
-        frames = self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs))
-        return frames, self._decoder.decode(frames).outputs
+        return list(self._encoder.encode(self._engine.EngineCoreOutputs(outputs=outputs)))
+
+    def decoded(self, frames: list[Any]) -> Sequence[Any]:
+        """Decode."""
+        outputs: Sequence[Any] = self._decoder.decode(frames).outputs
+        return outputs
 
 
 class InstalledToItsEnd(Installed):
@@ -156,8 +174,8 @@ class InstalledToItsEnd(Installed):
 
     def carry(self, step: Step, queues: Queues) -> int:
         """Slice, encode, decode, process, deliver."""
-        frames, outputs = self._carried(step)
-        for output in outputs:
+        frames = self.encoded(step)
+        for output in self.decoded(frames):
             processor = self._processors[output.request_id]
             processor.logprobs = []
             processor.update_from_output(output)

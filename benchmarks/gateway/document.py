@@ -15,7 +15,8 @@ for 256 tokens again and again, beginning and ending at all times; the ngram eng
 processor, gateway and the clients are processes that share this machine's cores. "Of none" is the rate of tokens by
 that of the same pace without logprobs, whose rounds are taken in turn with the others'; "to the socket" is from a row's
 publication by the worker until the gateway has written it to its client's socket, for all rows of the time that was
-measured; "gateway CPU" is of one core.
+measured; "CPU" is of one core, all processes of the gateway together, and "a token" is that time for each
+token, with a 256th of what a request costs.
 
 The paces are what an engine on a GPU does with a batch of 256 (20 to 80 steps a second); "as fast as it can" is the
 ngram engine without a pace: then the engine, which needs a few microseconds a token, takes part in a contest for the

@@ -24,19 +24,25 @@ class Figures(NamedTuple):
     """What came of one mode at one pace."""
 
     pace: int
+    processes: int
     mode: str
     tokens_per_second: float
     of_none: float
     megabytes_per_second: float
     gateway_cpu: float
+    """Cores that all of its processes took together."""
+    token_us: float
+    """Processor time of all its processes for one token, in microseconds."""
     p50_ms: float
     p99_ms: float
 
 
-def measure(pace: int, modes: dict[str, dict[str, Any]], rounds: int, seconds: float) -> list[Figures]:
-    """Return what each mode does at a pace; their rounds are taken in turn."""
+def measure(
+    pace: int, modes: dict[str, dict[str, Any]], rounds: int, seconds: float, gateways: int = 1
+) -> list[Figures]:
+    """Return what each mode does at a pace with so many processes; the rounds of the modes are taken in turn."""
     samples: dict[str, list[Sample]] = {mode: [] for mode in modes}
-    with running(pace) as (address, load):
+    with running(pace, gateways) as (address, load):
         for _ in range(rounds):
             for mode, request in modes.items():
                 load.ask(request)
@@ -54,8 +60,10 @@ def measure(pace: int, modes: dict[str, dict[str, Any]], rounds: int, seconds: f
             for bound, count in sample.waits.items():
                 waits[bound] = waits.get(bound, 0) + count
         rate, megabytes, cpu = (statistics.median(values) for values in list(zip(*taken, strict=True))[:3])
+        cost = statistics.median(each.gateway_cpu / each.tokens_per_second for each in taken) * 1e6
         quantiles = quantile(waits, 0.5) * 1e3, quantile(waits, 0.99) * 1e3
-        found.append(Figures(pace, mode, rate, statistics.median(ratios), megabytes, cpu, *quantiles))
+        ratio = statistics.median(ratios)
+        found.append(Figures(pace, gateways, mode, rate, ratio, megabytes, cpu, cost, *quantiles))
     return found
 
 
@@ -72,9 +80,9 @@ def quantile(waits: dict[float, float], share: float) -> float:
 
 
 def _round(address: str, load: Load, request: dict[str, Any], seconds: float) -> Sample:
-    before, began = _metrics(address), load.ask(request)
+    before, began = metrics_of(address), load.ask(request)
     time.sleep(seconds)
-    after, ended = _metrics(address), load.ask(request)
+    after, ended = metrics_of(address), load.ask(request)
     took = after["at"] - before["at"]
     name = "tokenbus_gateway_socket_latency_seconds_bucket"
     waits = {
@@ -90,7 +98,8 @@ def _round(address: str, load: Load, request: dict[str, Any], seconds: float) ->
     )
 
 
-def _metrics(address: str) -> dict[str, float]:
+def metrics_of(address: str) -> dict[str, float]:
+    """Return the gateway's metrics, and when they were `at`."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
     pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))

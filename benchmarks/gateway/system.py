@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,11 @@ class Load:
         """Connect them."""
         command = [sys.executable, "-m", "benchmarks.gateway.clients", *address.rsplit(":", 1)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def pid(self) -> int:
+        """Their process."""
+        return self._process.pid
 
     def ask(self, request: dict[str, Any] | None) -> dict[str, float]:
         """Ask for something from now on, and return what came so far."""
@@ -46,8 +52,8 @@ class Load:
 
 
 @contextmanager
-def running(pace: int) -> Iterator[tuple[str, Load]]:
-    """Run a processor, a worker and a gateway, and the clients."""
+def running(pace: int, gateways: int = 1) -> Iterator[tuple[str, Load]]:
+    """Run a processor, a worker and a gateway of so many processes, and the clients."""
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENBUS_")} | {
             "TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc://{folder}/w",
@@ -61,18 +67,18 @@ def running(pace: int) -> Iterator[tuple[str, Load]]:
         commands = [
             ["processor"],
             ["worker", "--max-running", str(CONNECTIONS), "--steps-per-second", str(pace)],
-            ["gateway"],
+            ["gateway", "--processes", str(gateways)],
         ]
         processes = []
         with log.open("w") as file:
             for command in commands:
-                output = file if command == ["gateway"] else subprocess.DEVNULL
+                output = file if command[0] == "gateway" else subprocess.DEVNULL
                 processes.append(
                     subprocess.Popen([*tokenbus(), *command], env=environment, stdout=output, stderr=output)
                 )
         load = None
         try:
-            address = _listening(log)
+            address = listening_at(log)
             load = Load(address)
             yield address, load
         finally:
@@ -83,10 +89,23 @@ def running(pace: int) -> Iterator[tuple[str, Load]]:
                 process.wait()
 
 
-def _listening(log: Path) -> str:
+def listening_at(log: Path) -> str:
+    """Return HOST:PORT of a gateway, once its log says it."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if found := re.search(r'"listening".*"http://([^"]+)"', log.read_text()):
             return found[1]
         time.sleep(0.05)
     raise SystemExit(f"the gateway did not listen; it wrote:\n{log.read_text()}")
+
+
+def until_ready(address: str) -> None:
+    """Wait until a gateway's requests find a worker."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://{address}/readyz", timeout=PATIENCE):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise SystemExit(f"the gateway finds no worker within {PATIENCE:g} s")

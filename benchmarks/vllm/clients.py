@@ -154,7 +154,7 @@ async def main() -> None:
 def _loop() -> asyncio.AbstractEventLoop:
     """Return the fastest event loop that is there: vLLM brings one."""
     try:
-        import uvloop  # type: ignore[import-not-found]  # noqa: PLC0415 - only where vLLM is
+        import uvloop  # noqa: PLC0415 - only where vLLM is, or the tools
     except ImportError:
         return asyncio.new_event_loop()
     made: asyncio.AbstractEventLoop = uvloop.new_event_loop()

@@ -11,11 +11,11 @@ from typing import Any
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.outputs import Record, progress
+from benchmarks.processes import seconds, spent
 from benchmarks.vllm import answers
 from benchmarks.vllm.cells import PATHS, Cell, bodies
 from benchmarks.vllm.clients import Answer
 from benchmarks.vllm.goals import goals_of
-from benchmarks.vllm.processes import seconds, spent
 from benchmarks.vllm.samples import Sample, as_record, median, sample
 from benchmarks.vllm.systems import ROOT, VLLM, Plan, System, environment_of, running
 

@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.outputs import Record
+from benchmarks.processes import MODEL
 from benchmarks.vllm.cells import COMPLETIONS
-from benchmarks.vllm.processes import MODEL
 from benchmarks.vllm.systems import TOKENBUS, VLLM
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.errors import WrongDeliveryError
+from benchmarks.processes import MODEL, Seconds
 from benchmarks.vllm.clients import Answer
-from benchmarks.vllm.processes import MODEL, Seconds
 
 _MILLISECONDS = 1e3
 _MICROSECONDS = 1e6

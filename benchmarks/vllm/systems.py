@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.errors import NotRunError
 from benchmarks.outputs import progress
+from benchmarks.processes import below
 from benchmarks.programs import tokenbus
-from benchmarks.vllm.processes import below
 
 VLLM, TOKENBUS = "vLLM", "Tokenbus"
 ROOT = Path(__file__).resolve().parents[2]

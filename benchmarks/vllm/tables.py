@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from benchmarks.outputs import Record
 from benchmarks.paint import Paint
-from benchmarks.vllm.processes import MODEL
+from benchmarks.processes import MODEL
 from benchmarks.vllm.systems import TOKENBUS, VLLM
 
 _SYSTEMS = (VLLM, TOKENBUS)

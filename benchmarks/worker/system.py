@@ -34,7 +34,7 @@ async def _rate(settings: Settings, top_logprobs: int | None, seconds: float) ->
             first.set()
 
     async with Client(settings) as client:
-        client.session.open_stream(came)
+        client.requests.open_stream(came)
         asking = [asyncio.create_task(_ask_on(client, number, top_logprobs, stop)) for number in range(REQUESTS)]
         await first.wait()
         await asyncio.sleep(_WARM_SECONDS)

@@ -1,6 +1,6 @@
 """The contract of Tokenbus: a step's tokens and logprobs as one versioned, bounded protobuf message."""
 
-from tokenbus_contracts.batch import LogprobBatch, Row
+from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.codec import decode, encode
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import (
@@ -13,6 +13,7 @@ from tokenbus_contracts.generated.enums import (
 )
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.rows import Row
 
 __all__ = [
     "BatchHeader",

@@ -1,50 +1,25 @@
 """LogprobBatch: one step's tokens as columns."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_contracts.columns import MessageColumns
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.fitting import fitted, kind_of
-from tokenbus_contracts.generated.enums import RowStatus, Scoring
+from tokenbus_contracts.generated.enums import RowStatus
 from tokenbus_contracts.header import BatchHeader
 from tokenbus_contracts.layout import Index, Layout
+from tokenbus_contracts.rows import OnlyRow, Row, Rows
 from tokenbus_contracts.schema import COLUMN, COLUMNS
 
 _TYPES = [(column.name, column.dtype) for column in COLUMNS]
-_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # by value, of which none is left out
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
 """What the column `stops` has for a stop token, and for the first stop text; those of the others follow."""
 _set = object.__setattr__  # a batch's own is for others, and refuses
-
-
-class Row(NamedTuple):
-    """One request's share of a batch; the arrays are views of the batch's columns.
-
-    `logprobs` and `ranks` are empty where the row is not scored; the alternatives are one line a token. `stop` says
-    which of its request's own stops ended it, as the column `stops` has it; 0: none, or not known.
-
-    Example:
-        async with tokenbus.connect(address) as client:
-            async for row in client.generate([1, 2, 3], max_tokens=4, top_logprobs=0).rows():
-                print(row.position, row.token_ids.tolist(), row.logprobs.tolist())
-    """
-
-    key: int
-    batch_index: int
-    position: int
-    status: RowStatus
-    draft_token_count: int
-    scoring: Scoring
-    token_ids: npt.NDArray[np.uint32]
-    logprobs: npt.NDArray[np.float32]
-    ranks: npt.NDArray[np.uint32]
-    alternative_token_ids: npt.NDArray[np.uint32]
-    alternative_logprobs: npt.NDArray[np.float32]
-    proposal_token_ids: npt.NDArray[np.uint32]
-    stop: int
 
 
 class LogprobBatch:
@@ -67,9 +42,11 @@ class LogprobBatch:
             print(row.key, row.token_ids, row.logprobs)
     """
 
-    __slots__ = ("_layout", "header", *(column.name for column in COLUMNS))
+    __slots__ = ("_layout", "_message", "_rows", "header", *(column.name for column in COLUMNS))
 
-    _layout: Layout | None
+    _layout: Layout
+    _message: MessageColumns | None
+    _rows: Rows | OnlyRow
     header: BatchHeader
     request_keys: npt.NDArray[np.uint64]
     batch_indices: npt.NDArray[np.uint32]
@@ -131,27 +108,41 @@ class LogprobBatch:
             stops,
         )
         _set(self, "header", header)
-        _set(self, "_layout", None)
-        for (name, dtype), values in zip(_TYPES, given, strict=True):
-            fits = type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1
-            _set(self, name, values if fits else fitted(COLUMN[name], values))
+        _set(self, "_message", None)
+        for (set_column, name, dtype), values in zip(_SLOTS, given, strict=True):
+            if type(values) is np.ndarray and values.dtype is dtype and values.ndim == 1:
+                set_column(self, values)
+            else:
+                set_column(self, fitted(COLUMN[name], values))
 
     @classmethod
     def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> Self:
         """Make a batch of all its columns, each an array of its column's own type."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
-        _set(batch, "_layout", None)
+        _set(batch, "_message", None)
         for name, values in columns.items():
             _set(batch, name, values)
         return batch
 
+    @classmethod
+    def of_message(cls, header: BatchHeader, columns: MessageColumns) -> Self:
+        """Make a batch of a message that is known to be valid; a column becomes an array when it is first read."""
+        batch = cls.__new__(cls)
+        _set(batch, "header", header)
+        _set(batch, "_message", columns)
+        return batch
+
     def headed(self, header: BatchHeader) -> Self:
         """Return the same columns under another header."""
+        if self._message is not None:
+            return self.of_message(header, self._message)
         batch = type(self).__new__(type(self))
-        for name in self.__slots__:
-            _set(batch, name, getattr(self, name))
         _set(batch, "header", header)
+        _set(batch, "_message", None)
+        # The columns alone: reading the layout or the rows would make them, for a batch that may never need them.
+        for (set_column, _, _), values in zip(_SLOTS, _VALUES(self), strict=True):
+            set_column(batch, values)
         return batch
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -195,37 +186,18 @@ class LogprobBatch:
     def has_consistent_lengths(self) -> bool:
         """Return whether every column is as long as the counts demand; if not, elements cannot be assigned to rows."""
         try:
-            self._laid_out()
+            self._layout  # noqa: B018 - making it compares them
         except ContractError:
             return False
         return True
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows in the order of the columns."""
-        return map(self.row, range(self.row_count))
+        return iter(self._rows)
 
     def row(self, index: int) -> Row:
-        """Return one row, by its place in the columns."""
-        if not 0 <= index < self.row_count:
-            raise IndexError(f"row {index} of a batch of {self.row_count}")
-        place = self._laid_out().rows[index]
-        top_k = int(self.top_ks[index])
-        table = (-1, top_k) if top_k else (int(self.token_counts[index]), 0)
-        return Row(
-            int(self.request_keys[index]),
-            int(self.batch_indices[index]),
-            int(self.positions[index]),
-            _STATUSES[self.statuses[index]],
-            int(self.draft_token_counts[index]),
-            _SCORINGS[self.scorings[index]],
-            self.token_ids[place.tokens],
-            self.logprobs[place.scored_tokens],
-            self.ranks[place.scored_tokens],
-            self.alternative_token_ids[place.alternatives].reshape(table),
-            self.alternative_logprobs[place.alternatives].reshape(table),
-            self.proposal_token_ids[place.proposals],
-            self.stop(index) if self.stops.size else 0,
-        )
+        """Return one row, by its place in the columns; IndexError: it is not there."""
+        return self._rows.row(index)
 
     def stop(self, index: int) -> int:
         """Return which of its request's own stops ended a row, by its place in the columns; 0: none, or not known."""
@@ -247,12 +219,15 @@ class LogprobBatch:
             places = np.zeros(0, np.intp)
         if places.dtype.kind not in "iu" or places.ndim != 1:
             raise ContractError("rows", "places in the columns", kind_of(places), rule=Rule.TYPE)
+        header = self.header._replace(selection=True)
+        if (found := self._selected(places.astype(np.intp), header)) is not None:
+            return found
         if places.size and not 0 <= int(places.min()) <= int(places.max()) < self.row_count:
             beyond = int(places.min()) if int(places.min()) < 0 else int(places.max())
             raise ContractError("rows", f"places from 0 to {self.row_count - 1}", beyond, rule=Rule.MAX)
         if np.unique(places).size != places.size:
             raise ContractError("rows", "each place once", "one of them twice", rule=Rule.UNIQUE)
-        return self._gathered(places.astype(np.intp), self.header._replace(selection=True))
+        return self._gathered(places.astype(np.intp), header)
 
     def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Self:
         """Return the batch with each row's tokens from one place to before another alone, everything of them together.
@@ -265,7 +240,7 @@ class LogprobBatch:
             raise ContractError("begins", f"{self.row_count} places, one for each row", first.size, rule=Rule.LENGTH)
         if not bool(((first >= 0) & (first <= last) & (last <= self.token_counts)).all()):
             raise ContractError("begins", "places in order within each row's tokens", "others", rule=Rule.MAX)
-        kept = self._taken(self._laid_out().elements_between(first, last), self.header)
+        kept = self._taken(self._layout.elements_between(first, last), self.header)
         _set(kept, "positions", self.positions + first.astype(np.uint32))
         _set(kept, "token_counts", (last - first).astype(np.uint8))
         return kept
@@ -280,18 +255,47 @@ class LogprobBatch:
         return cls.of_views(header, columns).in_batch_order()
 
     def _gathered(self, rows: Index, header: BatchHeader) -> Self:
-        """Return a batch of these rows in this order."""
-        return self._taken(self._laid_out().elements(rows), header)
+        """Return a batch of these rows in this order, each of them there and named once."""
+        found = self._selected(rows, header)
+        return self._taken(self._layout.elements(rows), header) if found is None else found
+
+    def _selected(self, rows: Index, header: BatchHeader) -> Self | None:
+        """Return the same from a message that is still there, or None."""
+        columns = None if self._message is None else self._message.select(rows)
+        return None if columns is None else self.of_message(header, columns)
 
     def _taken(self, elements: dict[int, Index], header: BatchHeader) -> Self:
         """Return a batch of these elements: the only code that moves columns, and it moves them all."""
         taken = {column.name: getattr(self, column.name)[elements[column.length]] for column in COLUMNS}
         return self.of_views(header, taken)
 
-    def _laid_out(self) -> Layout:
-        if self._layout is None:
-            _set(self, "_layout", Layout(self))
-        return self._layout  # type: ignore[return-value]
+    if not TYPE_CHECKING:  # to mypy, a name that it does not know is a mistake
+
+        def __getattr__(self, name: str) -> object:
+            """Make what is made when it is first read: a column's view of the message, the layout, the rows."""
+            if name in COLUMN:
+                made: object = self._message.array(name)
+            elif name == "_layout":
+                made = Layout(self)
+            elif name == "_rows":
+                made = self._made_rows()
+            else:
+                raise AttributeError(f"a batch has no {name}", name=name, obj=self)
+            _set(self, name, made)
+            return made
+
+    def _made_rows(self) -> Rows | OnlyRow:
+        if self._message is not None:
+            if self._message.row_count == 1:
+                return OnlyRow(self._message)
+            return Rows(self._message.array, self._message.numbers)
+        self._layout  # noqa: B018 - a ContractError where the columns are not as long as the counts say
+        return Rows(self.__getattribute__, lambda name: getattr(self, name).tolist())
+
+
+_SLOTS = [(LogprobBatch.__dict__[name].__set__, name, dtype) for name, dtype in _TYPES]
+"""What sets each column; `_set` would look each up by its name."""
+_VALUES = attrgetter(*(name for name, _ in _TYPES))
 
 
 def _no_stops(batch: LogprobBatch) -> npt.NDArray[np.uint8]:

@@ -1,12 +1,13 @@
 """What all rows of a batch have in common, as a plain tuple with names."""
 
-from operator import index
+from collections.abc import Sequence
+from operator import attrgetter, index, itemgetter
 from typing import Any, NamedTuple
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.generated.enums import BatchKind, SpeculativeMethod, StepPhase, ValueKind
 from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader as HeaderMessage
-from tokenbus_contracts.schema import MAJOR, MINOR
+from tokenbus_contracts.schema import HEADER, MAJOR, MINOR
 
 
 class BatchHeader(NamedTuple):
@@ -43,39 +44,74 @@ class BatchHeader(NamedTuple):
 
 def to_wire(header: BatchHeader) -> bytes:
     """Return the header's bytes, or a ContractError for a value that its field cannot hold."""
+    fields: dict[str, Any] = dict(zip(_FIELDS, header, strict=True))
     try:
-        return HeaderMessage(**header._asdict()).SerializeToString(deterministic=True)
+        return HeaderMessage(**fields).SerializeToString(deterministic=True)
     except (TypeError, ValueError):
         raise misfit(header) from None
 
 
 def from_message(message: HeaderMessage) -> BatchHeader:
     """Return the header that the generated class read."""
-    # By position: this is on every message's way, and keywords cost as much again.
-    return BatchHeader(
-        message.worker_id,
-        message.epoch,
-        message.sequence,
-        message.step,
-        message.step_rows,
-        message.part_index,
-        message.part_count,
-        message.selection,
-        _KINDS.get(message.kind, message.kind),  # type: ignore[arg-type]
-        _PHASES.get(message.phase, message.phase),  # type: ignore[arg-type]
-        _METHODS.get(message.method, message.method),
-        _VALUE_KINDS.get(message.value_kind, message.value_kind),  # type: ignore[arg-type]
-        message.tp_rank,
-        message.dp_rank,
-        message.vocabulary_size,
-        message.weight_version,
-        message.produced_at_ns,
-        message.draft_follows,
-        message.schema_major,
-        message.schema_minor,
+    return _named(*_ATTRIBUTES(message))
+
+
+def from_values(values: Sequence[int], worker_id: str) -> BatchHeader:
+    """Return the header whose values are given by the numbers of their fields, and its text."""
+    return _named(worker_id, *_NUMBERED(values))
+
+
+def _named(  # noqa: PLR0913, PLR0917 - as the header itself
+    worker_id: str,
+    epoch: int,
+    sequence: int,
+    step: int,
+    step_rows: int,
+    part_index: int,
+    part_count: int,
+    selection: int,
+    kind: int,
+    phase: int,
+    method: int,
+    value_kind: int,
+    tp_rank: int,
+    dp_rank: int,
+    vocabulary_size: int,
+    weight_version: int,
+    produced_at_ns: int,
+    draft_follows: int,
+    schema_major: int,
+    schema_minor: int,
+) -> BatchHeader:
+    # On every message's way: keywords, or the named tuple's own constructor, would cost as much again.
+    values = (
+        worker_id,
+        epoch,
+        sequence,
+        step,
+        step_rows,
+        part_index,
+        part_count,
+        selection != 0,
+        _KINDS.get(kind, kind),
+        _PHASES.get(phase, phase),
+        _METHODS.get(method, method),
+        _VALUE_KINDS.get(value_kind, value_kind),
+        tp_rank,
+        dp_rank,
+        vocabulary_size,
+        weight_version,
+        produced_at_ns,
+        draft_follows != 0,
+        schema_major,
+        schema_minor,
     )
+    return tuple.__new__(BatchHeader, values)
 
 
+_FIELDS = BatchHeader._fields
+_ATTRIBUTES = attrgetter(*_FIELDS)
+_NUMBERED = itemgetter(*(HEADER.fields_by_name[name].number for name in BatchHeader._fields[1:]))
 # A look-up in a dict costs a tenth of calling the enum.
 _KINDS = {int(value): value for value in BatchKind}
 _PHASES = {int(value): value for value in StepPhase}

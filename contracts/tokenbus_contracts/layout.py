@@ -1,6 +1,6 @@
 """Ragged columns: which elements of a column belong to which rows."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +24,14 @@ _STOPPED_ROWS = ColumnLength.COLUMN_LENGTH_STOPPED_ROWS
 _NONE = np.zeros(0, np.intp)
 
 
-class RowPlace(NamedTuple):
-    """Where one row's elements are in the ragged columns."""
-
-    tokens: slice
-    scored_tokens: slice
-    alternatives: slice
-    proposals: slice
-
-
 class Layout:
     """Where each row's elements begin in each kind of column; a ContractError if a column is not as long as counted."""
 
-    __slots__ = ("_per_token", "_rows", "_starts")
+    __slots__ = ("_per_token", "_starts")
 
     def __init__(self, batch: "LogprobBatch") -> None:
         """Count, and compare with what is there."""
         rows = batch.row_count
-        self._rows: list[RowPlace] | None = None
         _check_lengths(batch, {_ROWS: rows})
         counts = batch.token_counts.astype(np.intp)
         # How many elements a token has in each kind of column, row by row.
@@ -58,15 +48,6 @@ class Layout:
         if batch.stops.size:
             self._starts[_STOPPED_ROWS] = _starts_of((batch.statuses == RowStatus.FINISHED_STOP).astype(np.intp))
         _check_lengths(batch, {length: int(starts[-1]) for length, starts in self._starts.items()})
-
-    @property
-    def rows(self) -> list[RowPlace]:
-        """Where each row's elements are; worked out for all of them at once when the first is asked for."""
-        if self._rows is None:
-            lists = [self._starts[length].tolist() for length in (_TOKENS, _SCORED_TOKENS, _ALTERNATIVES, _PROPOSALS)]
-            spans = [list(map(slice, starts, starts[1:])) for starts in lists]
-            self._rows = list(map(RowPlace, *spans))
-        return self._rows
 
     def elements(self, rows: Index) -> dict[int, Index]:
         """Return where the elements of some rows are, in the order in which the rows are named, by kind of length."""

@@ -5,6 +5,7 @@ order. Every other encoding of a batch is left to the generated classes, in `for
 """
 
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from tokenbus_contracts.limits import Limits
 from tokenbus_contracts.schema import COLUMNS, HEADER_KEY, NO_COLUMNS, ONE_BYTE_VARINT_END
 
 # What the loops below need of each column, laid out flat: they run for every message.
-_TO_WRITE = [(column.name, column.key) for column in COLUMNS]
+_KEYS = [column.key for column in COLUMNS]
+_VALUES = attrgetter(*(column.name for column in COLUMNS))
 _TO_READ = {column.key: (column.name, column.dtype, column.item_bytes, column.max_wire_items) for column in COLUMNS}
 _MAX_ITEMS = {column.name: column.max_items for column in COLUMNS}
 _PREFIXES_KEPT = 4096
@@ -32,19 +34,22 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
     """Return a batch's bytes, unchecked, or a ContractError if they would be more than the limit."""
     header = to_wire(batch.header)
     pieces: list[Any] = [prefix_of(HEADER_KEY, len(header)), header]
-    size = len(pieces[0]) + len(header)
-    for name, key in _TO_WRITE:
-        values = getattr(batch, name)
+    size, most = len(pieces[0]) + len(header), limits.max_message_bytes
+    message = batch._message  # noqa: SLF001 - its columns are written already
+    if message is not None:
+        pieces.append(fields := message.fields())
+        size += len(fields)
+    for key, values in zip(_KEYS, _VALUES(batch), strict=True) if message is None else ():
         length = values.nbytes
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
             # Nothing is copied from the column on that would not fit; the sizes of the others still count.
-            if size <= limits.max_message_bytes:
+            if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
-    if size > limits.max_message_bytes:
-        raise ContractError("message", limits.max_message_bytes, size, rule=Rule.BYTES)
+    if size > most:
+        raise ContractError("message", most, size, rule=Rule.BYTES)
     return b"".join(pieces)
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.delivery import RequestFailedError, Step
+    from tokenbus_services.durable_log.reader import LogItem, read_log
+    from tokenbus_services.durable_log.stream import LogError
     from tokenbus_services.offline import LLM, Output, Outputs
     from tokenbus_services.processor import Processor
     from tokenbus_services.settings import Settings, SettingsError
@@ -75,6 +77,8 @@ __all__ = [
     "Generate",
     "Generation",
     "Limits",
+    "LogError",
+    "LogItem",
     "LogprobBatch",
     "NotRunningError",
     "Output",
@@ -106,6 +110,7 @@ __all__ = [
     "connect",
     "decode",
     "encode",
+    "read_log",
     "run_engine",
     "token_logprobs",
 ]
@@ -119,6 +124,8 @@ _HOMES = {
     "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream StructuredOutput Token "
     "connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
+    "tokenbus_services.durable_log.reader": "LogItem read_log",
+    "tokenbus_services.durable_log.stream": "LogError",
     "tokenbus_services.offline": "LLM Output Outputs",
     "tokenbus_services.processor": "Processor",
     "tokenbus_services.settings": "Settings SettingsError",

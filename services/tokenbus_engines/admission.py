@@ -20,12 +20,12 @@ _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 256, 64
 """The contract's own bounds."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
-    *("include_stop_string", "cache_salt"),
+    *("include_stop_string", "include_special_tokens", "cache_salt"),
 })  # fmt: skip
 """The sampling parameters of an engine that chooses tokens, ends requests at stops, and caches no prompts.
 
-`include_stop_string` changes the text that a client makes of the tokens, and not the tokens; without a cache,
-`cache_salt` changes nothing.
+`include_stop_string` changes the text that a client makes of the tokens, and not the tokens. Where special tokens have
+no text, `include_special_tokens` changes nothing; without a cache, `cache_salt` does not.
 """
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
 """What changes nothing where that is not zero, false or empty."""

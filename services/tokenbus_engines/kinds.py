@@ -1,6 +1,7 @@
 """The engines of this package as `tokenbus worker --engine` runs them. Each is imported when it is made."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,12 @@ def _make_vllm(options: argparse.Namespace, settings: Settings) -> Engine:
     return VllmEngine(options.model, options.rest, settings)
 
 
+def _vllm_ranks(given: Sequence[str]) -> list[list[str]]:
+    from tokenbus_engines.vllm.ranks import options_of_ranks  # noqa: PLC0415 - as above
+
+    return options_of_ranks(given)
+
+
 NGRAM = EngineKind(
     "a language model of n-grams in numpy alone, with speculative decoding: readable text on any machine",
     _declare_ngram,
@@ -160,4 +167,5 @@ VLLM = EngineKind(
     _make_vllm,
     reads_model=True,
     takes_rest=True,
+    ranks=_vllm_ranks,
 )

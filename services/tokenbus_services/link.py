@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from enum import Enum, auto
+from math import inf
 from typing import Any
 
 from tokenbus_contracts import ContractError
@@ -23,8 +24,12 @@ from tokenbus_contracts.generated.stream_pb2 import (
 from tokenbus_services.bus import Connection, Transport
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.processor_list import ProcessorList
 
 _FULL_WAIT = 0.005
+_MOST_DOUBLINGS = 16
+RECONNECT_SHARE = 0.5
+"""How much of an interval a processor has to answer after its connection broke."""
 _NS = 1_000_000_000
 PROOF_BYTES = 16
 """The length of the proof that a session draws once, and shows in each hello: a peer that has it is the same life."""
@@ -44,12 +49,24 @@ class SessionState(Enum):
 
 
 class ReconnectingSession(ABC):
-    """What worker and client sessions share: the handshake, repeated after refusals and silence, and heartbeats."""
+    """What worker and client sessions share: the handshake, repeated after refusals and silence, and heartbeats.
 
-    def __init__(self, interval: float, timeout: float) -> None:
-        """Take the interval of heartbeats and the silence after which the processor is lost, in seconds."""
+    A session that knows several processors leaves one that is silent, closes or has no place, for the next.
+    """
+
+    def __init__(self, interval: float, timeout: float, processors: int = 1) -> None:
+        """Take the interval of heartbeats and the silence after which a processor is lost, in seconds.
+
+        `processors` says how many there are to go to; it may change.
+        """
         self._interval = interval
         self._timeout = timeout
+        self.processors = processors
+        self._leaves_at = inf
+        self._tries = 0
+        """How many processors it has left since the last one welcomed it."""
+        self.moves = 0
+        """How often it went from one processor to the next."""
         self._next_greeting = 0.0
         self._last_sent = 0.0
         self._last_heard = 0.0
@@ -59,6 +76,8 @@ class ReconnectingSession(ABC):
         self.state = SessionState.GREETING
         self.processor_id = ""
         self.refusal: Refusal | None = None
+        self.loss = ""
+        """Why the processor was lost, until that is logged."""
         self.handshakes = 0
 
     @property
@@ -109,15 +128,30 @@ class ReconnectingSession(ABC):
             if body == "heartbeat":
                 self._echo_ns = frame.heartbeat.sent_at_ns
             elif body == "goodbye":
-                self._greet_again(now + self._interval)
+                self.loss = f"it closes: {frame.goodbye.message}".removesuffix(": ")
+                self._lost(now + self._interval, now)
             else:
                 self._take(frame, body, parts[1:], now)
         self._last_heard = now
 
+    def disconnected(self, now: float) -> None:
+        """Learn that the connection broke, and say hello again.
+
+        A processor that only lost the connection answers soon; else it is gone, and a session that knows several goes
+        to the next.
+        """
+        if self.state is SessionState.OPEN:
+            self._greet_again(now)
+            if self.processors > 1:
+                self._leaves_at = now + RECONNECT_SHARE * self._interval
+
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next message to send, or None: there is none, or no credit for it."""
         if self.state is SessionState.OPEN and now - self._last_heard > self._timeout:
-            self._greet_again(now)
+            self.loss = f"silent for {round((now - self._last_heard) * 1000)} ms"
+            self._lost(now, now)
+        if self.is_leaving(now):
+            return None
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
             return self._greeting(now)
         if self.state is SessionState.LEFT:
@@ -133,18 +167,56 @@ class ReconnectingSession(ABC):
     def goodbye(self, reason: GoodbyeReason, message: str = "") -> list[bytes]:
         """Leave, and return the last message to send."""
         self.state = SessionState.LEFT
-        goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence)
-        return [self._written(goodbye=goodbye)]
+        return self._goodbye(reason, message)
+
+    def _goodbye(self, reason: GoodbyeReason, message: str) -> list[bytes]:
+        return [self._written(goodbye=Goodbye(reason=reason, message=message, last_sequence=self._last_sequence))]
 
     def seconds_to_wait(self, now: float) -> float:
         """Return after how long `next_message` has something to say even if nothing happens, at most an interval."""
         if self.state in (SessionState.GREETING, SessionState.REFUSED):
-            return max(0.0, min(self._next_greeting - now, self._interval))
-        return max(0.0, min(self._last_sent + self._interval - now, self._interval))
+            return max(0.0, min(self._next_greeting - now, self._leaves_at - now, self._interval))
+        return max(0.0, min(self._last_sent + self._interval - now, self._leaves_at - now, self._interval))
+
+    # Going from one processor to the next.
+
+    def is_leaving(self, now: float) -> bool:
+        """Tell whether it is time to go to the next processor: nothing more is sent to this one."""
+        return now >= self._leaves_at
+
+    def leave(self, now: float) -> None:
+        """Go to the next processor now, unless this one is connected."""
+        if self.state in (SessionState.GREETING, SessionState.REFUSED):
+            self._leaves_at = now
+
+    def move(self, now: float) -> list[bytes]:
+        """Begin with the next processor, and return the last message to the one before."""
+        farewell = self._goodbye(GoodbyeReason.GOODBYE_REASON_MOVED, "it goes to another processor")
+        self.moves += 1
+        self._tries += 1
+        self._leaves_at = inf
+        self._greet_again(now)
+        return farewell
+
+    @property
+    def _patience(self) -> float:
+        """How long each is asked: briefly at first; one that is only slow has more time in the next round."""
+        rounds = min(self._tries // self.processors, _MOST_DOUBLINGS)
+        return min(self._timeout, self._interval * 2.0**rounds)
+
+    def _lost(self, greets_at: float, now: float) -> None:
+        """Learn that the processor is silent or closes: look for the next, or say hello to the same again at a time."""
+        self._greet_again(greets_at)
+        if self.processors > 1:
+            self._leaves_at = now
+
+    # The handshake.
 
     def _greeting(self, now: float) -> list[bytes] | None:
         if now < self._next_greeting:
             return None
+        if self.processors > 1 and self._leaves_at == inf:
+            self._leaves_at = now + self._patience
         self.state = SessionState.GREETING
         self._next_greeting = now + self._interval
         return [self._written(hello=self._hello())]
@@ -160,6 +232,7 @@ class ReconnectingSession(ABC):
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
         self.state = SessionState.OPEN
         self.refusal = None
+        self._tries, self._leaves_at = 0, inf
         self.processor_id = welcome.processor_id
         self.handshakes += 1
         self._interval = welcome.heartbeat_interval_ms / 1000
@@ -173,6 +246,10 @@ class ReconnectingSession(ABC):
         self.state = SessionState.REFUSED
         self.refusal = refusal
         self._next_greeting = now + self._timeout
+        # Another may have room for it. What it must correct to be taken, the operator is to see here.
+        self._leaves_at = inf
+        if self.processors > 1 and refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS:
+            self._leaves_at = now if self._tries < self.processors - 1 else now + self._patience
 
     def _heartbeat(self, now: float) -> Heartbeat:
         sent_at = max(1, int(now * _NS))
@@ -190,8 +267,16 @@ class Link:
         self._session = session
         self._lock = lock
         self._clock = clock
+        self._connection: Connection | None = None
+        self._processors: ProcessorList
         self.loop: asyncio.AbstractEventLoop | None = None
         """The event loop it runs on, once it does."""
+        self._sends_on: Connection | None = None
+        """The connection that what the session says goes out on, while it does."""
+        self._unsent: list[bytes] | None = None
+        """A message that found the connection full."""
+        self._error: Exception | None = None
+        """What went wrong outside of the task that sends, which raises it."""
         self._wake = asyncio.Event()
         self._woken = False
         self._stopping = asyncio.Event()
@@ -199,6 +284,7 @@ class Link:
         """Set after each message that was taken."""
         self._drain_seconds = 0.0
         self._repeated_log = DeduplicatedLog()
+        self._connections = 0
         self.thread_id = 0
         self.refused_frames = 0
 
@@ -208,27 +294,74 @@ class Link:
         if not self._woken and self.loop is not None:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is sent any more
-                self.loop.call_soon_threadsafe(self._wake.set)
+                self.loop.call_soon_threadsafe(self._send_now)
 
-    async def start(self, transport: Transport, address: str) -> asyncio.Task[None]:
-        """Connect; return the task that carries messages until it is told to stop, drains, and says goodbye."""
+    async def start(self, transport: Transport, processors: ProcessorList) -> asyncio.Task[None]:
+        """Connect to the first processor, and to the next each time that the session leaves one.
+
+        Return the task that carries messages until it is told to stop, drains, and says goodbye.
+        """
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
-        return asyncio.create_task(self._run(await transport.connect(address)))
+        self._processors = processors
+        await processors.open()
+        try:
+            if processors.workers:  # else the task waits for one
+                self._connection = await self._connect(transport, await processors.next())
+        except BaseException:
+            await processors.close()
+            raise
+        return asyncio.create_task(self._run(transport))
 
-    async def _run(self, connection: Connection) -> None:
+    async def _run(self, transport: Transport) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                carriers = [tasks.create_task(self._receive(connection)), tasks.create_task(self._send(connection))]
+                carrying = tasks.create_task(self._carry(transport))
                 await self._stopping.wait()
                 await self._drain()
-                for carrier in carriers:
-                    carrier.cancel()
+                carrying.cancel()
         finally:
             with self._lock:
                 farewell = self._session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED)
-            connection.send(farewell)
-            await connection.close()
+            if self._connection is not None:
+                self._connection.send(farewell)
+                await self._connection.close()
+            await self._processors.close()
+
+    async def _carry(self, transport: Transport) -> None:
+        connection = self._connection
+        while True:
+            if connection is None:
+                connection = self._connection = await self._connect(transport, await self._processors.next())
+            async with asyncio.TaskGroup() as tasks:
+                receiving = tasks.create_task(self._receive(connection))
+                await self._send(connection)
+                receiving.cancel()
+            connection = await self._move(transport, connection)
+
+    async def _move(self, transport: Transport, left: Connection) -> Connection:
+        """Leave a processor: it hears so if it still can, and nothing more of it is heard."""
+        address = await self._processors.next()
+        with self._lock:
+            farewell = self._session.move(self._clock.now())
+        self._log.info("going to another processor", address=address)
+        connection = self._connection = await self._connect(transport, address)
+        left.send(farewell)
+        await left.close()
+        return connection
+
+    async def _connect(self, transport: Transport, address: str) -> Connection:
+        self._connections = number = self._connections + 1
+
+        def lost() -> None:
+            """Tell the session, unless it has left this processor in the meantime."""
+            if number == self._connections:
+                with self._lock:
+                    self._session.disconnected(self._clock.now())
+                self._wake.set()
+                self._log.info("connection lost", address=address)
+
+        return await transport.connect(address, lost=lost)
 
     def stop(self, drain_seconds: float) -> None:
         """End once all is acknowledged, or after so many seconds. Any thread may call this."""
@@ -259,33 +392,75 @@ class Link:
                     before = self._session.state
                     self._session.receive(parts, now)
                     after = self._session.state
-                    self._woken = True
+                    is_due, self._woken = not self._woken, True
             except ContractError as error:
                 self.refused_frames += 1
                 self._repeated_log.begin("processor", self._log.warning, "frame refused", reason=str(error))
                 continue
-            self._wake.set()
+            if is_due and self.loop is not None:
+                self.loop.call_soon(self._send_now)  # once for all that has come, when no more of it is there
             self.progress.set()
             if after is not before:
+                if after is SessionState.OPEN:
+                    self._processors.welcomed()
+                self._wake.set()
                 self._log_state(after)
 
     async def _send(self, connection: Connection) -> None:
-        pending: list[bytes] | None = None
-        while True:
-            with self._lock:
-                self._woken = False
-                self._wake.clear()
+        """Send what the session has to say as time passes, until it leaves the processor; the rest `_send_now` does."""
+        self._unsent, self._sends_on = None, connection
+        try:
             while True:
-                if pending is None:
-                    with self._lock:
-                        pending = self._session.next_message(self._clock.now())
-                if pending is None or not connection.send(pending):
-                    break
-                pending = None
-            with self._lock:
-                seconds = self._session.seconds_to_wait(self._clock.now())
-            # Nothing announces that a full connection has room again, so look again soon.
-            await self._clock.wait(self._wake, seconds if pending is None else _FULL_WAIT)
+                self._wake.clear()
+                if self._error is not None:
+                    raise self._error
+                with self._lock:
+                    self._session.processors = self._processors.count
+                    if self._processors.is_outdated:
+                        self._session.leave(self._clock.now())
+                is_full = not self._send_all(connection)
+                with self._lock:
+                    if self._session.is_leaving(self._clock.now()):
+                        return
+                    seconds = self._session.seconds_to_wait(self._clock.now())
+                # Nothing announces that a full connection has room again, so look again soon.
+                await self._clock.wait(self._wake, _FULL_WAIT if is_full else seconds)
+        finally:
+            self._sends_on = None
+
+    def _send_all(self, connection: Connection) -> bool:
+        """Send all that the session has to say now; False: the connection is full."""
+        with self._lock:
+            self._woken = False
+        while True:
+            if self._unsent is None:
+                with self._lock:
+                    self._unsent = self._session.next_message(self._clock.now())
+            if self._session.loss:
+                self._log_state(SessionState.GREETING)
+            if self._unsent is None:
+                return True
+            if not connection.send(self._unsent):
+                return False
+            self._unsent = None
+
+    def _send_now(self) -> None:
+        """Send what there is at once, without waiting for the task that sends as time passes.
+
+        That one is woken where something is left to it: a full connection, a processor to leave, an error.
+        """
+        connection = self._sends_on
+        if connection is None:
+            self._wake.set()
+            return
+        try:
+            is_sent = self._send_all(connection)
+        except Exception as error:  # noqa: BLE001 - the task raises it
+            self._error, is_sent = error, False
+        with self._lock:
+            is_leaving = self._session.is_leaving(self._clock.now())
+        if is_leaving or not is_sent:
+            self._wake.set()
 
     def _log_state(self, state: SessionState) -> None:
         session = self._session
@@ -293,5 +468,8 @@ class Link:
             self._log.error("refused by processor", reason=session.refusal.message)
         elif state is SessionState.OPEN:
             self._log.info("connected", processor=session.processor_id, handshakes=session.handshakes)
+        elif session.loss:
+            self._log.warning("processor lost", reason=session.loss)
+            session.loss = ""
         elif state is SessionState.GREETING:
             self._log.warning("processor asks for a new handshake")

@@ -3,18 +3,23 @@
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+_RETRY_SECONDS = 1.0
 
 
 class WatchedFiles:
     """Has files read again when they have changed; whether they have, the file system says."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Take the files in their present state."""
+    def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.monotonic) -> None:
+        """Take the files in their present state, and the clock in seconds."""
         self._paths = paths
+        self._now = now
         self._known = self._states()
+        self._retry_at = 0.0
         self.is_unread = False
         """Whether a file has changed and could not be read: what was read before stays in force."""
 
@@ -24,10 +29,15 @@ class WatchedFiles:
         return self._known != before
 
     def refresh(self, read: Callable[[], object]) -> bool:
-        """Read the files again if they have changed, and return whether they were; raises what reading raises."""
-        if not self.changed():
+        """Read the files again if they have changed, and return whether they were; raises what reading raises.
+
+        What could not be read is read again a second later: too many open files, say, are no change of the file.
+        """
+        is_due = self.is_unread and self._now() >= self._retry_at
+        if not self.changed() and not is_due:
             return False
         self.is_unread = True
+        self._retry_at = self._now() + _RETRY_SECONDS
         read()
         self.is_unread = False
         return True

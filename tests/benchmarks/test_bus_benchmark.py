@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bus import figures, goals, memory, plan, record
+from benchmarks.bus import figures, goals, memory, plan, record, trace
 from benchmarks.bus.__main__ import main
 from benchmarks.bus.lanes import LANES, OURS, SYSV, TAKEN
-from benchmarks.bus.orders import Order, Received, Sent, steps_of
+from benchmarks.bus.orders import BUFFERS, BY_STEP, Order, Received, Sent, steps_of
 from benchmarks.bus.pair import Pair, TurnFailedError
 from benchmarks.bus.peers import receive_raw, send_raw
 from benchmarks.bus.plot import plot
@@ -124,6 +124,41 @@ def test_throughput_is_of_the_middle() -> None:
     assert figures.rate_of(at) == pytest.approx(1000)
 
 
+def test_the_trace_splits_each_step_into_its_hops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every step has every hop, none takes less than no time, and together they are what the step took."""
+    bench_plan = replace(TINY, latency_steps=40)
+    with Pair() as pair:
+        for taking, hops in ((BUFFERS, len(trace.HOPS)), (BY_STEP, len(trace.HOPS) + 1)):
+            address, clients_address = (pair.address("ipc", name) for name in ("workers", "clients"))
+            order = Order(case=Case(16, 3, 0), address=address, clients_address=clients_address, taking=taking)
+            order = replace(order, steps=40, rate=bench_plan.rate)
+            worker, processor = pair.turn(trace.send, trace.receive, order)
+            traced = trace.traced(worker, processor, has_reader=taking == BY_STEP)
+            assert traced.hops.shape == (hops, 36)  # the first tenth is of steps that are not warm
+            assert (traced.hops >= 0).all()
+            late = (processor.answer.at - worker.answer.at)[4:] / 1e3
+            # The trace notes the delivery just before the benchmark itself does.
+            assert (traced.hops[: len(trace.HOPS)].sum(axis=0) <= late).all()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.bus.__main__.Plan", lambda: replace(bench_plan, rounds=1))
+        main(["--trace", "--json", str(tmp_path / "trace.json")])
+    printed = capsys.readouterr().out
+    assert all(hop.what in printed for hop in (*trace.HOPS, trace.READER))
+    assert json.loads((tmp_path / "trace.json").read_text())["ways"].keys() == {BUFFERS, BY_STEP}
+
+
+def test_a_slow_hop_and_what_it_met_are_told() -> None:
+    """The hop in which slow steps lose their time shows it, and a pause in all of them is distinguished from chance."""
+    hops = np.full((len(trace.HOPS), 1000), 10.0)
+    hops[4, :10] = 500.0
+    met = np.zeros(1000, np.bool_)
+    met[:10] = True
+    found = trace.figures(trace.Traced(hops, hops / 2, {"worker gc": met}), has_reader=False)
+    assert [hop["more_when_slow"] for hop in found["hops"]] == [0, 0, 0, 0, 490, 0, 0, 0]
+    assert found["pauses"] == {"worker gc": {"all": 0.01, "slow": 1.0, "by_chance": 0.0671}}
+    assert (found["p50"], found["hops"][1]["work"], found["hops"][0]["work"]) == (80, 5, None)
+
+
 def test_a_slope_that_is_there_is_found_and_noise_is_not() -> None:
     """Memory that grows by a byte a step is seen as that; memory that only wavers has a slope within its error."""
     random = np.random.default_rng(1)
@@ -220,6 +255,9 @@ def test_bad_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--memory-steps", "3"])
     assert "--memory-steps: at least 100, not 3" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--trace", "--write-docs"])
+    assert "--trace: it prints its tables" in capsys.readouterr().err
 
 
 def test_help_teaches() -> None:

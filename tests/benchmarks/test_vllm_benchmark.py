@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.errors import WrongDeliveryError
+from benchmarks.processes import MODEL, seconds, spent
 from benchmarks.vllm import __main__ as command
 from benchmarks.vllm.answers import compare
 from benchmarks.vllm.cells import CHAT, COMPLETIONS, Cell, bodies, cells
@@ -22,7 +23,6 @@ from benchmarks.vllm.document import page
 from benchmarks.vllm.goals import goals_of
 from benchmarks.vllm.measure import figures_of
 from benchmarks.vllm.plot import plot
-from benchmarks.vllm.processes import MODEL, seconds, spent
 from benchmarks.vllm.samples import Sample, between_tokens, median, percentile, ratio, sample
 from benchmarks.vllm.systems import TOKENBUS, VLLM, System, environment_of
 

@@ -1,4 +1,7 @@
-/* Feeds messages to accept.c, each in a block of exactly its size, so that a sanitizer sees any step beyond it. */
+/*
+ * Feeds messages to accept.c, each in a block of exactly its size, so that a sanitizer sees any step beyond it; and takes
+ * rows out of those that it accepts, and out of what was taken.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,6 +13,31 @@ static void *read_exactly(FILE *file, size_t size) {
     return block;
 }
 
+/* Takes some rows into a block of exactly the size that they may have, and from there into another one. */
+static void take_rows(const uint8_t *message, size_t size, const struct rules *rules, const struct layout *layout) {
+    int64_t columns[2 * COLUMN_COUNT], laid[2 * COLUMN_COUNT], places[MOST_ROWS], rows = layout->items[REQUEST_KEYS];
+    memcpy(columns, layout->at, sizeof layout->at);
+    memcpy(columns + COLUMN_COUNT, layout->items, sizeof layout->items);
+    for (int64_t step = 1; step <= 3; step++) {
+        int64_t count = 0;
+        for (int64_t row = rows - 1; row >= 0; row -= step) places[count++] = row;
+        uint8_t *taken = malloc(size ? size : 1);
+        int64_t bytes = tokenbus_selects(message, columns, places, count, rules, taken, laid);
+        if (bytes < 0 || bytes > (int64_t)size) exit(3);
+        for (int64_t row = 0; row < count; row++) places[row] = row;
+        uint8_t *again = malloc(bytes ? (size_t)bytes : 1);
+        int64_t copied[2 * COLUMN_COUNT];
+        if (tokenbus_selects(taken, laid, places, count, rules, again, copied) != bytes) exit(3);
+        if (memcmp(taken, again, (size_t)bytes) || memcmp(laid, copied, sizeof laid)) exit(3);
+        free(taken);
+        free(again);
+    }
+    for (int64_t place = -1; place <= rows; place += rows + 1) {
+        int64_t places_beyond[1] = {place};
+        if (tokenbus_selects(message, columns, places_beyond, 1, rules, 0, laid) != -1) exit(3);
+    }
+}
+
 /* Standard input: the rules, then each message behind its size in four bytes. Output: a line of 0 and 1. */
 int main(void) {
     struct rules *rules = read_exactly(stdin, sizeof *rules);
@@ -17,7 +45,9 @@ int main(void) {
     while (fread(&size, sizeof size, 1, stdin) == 1) {
         struct layout layout;
         uint8_t *message = read_exactly(stdin, size);
-        putchar(tokenbus_accepts(message, size, rules, &layout) ? '1' : '0');
+        int accepted = tokenbus_accepts(message, size, rules, &layout);
+        if (accepted) take_rows(message, size, rules, &layout);
+        putchar(accepted ? '1' : '0');
         free(message);
     }
     putchar('\n');

@@ -77,6 +77,18 @@ def test_rows_of_inconsistent_columns_are_refused(name: str) -> None:
         assert refused.value.rule == Rule.LENGTH
 
 
+def test_a_new_header_takes_the_columns_as_they_are() -> None:
+    """Giving a batch another header looks at none of its columns: what breaks the contract is refused by `encode`."""
+    broken = batch(**(TWO_ROWS | {"token_counts": [2, 9]}))
+    headed = broken.headed(HEADER._replace(step=9))
+    assert (headed.header.step, headed.columns["token_counts"].tolist()) == (9, [2, 9])
+    with pytest.raises(ContractError) as refused:
+        encode(headed)
+    with pytest.raises(ContractError) as expected:
+        encode(broken)
+    assert str(refused.value) == str(expected.value)
+
+
 def test_keys_on_both_sides_of_the_sign_bit() -> None:
     """A plain list of 64-bit keys is taken as it is, also where numpy alone would make floats of it."""
     keys = [2**63, 1]

@@ -90,6 +90,42 @@ def test_it_accepts_all_that_the_codec_writes() -> None:
             assert native.accepts(encode(decode(MESSAGES[name])), Limits.default()), name
 
 
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("name", sorted(path.stem for path in (VECTORS / "valid").glob("*.binpb")))
+def test_it_takes_the_rows_that_numpy_takes(name: str) -> None:
+    """Rows of a message, and rows of those, are the same as those of arrays, and are written as the same bytes."""
+    read, arrays = native.read(MESSAGES[name], Limits.default()), wire.read(MESSAGES[name])
+    if read is None or arrays is None:
+        return  # the vectors that are left to Python are named above
+    random_ = random.Random(name)  # noqa: S311 - it picks test data
+    for _ in range(20):
+        rows = random_.sample(range(read.row_count), random_.randint(0, read.row_count))
+        taken, expected = read.select(rows), arrays.select(rows)
+        assert taken == expected
+        assert wire.write(taken, Limits.default()) == wire.write(expected, Limits.default())
+        assert taken.in_batch_order() == expected.in_batch_order()
+        again = random_.sample(range(len(rows)), len(rows) // 2)
+        assert taken.select(again) == expected.select(again)
+        assert taken.headed(read.header) == expected.headed(read.header)
+    # As they are, whatever else the message has: what is written again is written plainly.
+    assert wire.write(read, Limits.default()) == wire.write(arrays, Limits.default())
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("rows", [[-1], [0, 0], [2**40], [10_000], list(range(3_000))])
+def test_it_takes_no_row_that_is_not_there(rows: list[int]) -> None:
+    """A place that is no row's, or is named twice, is refused in the same words, whatever the batch is made of."""
+    data = MESSAGES["one_row"]
+    read, arrays = native.read(data, Limits.default()), wire.read(data)
+    assert read is not None
+    assert arrays is not None
+    with pytest.raises(ContractError) as by_c:
+        read.select(rows)
+    with pytest.raises(ContractError) as by_numpy:
+        arrays.select(rows)
+    assert str(by_c.value) == str(by_numpy.value)
+
+
 @pytest.mark.process
 def test_without_it_everything_is_the_same() -> None:
     """With TOKENBUS_PURE_PYTHON set the compiled check is not used, and all golden messages fare the same."""

@@ -104,10 +104,6 @@ def test_damaged_request_is_read_and_refused_or_taken(place: int, value: int) ->
         (SamplingParameters(presence_penalty=-2), "sampling.presence_penalty: only 0 with this engine, got -2"),
         (SamplingParameters(repetition_penalty=1.5), "sampling.repetition_penalty: only 1 with this engine, got 1.5"),
         (SamplingParameters(priority=-1), "sampling.priority: only 0 with this engine, got -1"),
-        (
-            SamplingParameters(include_special_tokens=True),
-            "sampling.include_special_tokens: only False with this engine, got True",
-        ),
         (SamplingParameters(bad_words=["a", "b"]), "sampling.bad_words: no element with this engine, got 2"),
         (SamplingParameters(lora_adapter="a\nb"), r"sampling.lora_adapter: none with this engine, got 'a\nb'"),
         (

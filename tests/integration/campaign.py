@@ -1,7 +1,8 @@
 """Kill the processor again and again while requests run, and compare all that was delivered with the truth.
 
 `python -m tests.integration.campaign --kills 50` prints the figures, and fails unless nothing was lost, repeated or
-out of order.
+out of order. With `--bus nats` the processes meet at a NATS server of their own, with `--bus found` they find each
+other there.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.integration.audit import Audit
-from tests.integration.deployment import Deployment, Overrides
+from tests.integration.deployment import BUSES, Deployment, Overrides, meeting
 from tests.integration.programs import Program, tell
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client
@@ -105,8 +106,8 @@ class Campaign:
                 task.cancel()
         self.figures.unfinished = len(pending)
         figures = self.figures
-        figures.client_handshakes = sum(client.session.handshakes for client in clients)
-        figures.rows_dropped_as_repeated = sum(client.session.repeated for client in clients)
+        figures.client_handshakes = sum(each.handshakes for client in clients for each in client.sessions)
+        figures.rows_dropped_as_repeated = sum(client.requests.repeated for client in clients)
         status = await asyncio.to_thread(worker.terminate)
         if status:
             raise RuntimeError(f"the worker ended with status {status}:\n{worker.output}")
@@ -188,15 +189,17 @@ def _main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=48, help="how many are open at once")
+    parser.add_argument("--bus", choices=BUSES, default="ipc")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     configure(LogSettings(level="error"))
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
         deployment = Deployment(Path(folder))
-        try:
-            figures = asyncio.run(campaign(deployment, options.kills, options.seed, options.requests))
-        finally:
-            deployment.close()
+        with meeting(deployment, options.bus):
+            try:
+                figures = asyncio.run(campaign(deployment, options.kills, options.seed, options.requests))
+            finally:
+                deployment.close()
     values = asdict(figures)
     if options.json:
         tell(json.dumps(values, indent=2))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tokenbus_contracts.generated.stream_pb2 import WorkerFrame
 from tokenbus_services.bus import Connection, Listener, Parts, Transport
-from tokenbus_services.bus.transport import ignore
+from tokenbus_services.bus.transport import ignore, ignore_loss
 
 _ITEM_PARTS = 2
 
@@ -23,9 +23,11 @@ class CountingTransport:
         """Listen, without counting."""
         return await self._transport.listen(address, refused)
 
-    async def connect(self, address: str, server_key: bytes | None = None) -> Connection:
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> Connection:
         """Connect, and count what is sent."""
-        return _CountingConnection(await self._transport.connect(address, server_key), self)
+        return _CountingConnection(await self._transport.connect(address, server_key, lost), self)
 
     def count(self, parts: Parts) -> None:
         """Count a message that was sent, if it is an item."""

@@ -21,7 +21,7 @@ async def test_deadline_comes_without_a_processor(deployment: Deployment) -> Non
         working(deployment, engine, **SHORT) as publisher,
         Client(deployment.settings(**SHORT, client__drain_timeout_ms=0)) as client,
     ):
-        await until(lambda: publisher.session.handshakes and client.session.handshakes)
+        await until(lambda: publisher.session.handshakes and client.sessions[0].handshakes)
         generate = wanted(LONG)
         generate.deadline_ms = 4000
         asked = Asked(client.generate(generate))

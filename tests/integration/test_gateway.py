@@ -99,12 +99,12 @@ async def test_choices_of_one_seed_differ_and_can_be_had_again(text: Served) -> 
     async with asking(text.url) as client:
         first = await client.completions.create(**given)
         second = await client.completions.create(**given)
-        alone = await client.completions.create(**given | {"prompt": "Once", "n": 1, "seed": 14})
+        alone = await client.completions.create(**given | {"prompt": "Once", "n": 1, "seed": 12})
     texts = [choice.text for choice in first.choices]
     assert [choice.index for choice in first.choices] == list(range(6))
     assert len(set(texts)) == 6
     assert texts == [choice.text for choice in second.choices]
-    assert alone.choices[0].text == texts[3]
+    assert alone.choices[0].text == texts[4]
 
 
 async def test_stop_ends_the_text_before_it(text: Served) -> None:

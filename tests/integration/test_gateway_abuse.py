@@ -126,7 +126,7 @@ async def test_stopping_gateway_cuts_off_who_does_not_read(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that reads nothing, or has sent half a body, is cut off when the gateway stops; no error is logged."""
-    monkeypatch.setattr(server, "_LAST_SECONDS", 0.1)
+    monkeypatch.setattr(server, "LAST_SECONDS", 0.1)
     # However long the first takes to fill what may wait for it, the second must not get 408.
     async with serving(deployment, gateway__request_timeout_ms=3_600_000) as served:
         gateway = served.gateway
@@ -213,7 +213,7 @@ async def test_refused_gateway_says_so_at_once(deployment: Deployment) -> None:
             plainly(served.url) as client,
         ):
             busy.resume(1, 0)  # one that has nothing open would make room
-            await until(lambda: served.gateway.client.session.refusal is not None)
+            await until(lambda: served.gateway.client.refusal)
             answer = await client.post("/v1/completions", json={"model": "tokenbus", "prompt": "a"})
             assert (answer.status_code, error_of(answer.text)["code"]) == (503, "no_processor")
 

@@ -4,6 +4,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,31 @@ async def test_keys_let_in_and_are_read_again(
     assert second["authorization"][7:] not in caplog.text
 
 
+async def test_key_that_is_revoked_after_its_limits_changed_keeps_no_stream(deployment: Deployment, keys: Keys) -> None:
+    """A change of a key's limits holds at once and ends nothing; that it is revoked ends all of its streams."""
+    known = keys.add("alice", requests_per_minute=5)
+    async with (
+        serving(deployment, gateway__keys_file=str(keys.path)) as served,
+        plainly(served.url) as plain,
+        openai_of(served, known) as client,
+    ):
+        stream = await client.completions.create(model="tokenbus", prompt="a", max_tokens=LONG, stream=True)
+        (key,) = read_keys(keys.path)
+        write_keys(keys.path, [replace(key, requests_per_minute=1000)])
+
+        async def is_read() -> bool:
+            """Return whether the limit is the new one."""
+            answer = await plain.post("/v1/completions", json=BODY, headers=known)
+            return answer.headers["x-ratelimit-limit-requests"] == "1000"
+
+        await until(is_read)
+        keys.keep()
+        with pytest.raises(openai.APIError, match="revoked"):
+            async for _ in stream:
+                pass
+        await until(lambda: not len(served.gateway.feed))
+
+
 async def test_key_is_checked_before_the_body_is_read(deployment: Deployment, keys: Keys) -> None:
     """A request without a key is refused when its headers are there, before any of its body came."""
     async with alone(deployment, gateway__keys_file=str(keys.path), gateway__request_timeout_ms=3_600_000) as served:
@@ -141,6 +167,43 @@ async def test_file_that_cannot_be_read_keeps_what_was_known(deployment: Deploym
             return (await plain.get("/v1/models", headers=known)).status_code == 401
 
         await until(is_refused)
+
+
+async def test_file_whose_reading_fails_in_an_unexpected_way_is_read_again(
+    deployment: Deployment, keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A defect in the gateway's periodic work is logged, and that work goes on."""
+    async with alone(deployment, gateway__keys_file=str(keys.path)) as served, plainly(served.url) as plain:
+
+        def failing(_keys: object) -> None:
+            """Fail as nothing should."""
+            raise ZeroDivisionError("a defect")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(served.gateway.callers, "_take", failing)
+            known = keys.add("alice")
+            await until(lambda: "tick failed" in caplog.text)
+        assert "a defect" in caplog.text
+
+        async def is_let_in() -> bool:
+            """Ask with the new key."""
+            return (await plain.get("/v1/models", headers=known)).status_code == 200
+
+        await until(is_let_in)
+
+
+async def test_http_server_that_failed_is_seen(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway whose HTTP server does not run has a problem that its health names, on its metrics' address too."""
+
+    async def failing(*_: object) -> None:
+        """Fail as where a socket cannot be used."""
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("uvicorn.Server.startup", failing)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - it comes where the gateway ends
+        async with alone(deployment) as served:
+            await until(lambda: served.gateway.health().problems)
+            assert served.gateway.health().problems == ("its HTTP server has failed: restart the gateway",)
 
 
 async def test_inside_is_for_keys_and_this_machine(deployment: Deployment, keys: Keys) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment
 from tests.integration.test_stopped import LONG, SHORT, last_positions
@@ -9,6 +11,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 
 
+@pytest.mark.usefixtures("bus")
 async def test_killed_workers_requests_end_with_an_error_that_counts(deployment: Deployment) -> None:
     """A killed worker's requests end with an error that counts the tokens that their clients got."""
     deployment.start_processor(**SHORT)
@@ -20,6 +23,7 @@ async def test_killed_workers_requests_end_with_an_error_that_counts(deployment:
         await all_failed(asked, ErrorCode.ERROR_CODE_WORKER_LOST)
 
 
+@pytest.mark.usefixtures("bus")
 async def test_new_life_of_a_killed_worker_serves_at_once(deployment: Deployment) -> None:
     """A new process under a killed one's id is taken without waiting for the heartbeat's timeout to pass."""
     deployment.start_processor()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +12,7 @@ from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import TCP, working
 from tests.integration.namespaces import TwoHosts, why_not_permitted
 from tests.integration.proxy import Proxy
+from tests.support.nats import NatsServer
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.synthetic import SyntheticEngine
@@ -107,14 +108,15 @@ async def test_client_behind_a_stalled_link_gets_everything(deployment: Deployme
         asked = ask(four.client, 8, 1800)
         await begun(asked)
         four.clients.stall()
-        await until(lambda: four.client.session.state is SessionState.GREETING)
+        await until(lambda: four.client.sessions[0].state is SessionState.GREETING)
         await until(lambda: not any(session.peer for session in four.processor.clients.sessions.values()))
         four.clients.restore()
         await all_exact(asked, 1800)
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "nats"])
 async def test_cable_between_two_hosts_is_pulled(
-    deployment: Deployment, record_property: Callable[[str, object], None]
+    deployment: Deployment, scheme: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Between two hosts, a short cut of the cable costs nothing; a long one is a lost worker, that comes back.
 
@@ -124,13 +126,19 @@ async def test_cable_between_two_hosts_is_pulled(
     record_property("form", reason or "namespaces")
     if reason:
         pytest.skip(f"no namespaces here: {reason}")
-    with TwoHosts() as hosts:
-        await _cable_is_pulled(deployment, hosts)
+    with ExitStack() as stack:
+        hosts = stack.enter_context(TwoHosts())
+        address = f"tcp://{hosts.address}:5570"
+        if scheme == "nats":
+            server = NatsServer(deployment.folder, host=hosts.address, before=hosts.first)
+            stack.callback(server.kill)
+            address = server.address("workers")
+        await _cable_is_pulled(deployment, hosts, address)
 
 
-async def _cable_is_pulled(deployment: Deployment, hosts: TwoHosts) -> None:
+async def _cable_is_pulled(deployment: Deployment, hosts: TwoHosts, address: str) -> None:
     there: Overrides = {
-        "bus__workers_address": f"tcp://{hosts.address}:5570",
+        "bus__workers_address": address,
         "bus__heartbeat_timeout_ms": 3000,
         "bus__insecure": True,
     }

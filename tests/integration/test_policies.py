@@ -92,7 +92,7 @@ async def test_iterator_that_pauses_in_the_middle_of_a_step_loses_nothing(deploy
 
     A step has more parts than the worker has credit, so that nearly every pause is in the middle of one.
     """
-    credit = {"processor__credit_items": 4, "processor__step_timeout_ms": 100}
+    credit = {"processor__credit_items": 4, "processor__step_timeout_ms": 1500}
     async with (
         Processor(deployment.settings(processor__request_buffer_rows=8, **credit)) as processor,
         Publisher(deployment.settings()) as publisher,
@@ -103,7 +103,7 @@ async def test_iterator_that_pauses_in_the_middle_of_a_step_loses_nothing(deploy
             lambda: processor.workers.by_id and processor.intake.is_throttled(processor.workers.by_id["worker-0"])
         )
         (worker,) = processor.workers.by_id.values()
-        waits_until = processor.clock.now() + 0.5
+        waits_until = processor.clock.now() + 3.0
         await until(lambda: processor.clock.now() > waits_until)
         assert worker.stream.expected < publisher.retention.next_sequence
         await all_exact([Asked(tokens) for tokens in slow], 3 * STEPS)

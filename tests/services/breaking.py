@@ -1,6 +1,10 @@
-"""A transport whose connections fail for good."""
+"""Transports that fail for good."""
 
+from collections.abc import Callable
+
+from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
+from tokenbus_services.bus.transport import ignore_loss
 
 
 class Breaking(MemoryConnection):
@@ -14,7 +18,20 @@ class Breaking(MemoryConnection):
 class BreakingTransport(MemoryTransport):
     """A transport whose connections fail."""
 
-    async def connect(self, address: str, server_key: bytes | None = None) -> MemoryConnection:
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> MemoryConnection:
         """Connect."""
         del server_key
-        return Breaking(self._meeting(address), self._settings)
+        return Breaking(self._meeting(address), self._settings, lost)
+
+
+class UselessTransport(MemoryTransport):
+    """A transport that connects to nothing."""
+
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> MemoryConnection:
+        """Refuse."""
+        del server_key, lost
+        raise AddressError(address, "of no use")

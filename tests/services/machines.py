@@ -321,7 +321,7 @@ class FaultyBus(LosslessBus):
     def stop_confirming(self, client: int, *, is_paused: bool) -> None:
         """Let a client ack nothing, as one that iterates over outputs too slowly."""
         node = self.world.clients[client % len(self.world.clients)]
-        node.client.is_paused = is_paused
+        node.requests.is_paused = is_paused
         node.pump()
 
     @rule(is_patient=st.booleans())
@@ -376,4 +376,4 @@ def assert_no_complaints(world: World) -> None:
         assert worker.stream.counts.incomplete_steps == worker.assembler.drafts_missing == 0
     rows = core.registry.router.counts
     assert rows.repeated == rows.unknown == rows.early == rows.foreign == 0
-    assert all(client.client.repeated == 0 for client in world.clients)
+    assert all(client.requests.repeated == 0 for client in world.clients)

@@ -1,8 +1,10 @@
 """The peers of a processor in a simulated network: workers and clients without threads, sockets or time."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +16,10 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingPa
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
+from tokenbus_services.client.requests import OpenRequests, RequestEnd, StepRows
+from tokenbus_services.client.session import ClientSession
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
-from tokenbus_services.delivery.tokens import _tokens_of as tokens_of
+from tokenbus_services.delivery.token import TokenLists
 from tokenbus_services.link import ReconnectingSession
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
@@ -71,6 +74,8 @@ class Node:
     def reconnect(self, *, keeps_unsent: bool) -> None:
         """Lose the connection, and have another."""
         self.wire = self.network.reconnect(self.wire, keeps_unsent=keeps_unsent)
+        with self.lock:
+            self.session.disconnected(self.clock.now())
 
 
 class DrivenPublisher(Publisher):
@@ -192,15 +197,16 @@ class ClientNode(Node):
             window_bytes=client.window_bytes,
             session=life,
         )
+        self.requests = OpenRequests(client.request_buffer_rows, client.resume_timeout_ms / 1000)
         self.client = ClientSession(
             hello,
+            self.requests,
             settings.limits,
-            client.request_buffer_rows,
             interval=bus.heartbeat_interval_ms / 1000,
             timeout=bus.heartbeat_timeout_ms / 1000,
         )
         if by_columns:
-            self.client.open_stream(self._take_columns)
+            self.requests.open_stream(self._take_columns)
         self.settings = settings
         self.asked: dict[int, Asked] = {}
         self.is_reading = True
@@ -211,19 +217,19 @@ class ClientNode(Node):
     def ask(self, asked: Asked) -> None:
         """Ask for a request."""
         self.asked[asked.key] = asked
-        asked.source = self.client.open(asked.generate)
+        asked.source = self.requests.open(asked.generate)
         self.pump()
 
     def take_over(self, asked: Asked) -> None:
         """Ask for the rest of what an earlier life of this client asked for."""
         self.asked[asked.key] = asked
         drafts = asked.generate.include_draft_logprobs
-        asked.source = self.client.resume(asked.key, len(asked.tokens), include_drafts=drafts)
+        asked.source = self.requests.resume(asked.key, len(asked.tokens), include_drafts=drafts)
 
     def abort(self, asked: Asked) -> None:
         """Ask for a request's end."""
         asked.is_aborted = True
-        self.client.abort(asked.key)
+        self.requests.abort(asked.key)
         self.pump()
 
     def read(self) -> None:
@@ -232,14 +238,14 @@ class ClientNode(Node):
             for asked in self.asked.values():
                 if not asked.has_ended:
                     self._check_waiting(asked)
-                    _take(asked)
+                    take(asked)
 
     def watch_over(self) -> None:
         """End what is overdue, and give up when there has been no processor for too long, as Client does."""
-        self.client.end_overdue(self.clock.unix_ms())
+        self.requests.end_overdue(self.clock.unix_ms())
         since, patience = self.client.lost_since, self.settings.client.resume_timeout_ms / 1000
         if since is not None and self.clock.now() - since >= patience:
-            self.client.give_up("no processor answered in time")
+            self.requests.give_up("no processor answered in time")
 
     def _take_columns(self, output: StepRows | RequestEnd) -> None:
         """Take what is new of a step, and compare it with what is true; nothing of a request comes after its end."""
@@ -250,9 +256,10 @@ class ClientNode(Node):
         target, draft = output
         assert self.ends.isdisjoint(target.request_keys.tolist())
         self._check_drafts(target, draft)
-        for key, row in zip(target.request_keys.tolist(), target.rows(), strict=True):
+        lists = TokenLists(target)
+        for place, key in enumerate(target.request_keys.tolist()):
             asked = self.asked[key]
-            for token in tokens_of(row):
+            for token in lists.tokens_of(place):
                 asked.tokens.append(token)
                 assert_true(asked, len(asked.tokens) - 1)
 
@@ -273,7 +280,7 @@ class ClientNode(Node):
             assert np.array_equal(row.token_ids, ids)
 
 
-def _take(asked: Asked) -> None:
+def take(asked: Asked) -> None:
     """Take tokens until there are no more just now."""
     source = asked.source
     assert source is not None
@@ -310,3 +317,14 @@ def assert_true(asked: Asked, place: int) -> None:
     numbers = synthetic.draws(np.array([asked.key], np.uint64), np.array([place]))
     ids, logprobs = synthetic.alternatives(numbers, np.array([top_k]))
     assert token.alternatives == tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+
+def work_left(worker: Any) -> Iterator[str]:  # noqa: ANN401 - a worker of either world
+    """Name what a worker has not brought to its end."""
+    name = worker.settings.worker.id
+    if worker.engine.has_work:
+        yield f"{name} computes"
+    if len(worker.publisher.retention):
+        yield f"{name} retains {len(worker.publisher.retention)}"
+    if worker.publisher.session.requests:
+        yield f"{name} believes to have {worker.publisher.session.requests}"

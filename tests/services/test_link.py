@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from tests.services.breaking import UselessTransport
+from tests.services.builders import client_hello, settings
 from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
 from tokenbus_contracts import ContractError
-from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, Refusal, RefusalReason
-from tokenbus_services.bus import Listener
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Refusal, RefusalReason
+from tokenbus_services.bus import AddressError, Listener, Outcome
 from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.client.requests import OpenRequests
+from tokenbus_services.client.session import ClientSession
 from tokenbus_services.link import Link, SessionState
+from tokenbus_services.processor_list import ProcessorList
 from tokenbus_services.settings import BusSettings
 
 ADDRESS = "memory://link"
@@ -28,7 +35,10 @@ class Script:
         self.processor_id = "p"
         self.handshakes = 0
         self.refusal: Refusal | None = None
+        self.loss = ""
         self.outstanding = 0
+        self.leaves = False
+        self.breaks: list[float] = []
         self.to_say: deque[list[bytes]] = deque()
         self.heard: list[tuple[list[bytes], float]] = []
         self.wait = 3600.0
@@ -43,10 +53,26 @@ class Script:
         if parts[0] in STATES:
             self.state = STATES[parts[0]]
 
+    def disconnected(self, now: float) -> None:
+        """Count it, and say something."""
+        self.breaks.append(now)
+        self.to_say.append([b"again"])
+
     def next_message(self, now: float) -> list[bytes] | None:
         """Return the next thing to say."""
         del now
         return self.to_say.popleft() if self.to_say else None
+
+    def is_leaving(self, now: float) -> bool:
+        """Tell whether the test has it go to the next processor."""
+        del now
+        return self.leaves
+
+    def move(self, now: float) -> list[bytes]:
+        """Go to the next processor."""
+        del now
+        self.leaves = False
+        return [b"moved"]
 
     def seconds_to_wait(self, now: float) -> float:
         """Return what the test set."""
@@ -78,7 +104,7 @@ class Line:
     async def start(self) -> "Line":
         """Run it."""
         self.listener = await self.transport.listen(ADDRESS)
-        self.task = await self.link.start(self.transport, ADDRESS)
+        self.task = await self.link.start(self.transport, ProcessorList(ADDRESS))
         await turns()
         return self
 
@@ -110,6 +136,81 @@ async def test_messages_go_out_in_order_and_come_in() -> None:
     await turns()
     assert line.script.heard == [([b"hello"], 1005.0)]
     await line.stop()
+
+
+async def test_link_goes_to_the_next_address_and_round_again() -> None:
+    """A session that leaves a processor says so there, and is heard at the next address and no more at the last."""
+    line = Line()
+    line.listener = await line.transport.listen(ADDRESS)
+    other = await line.transport.listen("memory://other")
+    line.task = await line.link.start(line.transport, ProcessorList(ADDRESS, "memory://other"))
+    for listener, following in ((line.listener, other), (other, line.listener)):
+        with line.lock:
+            line.script.leaves = True
+            line.link.wake()
+        left, parts = await soon(listener.receive())
+        assert parts == [b"moved"]
+        line.say(b"here")
+        _, parts = await soon(following.receive())
+        assert parts == [b"here"]
+        assert listener.send(left, [b"late"]) is Outcome.GONE
+    await line.stop()
+    assert (await soon(line.listener.receive()))[1] == [b"goodbye 1"]
+
+
+async def test_session_hears_that_its_connection_broke() -> None:
+    """At the clock's time, and it is asked at once for what to say; what it has left since is no news."""
+    line = Line()
+    first = await line.transport.listen(ADDRESS)
+    second = await line.transport.listen(f"{ADDRESS}-2")
+    line.task = await line.link.start(line.transport, ProcessorList(ADDRESS, f"{ADDRESS}-2"))
+    await turns()
+    line.clock.advance(5.0)
+    await first.close()
+    assert line.script.breaks == [line.clock.now()]
+    line.listener = await line.transport.listen(ADDRESS)
+    assert await line.said() == [b"again"]
+    line.script.leaves = True
+    line.link.wake()
+    await turns()
+    await line.listener.close()
+    assert len(line.script.breaks) == 1
+    await second.close()
+    assert len(line.script.breaks) == 2
+    await line.stop()
+
+
+async def test_session_that_fails_ends_the_link() -> None:
+    """An error of the session, whoever woke it, is raised by the task that the link runs in."""
+    line = await Line().start()
+
+    def fail(now: float) -> None:
+        """Raise what no session raises."""
+        raise RuntimeError(f"nothing to say at {now}")
+
+    line.script.next_message = fail  # type: ignore[method-assign]
+    line.say(b"one")
+    with pytest.raises(ExceptionGroup) as raised:
+        await soon(line.task)
+    assert raised.group_contains(RuntimeError, match="nothing to say")
+
+
+async def test_address_that_cannot_be_used_ends_the_search() -> None:
+    """Where the first connection cannot be made, processors are looked for no longer."""
+
+    class Watched(ProcessorList):
+        """A list that knows whether it was closed."""
+
+        is_closed = False
+
+        async def close(self) -> None:
+            """Be closed."""
+            self.is_closed = True
+
+    line, processors = Line(), Watched(ADDRESS)
+    with pytest.raises(AddressError, match="of no use"):
+        await line.link.start(UselessTransport(BusSettings()), processors)
+    assert processors.is_closed
 
 
 async def test_session_that_is_not_woken_is_asked_in_time() -> None:
@@ -233,6 +334,37 @@ async def test_states_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     texts = [record.getMessage().split(" ")[0] for record in caplog.records]
     assert texts == ["refused", "connected", "processor"]
     assert "too wide" in caplog.text
+
+
+async def test_lost_processor_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """One that closes and one that is silent are distinguished from one that asks for a new handshake."""
+    line = Line()
+    requests = OpenRequests(100, 60.0)
+    client = ClientSession(client_hello(), requests, settings().limits, interval=1.0, timeout=3.0)
+    line.link = Link(client, line.lock, line.clock, "client")
+    await line.start()
+
+    async def welcome() -> None:
+        """Answer the next hello."""
+        while not read_frame(ClientFrame, (await line.said())[0]).HasField("hello"):
+            pass
+        welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
+        line.listener.send(line.peer, [write_frame(ServerFrame(welcome=welcome))])
+        await turns()
+
+    await welcome()
+    goodbye = Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING, message="it restarts")
+    line.listener.send(line.peer, [write_frame(ServerFrame(goodbye=goodbye))])
+    await turns()
+    line.clock.advance(1.0)
+    await welcome()
+    for _ in range(4):
+        line.clock.advance(1.0)
+        await turns()
+    await line.stop()
+    assert 'processor lost reason="it closes: it restarts"' in caplog.text
+    assert 'processor lost reason="silent for 4000 ms"' in caplog.text
+    assert "asks for a new handshake" not in caplog.text
 
 
 async def test_waking_or_stopping_what_does_not_run_is_harmless() -> None:

@@ -118,7 +118,7 @@ def test_a_request_that_is_asked_for_again_after_its_end_is_not_computed_again()
 def test_a_slow_client_is_told_of_requests_that_had_their_last_row() -> None:
     """What is dropped unread ends with an error, although the processor had seen the request's end."""
     world = world_of(clients__send_queue_frames=2, client__window_frames=1)
-    world.clients[0].client.is_paused = True
+    world.clients[0].requests.is_paused = True
     world.ask(Wish(client=0, max_tokens=3, top_logprobs=None, drafts=False))
     world.ask(Wish(client=0, max_tokens=30, top_logprobs=None, drafts=False))
     for _ in range(8):
@@ -134,7 +134,7 @@ def test_a_slow_client_is_told_of_requests_that_had_their_last_row() -> None:
 def test_a_client_that_is_full_ends_in_the_middle_of_a_step() -> None:
     """A request's last row may be the one that is too much: its step is handed out to the end all the same."""
     world = world_of(clients__send_queue_frames=1, client__window_frames=1)
-    world.clients[0].client.is_paused = True
+    world.clients[0].requests.is_paused = True
     world.ask(Wish(client=0, max_tokens=6, top_logprobs=None, drafts=False))
     for _ in range(3):
         world.turn(0)

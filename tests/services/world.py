@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple, cast
 
 from tests.services.network import Network
-from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request
+from tests.services.nodes import Asked, ClientNode, Node, WorkerNode, generate_request, work_left
 from tests.services.sending import Sending
 from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
@@ -197,7 +197,7 @@ class World:
         It can do so with what is known to have been taken alone, so one that waits for such news lives on.
         """
         old = self.clients[place]
-        if any(request.generate is not None for request in old.client.requests.values()):
+        if any(request.generate is not None for request in old.requests.requests.values()):
             return
         old.is_reading = True
         old.read()
@@ -229,7 +229,7 @@ class World:
             node.pump()
         for client in self.clients:
             client.is_reading = True
-            client.client.is_paused = False
+            client.requests.is_paused = False
             client.pump()
 
     def settle(self) -> None:
@@ -248,14 +248,7 @@ class World:
     def unsettled(self) -> list[str]:
         """Name what has not come to its end."""
         left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
-        for worker in self.workers:
-            name = worker.settings.worker.id
-            if worker.engine.has_work:
-                left.append(f"{name} computes")
-            if len(worker.publisher.retention):
-                left.append(f"{name} retains {len(worker.publisher.retention)}")
-            if worker.publisher.session.requests:
-                left.append(f"{name} believes to have {worker.publisher.session.requests}")
+        left += [line for worker in self.workers for line in work_left(worker)]
         if self.processor.registry.table.open_requests():
             left.append(f"the processor has {[each.id for each in self.processor.registry.table.open_requests()]}")
         send_queues = [each.send_queue for each in self.processor.clients.sessions.values() if each.peer is not None]

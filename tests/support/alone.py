@@ -22,12 +22,14 @@ PROCESS = (
     "schema_tools",
     "services/bus/test_bounds.py",
     "services/cli",
+    "services/durable_log",
     "services/gateway_page",
     "services/test_cli.py",
     "test_commands.py",
     "test_compose.py",
     "test_distribution.py",
     "test_extending.py",
+    "test_kubernetes.py",
     "test_readme.py",
     "test_structure.py",
     "test_supply.py",
@@ -41,6 +43,7 @@ LONG = (
     "engines/ngram/test_independence.py",
     "engines/ngram/test_speculation.py",
     "gpu_ops/test_benchmark.py",
+    "services/test_failover.py",
     "services/test_state_machine.py",
 )
 """Modules of which all tests are marked `long`: each takes seconds of processor time."""

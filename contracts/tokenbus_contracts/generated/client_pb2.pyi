@@ -33,7 +33,7 @@ class ClientFrame(_message.Message):
     def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status")
+    __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status", "room")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class ServerFrame(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     number: int
     welcome: ClientWelcome
     refusal: _stream_pb2.Refusal
@@ -56,10 +57,11 @@ class ServerFrame(_message.Message):
     heartbeat: _stream_pb2.Heartbeat
     goodbye: _stream_pb2.Goodbye
     status: ProcessorStatus
-    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ...) -> None: ...
+    room: Room
+    def __init__(self, number: _Optional[int] = ..., welcome: _Optional[_Union[ClientWelcome, _Mapping]] = ..., refusal: _Optional[_Union[_stream_pb2.Refusal, _Mapping]] = ..., admitted: _Optional[_Union[_request_pb2.Admitted, _Mapping]] = ..., outputs: _Optional[_Union[Outputs, _Mapping]] = ..., error: _Optional[_Union[_request_pb2.RequestError, _Mapping]] = ..., watched_stream: _Optional[_Union[WatchedStream, _Mapping]] = ..., watched_item: _Optional[_Union[_stream_pb2.Item, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[ProcessorStatus, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ...) -> None: ...
 
 class ClientHello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "session", "proof")
+    __slots__ = ("schema_major", "schema_minor", "name", "window_frames", "window_bytes", "session", "proof", "wants_room")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +69,7 @@ class ClientHello(_message.Message):
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    WANTS_ROOM_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     name: str
@@ -74,7 +77,8 @@ class ClientHello(_message.Message):
     window_bytes: int
     session: int
     proof: bytes
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., session: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    wants_room: bool
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., name: _Optional[str] = ..., window_frames: _Optional[int] = ..., window_bytes: _Optional[int] = ..., session: _Optional[int] = ..., proof: _Optional[bytes] = ..., wants_room: bool = ...) -> None: ...
 
 class ClientWelcome(_message.Message):
     __slots__ = ("processor_id", "schema_minor", "heartbeat_interval_ms", "heartbeat_timeout_ms", "resumed")
@@ -91,16 +95,18 @@ class ClientWelcome(_message.Message):
     def __init__(self, processor_id: _Optional[str] = ..., schema_minor: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., heartbeat_timeout_ms: _Optional[int] = ..., resumed: bool = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("request_key", "next_position", "include_draft_logprobs", "deadline_unix_ms")
+    __slots__ = ("request_key", "next_position", "include_draft_logprobs", "deadline_unix_ms", "only_if_here")
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     NEXT_POSITION_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_DRAFT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_IF_HERE_FIELD_NUMBER: _ClassVar[int]
     request_key: int
     next_position: int
     include_draft_logprobs: bool
     deadline_unix_ms: int
-    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
+    only_if_here: bool
+    def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ..., only_if_here: bool = ...) -> None: ...
 
 class Confirm(_message.Message):
     __slots__ = ("through_number",)
@@ -157,7 +163,7 @@ class ProcessorStatus(_message.Message):
     def __init__(self, open_requests: _Optional[int] = ..., finished_requests: _Optional[int] = ..., failed_requests: _Optional[int] = ..., refused_requests: _Optional[int] = ..., connected_clients: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., lost_items: _Optional[int] = ..., gaps: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "epoch", "role", "model", "is_connected", "open_requests", "lag_items", "pending_items", "steps", "tokens", "gaps", "replays", "draft_tokens", "accepted_tokens", "max_model_tokens", "tokenizer_digest", "lora_adapters")
+    __slots__ = ("worker_id", "epoch", "role", "model", "is_connected", "open_requests", "lag_items", "pending_items", "steps", "tokens", "gaps", "replays", "draft_tokens", "accepted_tokens", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processor_id")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +181,7 @@ class WorkerStatus(_message.Message):
     MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_ID_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     role: _stream_pb2.WorkerRole
@@ -192,4 +199,23 @@ class WorkerStatus(_message.Message):
     max_model_tokens: int
     tokenizer_digest: int
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    processor_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processor_id: _Optional[str] = ...) -> None: ...
+
+class Room(_message.Message):
+    __slots__ = ("arrivals", "models")
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    arrivals: int
+    models: _containers.RepeatedCompositeFieldContainer[ModelRoom]
+    def __init__(self, arrivals: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelRoom, _Mapping]]] = ...) -> None: ...
+
+class ModelRoom(_message.Message):
+    __slots__ = ("model", "free_requests", "workers")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FREE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    free_requests: int
+    workers: int
+    def __init__(self, model: _Optional[str] = ..., free_requests: _Optional[int] = ..., workers: _Optional[int] = ...) -> None: ...

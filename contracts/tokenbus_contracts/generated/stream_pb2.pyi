@@ -49,6 +49,7 @@ class GoodbyeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GOODBYE_REASON_STOPPED: _ClassVar[GoodbyeReason]
     GOODBYE_REASON_FAILED: _ClassVar[GoodbyeReason]
     GOODBYE_REASON_RESTARTING: _ClassVar[GoodbyeReason]
+    GOODBYE_REASON_MOVED: _ClassVar[GoodbyeReason]
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_MIXED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
@@ -74,6 +75,7 @@ GOODBYE_REASON_UNSPECIFIED: GoodbyeReason
 GOODBYE_REASON_STOPPED: GoodbyeReason
 GOODBYE_REASON_FAILED: GoodbyeReason
 GOODBYE_REASON_RESTARTING: GoodbyeReason
+GOODBYE_REASON_MOVED: GoodbyeReason
 
 class WorkerFrame(_message.Message):
     __slots__ = ("epoch", "hello", "item", "gap", "heartbeat", "goodbye")
@@ -114,7 +116,7 @@ class ProcessorFrame(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., replay: _Optional[_Union[ReplayRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "handoff_address", "handoff_ticket", "handoff_server_key", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters")
+    __slots__ = ("schema_major", "schema_minor", "worker_id", "role", "limits", "model", "vocabulary_size", "first_sequence", "next_sequence", "tp_rank", "dp_rank", "max_requests", "request_keys", "handoff_address", "handoff_ticket", "handoff_server_key", "proof", "request_owners", "max_model_tokens", "tokenizer_digest", "lora_adapters", "processors")
     SCHEMA_MAJOR_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +138,7 @@ class Hello(_message.Message):
     MAX_MODEL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LORA_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSORS_FIELD_NUMBER: _ClassVar[int]
     schema_major: int
     schema_minor: int
     worker_id: str
@@ -157,7 +160,8 @@ class Hello(_message.Message):
     max_model_tokens: int
     tokenizer_digest: int
     lora_adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    processors: int
+    def __init__(self, schema_major: _Optional[int] = ..., schema_minor: _Optional[int] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., limits: _Optional[_Union[StreamLimits, _Mapping]] = ..., model: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., first_sequence: _Optional[int] = ..., next_sequence: _Optional[int] = ..., tp_rank: _Optional[int] = ..., dp_rank: _Optional[int] = ..., max_requests: _Optional[int] = ..., request_keys: _Optional[_Iterable[int]] = ..., handoff_address: _Optional[str] = ..., handoff_ticket: _Optional[bytes] = ..., handoff_server_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., request_owners: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processors: _Optional[int] = ...) -> None: ...
 
 class StreamLimits(_message.Message):
     __slots__ = ("max_message_bytes", "max_rows", "max_tokens_per_row", "max_draft_tokens_per_row", "max_top_k")

@@ -1,8 +1,8 @@
-"""The compiled check: whether a plain message keeps the contract, in one pass over its bytes.
+"""The compiled code: whether a plain message keeps the contract, and some rows of one, each in one pass over it.
 
 It is optional. Where no C compiler was at hand when Tokenbus was installed, or TOKENBUS_PURE_PYTHON is 1, the
-checks in `validate` do the same work with numpy, and the verdicts are the same: the tests run both. What this one
-does not accept goes to those, so that they alone decide what is refused, and for which reason.
+checks in `validate` and the layout's indices do the same work with numpy, and the answers are the same: the tests run
+both. What the check does not accept goes to those, so that they alone decide what is refused, and for which reason.
 """
 
 import ctypes
@@ -10,24 +10,32 @@ import os
 import sys
 import warnings
 import zlib
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import numpy as np
 
 from tokenbus_contracts.batch import LogprobBatch
-from tokenbus_contracts.generated.logprob_batch_pb2 import BatchHeader as HeaderMessage
-from tokenbus_contracts.header import from_message
+from tokenbus_contracts.columns import Index, MessageColumns, Selected
+from tokenbus_contracts.header import from_values
 from tokenbus_contracts.limits import Limits
-from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, Layout, Rules, rules_for
-from tokenbus_contracts.schema import COLUMNS, NO_COLUMNS
+from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, HEADER_NUMBERS, Layout, Rules, rules_for
+from tokenbus_contracts.schema import COLUMNS, HEADER
 
 LIBRARY = Path(__file__).with_name("accept.so")
 SOURCE = Path(__file__).with_name("accept.c")
 
 _LIMITS_KEPT = 64
-_VIEWS = [(column.name, column.dtype) for column in COLUMNS]
+_latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
+"""The limits of the last message, and their rules."""
+_VALUES = Struct(f"16x{HEADER_NUMBERS + 2 * len(COLUMNS)}Q")
+"""A layout from the header's values on; ctypes takes three times as long to turn one into numbers."""
+_PLACES = Struct(f"{2 * len(COLUMNS)}q")
+_Places = ctypes.c_int64 * (2 * len(COLUMNS))
+_TEXT_NUMBER = HEADER.fields_by_name["worker_id"].number
 
 
 def available() -> bool:
@@ -45,25 +53,48 @@ def read(data: bytes, limits: Limits) -> LogprobBatch | None:
     layout = Layout()
     if _accepts is None or not _accepts(data, len(data), _rules(limits), layout):
         return None
-    header_at, header_bytes, *places = layout[:]  # a slice: one by one they cost ten times as much
-    header = HeaderMessage.FromString(data[header_at : header_at + header_bytes])
-    columns = NO_COLUMNS.copy()
-    for (name, dtype), offset, count in zip(_VIEWS, places, places[len(_VIEWS) :], strict=False):
-        if count:
-            columns[name] = np.frombuffer(data, dtype, count, offset)
-    return LogprobBatch.of_views(from_message(header), columns)
+    values = _VALUES.unpack(layout)
+    header = from_values(values, str(data[values[0] : values[0] + values[_TEXT_NUMBER]], "ascii"))
+    return LogprobBatch.of_message(header, MessageColumns(data, values[HEADER_NUMBERS:], select))
+
+
+def select(data: bytes, places: Sequence[int], rows: Index) -> Selected | None:
+    """Return some rows of a message that was accepted: their columns' fields, and where in these each column lies.
+
+    None: a row is not there, or is named twice.
+    """
+    taken, laid = np.empty(len(data), np.uint8), _Places()
+    chosen = np.asarray(rows, np.int64).tobytes()
+    where = taken.__array_interface__["data"][0]
+    size = _selects(data, _PLACES.pack(*places), chosen, len(chosen) // 8, _schema_rules(), where, laid)
+    return None if size < 0 else (taken[:size].tobytes(), _PLACES.unpack(laid))
+
+
+def _rules(limits: Limits) -> Rules:
+    # Message after message has the same limits, and finding them by what they hold takes longer than to look at a row.
+    known, rules = _latest[0]
+    if limits is not known:
+        rules = _rules_of(limits)
+        _latest[0] = limits, rules
+    return rules
 
 
 @lru_cache(_LIMITS_KEPT)
-def _rules(limits: Limits) -> Rules:
+def _rules_of(limits: Limits) -> Rules:
     return rules_for(limits)
 
 
-def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a function with a signature
+@cache
+def _schema_rules() -> Rules:
+    return rules_for(Limits.schema())
+
+
+def _load() -> tuple[Any, Any]:
+    """Return the check and what selects rows, or None twice."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
-        return None
+        return None, None
     if not LIBRARY.exists():
-        return None
+        return None, None
     if not FITS_THE_SCHEMA:
         return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
     try:
@@ -71,19 +102,22 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a function with a s
         library = ctypes.PyDLL(str(LIBRARY))
         compiled_from = ctypes.c_uint32.in_dll(library, "tokenbus_source_crc32").value
         sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
-        function = library.tokenbus_accepts
+        accepts, selects = library.tokenbus_accepts, library.tokenbus_selects
     except (OSError, AttributeError, ValueError) as error:
         return _unusable(str(error))
     if compiled_from != zlib.crc32(SOURCE.read_bytes()) or sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
         return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
-    function.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.POINTER(Rules), ctypes.POINTER(ctypes.c_int64)]
-    function.restype = ctypes.c_int32
-    return function
+    rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64
+    accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32
+    selects.argtypes = [text, text, text, number, rules, ctypes.c_void_p, ctypes.POINTER(number)]
+    selects.restype = number
+    return accepts, selects
 
 
-def _unusable(reason: str) -> None:
+def _unusable(reason: str) -> tuple[None, None]:
     message = f"messages are checked in Python, which is slower: {reason}; install tokenbus again to mend it"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return None, None
 
 
-_accepts = _load()
+_accepts, _selects = _load()

@@ -39,9 +39,14 @@ struct rules {
     uint8_t status_flags[256], scoring_flags[256];
 };
 
-/* Where the message has the header and each column: offset and number of elements (of the header: bytes). */
+/*
+ * Where the message has the header and each column: offset and number of elements (of the header: bytes). The
+ * header's values are by their fields' numbers, its text's is how many bytes it has, and at number 0 is its offset.
+ */
 struct layout {
-    int64_t header_at, header_bytes, at[COLUMN_COUNT], items[COLUMN_COUNT];
+    int64_t header_at, header_bytes;
+    uint64_t header[HEADER_NUMBERS];
+    int64_t at[COLUMN_COUNT], items[COLUMN_COUNT];
 };
 
 /* Columns lie in the message wherever the fields before them end. */
@@ -76,9 +81,10 @@ static const uint8_t *varint(const uint8_t *at, const uint8_t *end, int most, ui
     return 0;
 }
 
-static int header_holds(const uint8_t *at, const uint8_t *end, const struct rules *rules, uint64_t *values) {
+static int header_holds(const uint8_t *data, const struct rules *rules, struct layout *layout) {
+    const uint8_t *at = data + layout->header_at, *end = at + layout->header_bytes;
+    uint64_t *values = layout->header;
     uint32_t seen = 0;
-    memset(values, 0, HEADER_NUMBERS * sizeof *values);
     while (at < end) {
         uint64_t key, value;
         if (!(at = varint(at, end, KEY_BYTES, &key)) || key >> 3 >= HEADER_NUMBERS) return 0;
@@ -99,6 +105,7 @@ static int header_holds(const uint8_t *at, const uint8_t *end, const struct rule
             if (value > (uint64_t)(end - at)) return 0;
             for (uint64_t i = 0; i < value; i++)
                 if (at[i] >= 0x80) return 0; /* whether it is UTF-8 is for protobuf to say */
+            values[0] = (uint64_t)(at - data);
             at += value;
             break;
         default:
@@ -247,6 +254,70 @@ static int all_alternatives_hold(struct tokens next, const uint8_t *counts, cons
     return !wrong;
 }
 
+/* Where each row's elements begin in the ragged columns, and after the last row, where they end. */
+struct starts {
+    uint32_t tokens[MOST_ROWS + 1], scored[MOST_ROWS + 1], alternatives[MOST_ROWS + 1], proposals[MOST_ROWS + 1];
+    uint32_t stops[MOST_ROWS + 1];
+};
+
+static void find_starts(const uint8_t *data, const int64_t *at, int64_t rows, const struct rules *rules,
+                        struct starts *starts) {
+    const uint8_t *counts = data + at[TOKEN_COUNTS], *proposals = data + at[PROPOSAL_COUNTS];
+    const uint8_t *statuses = data + at[STATUSES], *scorings = data + at[SCORINGS], *top_ks = data + at[TOP_KS];
+    uint32_t tokens = 0, scored = 0, alternatives = 0, proposed = 0, stopped = 0;
+    for (int64_t row = 0; row <= rows; row++) {
+        starts->tokens[row] = tokens;
+        starts->scored[row] = scored;
+        starts->alternatives[row] = alternatives;
+        starts->proposals[row] = proposed;
+        starts->stops[row] = stopped;
+        if (row == rows) return;
+        tokens += counts[row];
+        scored += rules->scoring_flags[scorings[row]] & SCORED ? counts[row] : 0;
+        alternatives += (uint32_t)counts[row] * top_ks[row];
+        proposed += proposals[row];
+        stopped += (rules->status_flags[statuses[row]] & STOPPED) != 0;
+    }
+}
+
+static const uint32_t *starts_of(int column, const struct starts *starts) {
+    switch (column) {
+    case TOKEN_IDS: return starts->tokens;
+    case LOGPROBS: case RANKS: return starts->scored;
+    case ALTERNATIVE_TOKEN_IDS: case ALTERNATIVE_LOGPROBS: return starts->alternatives;
+    case PROPOSAL_TOKEN_IDS: return starts->proposals;
+    case STOPS: return starts->stops;
+    default: return 0; /* one element a row */
+    }
+}
+
+static uint8_t *put_varint(uint8_t *out, uint64_t value) {
+    for (; value >= 0x80; value >>= 7) *out++ = (uint8_t)(value | 0x80);
+    *out++ = (uint8_t)value;
+    return out;
+}
+
+static uint8_t *put_elements(uint8_t *out, const uint8_t *from, const uint32_t *starts, const int64_t *places,
+                             int64_t count, int width) {
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = places[i];
+        if (starts) {
+            size_t length = (size_t)(starts[row + 1] - starts[row]) * (size_t)width;
+            memcpy(out, from + (size_t)starts[row] * (size_t)width, length);
+            out += length;
+        } else if (width == 8) {
+            memcpy(out, from + row * 8, 8);
+            out += 8;
+        } else if (width == 4) {
+            memcpy(out, from + row * 4, 4);
+            out += 4;
+        } else {
+            *out++ = from[row];
+        }
+    }
+    return out;
+}
+
 /* The source that this was compiled from, so that a stale library is noticed. */
 #ifndef SOURCE_CRC32
 #define SOURCE_CRC32 0
@@ -258,11 +329,9 @@ int32_t tokenbus_rules_bytes(void) { return sizeof(struct rules); }
 int32_t tokenbus_layout_bytes(void) { return sizeof(struct layout); }
 
 int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *rules, struct layout *layout) {
-    uint64_t header[HEADER_NUMBERS];
-    if (!lay_out(data, size, rules, layout)) return 0;
-    const uint8_t *header_at = data + layout->header_at;
-    if (!header_holds(header_at, header_at + layout->header_bytes, rules, header)) return 0;
+    if (!lay_out(data, size, rules, layout) || !header_holds(data, rules, layout)) return 0;
 
+    const uint64_t *header = layout->header;
     int64_t rows = layout->items[REQUEST_KEYS];
     uint64_t step_rows = header[rules->step_rows];
     if (rows > rules->rows_max || rows > MOST_ROWS || step_rows > MOST_STEP_ROWS) return 0;
@@ -327,4 +396,40 @@ int32_t tokenbus_accepts(const uint8_t *data, int64_t size, const struct rules *
     if (!tokens_hold(first.logprobs, first.ranks, scored, ceiling, rules->rank_min, rank_max)) return 0;
     if (!alternatives) return 1;
     return all_alternatives_hold(first, counts, scorings, top_ks, rows, rules, ceiling, token_id_max);
+}
+
+/*
+ * Writes some rows of an accepted message, in the order in which they are named, as the fields of their columns, and
+ * where in them each column lies. Returns how many bytes that are, never more than the message has; or -1 if a place is
+ * no row's or is named twice. `columns` has each column's offset in the message and then its number of elements.
+ */
+int64_t tokenbus_selects(const uint8_t *data, const int64_t *columns, const int64_t *places, int64_t count,
+                         const struct rules *rules, uint8_t *out, int64_t *laid) {
+    struct starts starts;
+    uint64_t taken[MOST_ROWS / 64] = {0};
+    const int64_t *at = columns, *items = columns + COLUMN_COUNT;
+    int64_t rows = items[REQUEST_KEYS];
+    if (rows > MOST_ROWS || count > rows) return -1;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = places[i];
+        if (row < 0 || row >= rows || taken[row / 64] >> row % 64 & 1) return -1;
+        taken[row / 64] |= (uint64_t)1 << row % 64;
+    }
+    find_starts(data, at, rows, rules, &starts);
+    uint8_t *next = out;
+    for (int column = 0; column < COLUMN_COUNT; column++) {
+        const uint32_t *begins = starts_of(column, &starts);
+        int64_t chosen = 0;
+        for (int64_t i = 0; begins && i < count; i++) chosen += begins[places[i] + 1] - begins[places[i]];
+        if (!begins) chosen = count;
+        if (!items[column]) chosen = 0; /* stops that nobody named */
+        laid[column] = 0;
+        laid[COLUMN_COUNT + column] = chosen;
+        if (!chosen) continue;
+        next = put_varint(next, (uint64_t)rules->column_keys[column]);
+        next = put_varint(next, (uint64_t)chosen * (uint64_t)ITEM_BYTES[column]);
+        laid[column] = next - out;
+        next = put_elements(next, data + at[column], begins, places, count, ITEM_BYTES[column]);
+    }
+    return next - out;
 }

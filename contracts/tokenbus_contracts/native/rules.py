@@ -18,7 +18,7 @@ from tokenbus_contracts.schema import (
     fields_of,
 )
 
-_HEADER_NUMBERS = 32
+HEADER_NUMBERS = 32
 _COLUMNS = (
     *("request_keys", "batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
     *("proposal_counts", "scorings", "top_ks", "token_ids", "logprobs", "ranks"),
@@ -43,9 +43,9 @@ class Rules(ctypes.Structure):
     """struct rules."""
 
     _fields_ = (
-        ("header_min", ctypes.c_uint64 * _HEADER_NUMBERS),
-        ("header_max", ctypes.c_uint64 * _HEADER_NUMBERS),
-        ("header_type", ctypes.c_int32 * _HEADER_NUMBERS),
+        ("header_min", ctypes.c_uint64 * HEADER_NUMBERS),
+        ("header_max", ctypes.c_uint64 * HEADER_NUMBERS),
+        ("header_type", ctypes.c_int32 * HEADER_NUMBERS),
         ("header_key", ctypes.c_int32),
         ("column_keys", ctypes.c_int32 * len(_COLUMNS)),
         *((role, ctypes.c_int32) for role in _ROLES),
@@ -59,8 +59,8 @@ class Rules(ctypes.Structure):
     )
 
 
-Layout = ctypes.c_int64 * (2 + 2 * len(_COLUMNS))
-"""struct layout: the header's offset and bytes, each column's offset, each column's number of elements."""
+Layout = ctypes.c_uint64 * (2 + HEADER_NUMBERS + 2 * len(_COLUMNS))
+"""struct layout: the header's offset and bytes, its values, each column's offset, each column's number of elements."""
 
 
 def rules_for(limits: Limits) -> Rules:

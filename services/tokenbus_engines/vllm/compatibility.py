@@ -101,6 +101,8 @@ MEMBERS = (
             "finished_req_ids",
         ),
     ),
+    Members("vllm.config", "ParallelConfig", ("data_parallel_index", "data_parallel_rank_local", "world_size")),
+    Members("vllm.config", "ModelConfig", ("is_moe",)),
     Members("vllm.exceptions", "VLLMValidationError", ("parameter", "value")),
 )
 _SHARED = ("vllm.config", "vllm.v1.core.sched.scheduler", "vllm.v1.engine.detokenizer")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 from tokenbus_engines.vllm.adapters import Adapter, adapters_of
+from tokenbus_engines.vllm.ranks import set_rank, take_rank
 from tokenbus_services.plugins import digest_of
 from tokenbus_services.settings import Settings
 
@@ -45,10 +46,13 @@ def configured(vllm: SimpleNamespace, model: Path, given: Sequence[str], setting
             f"--max-num-seqs: at most {most} (limits.max_rows is {settings.limits.max_rows}, worker.max_requests is "
             f"{settings.worker.max_requests}), got {arguments.max_num_seqs}"
         )
+    rank = take_rank(arguments)
     config = _created(vllm, arguments)
     if config.scheduler_config.max_num_seqs > most:  # vLLM's own default, which depends on the device
         arguments.max_num_seqs = most
         config = _created(vllm, arguments)
+    if rank is not None:
+        set_rank(config, rank)
     check_limits(config, settings)
     check_top_k("limits.max_top_k", settings.limits.max_top_k, config)
     return Configuration(config, adapters)

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 from tokenbus_engines.admission import prompt_of
 from tokenbus_engines.vllm.adapters import Adapter
 from tokenbus_engines.vllm.children import own_session, sleep_while_they_compute
@@ -74,33 +75,44 @@ class VllmEngine:
         self._vllm = vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
         self._is_broken = False
-        try:
-            config, adapters = configured(vllm, model, arguments, settings)
-            with own_session(vllm.WorkerProc):
-                self._core = vllm.EngineCore(
-                    config, vllm.Executor.get_class(config), log_stats=False, executor_fail_callback=self._note_broken
-                )
-            check_members(self._core, _USED_OF_CORE)
-            sleep_while_they_compute(self._core.model_executor)
-            self._inputs = vllm.InputProcessor(config)
-            self._tasks = self._core.get_supported_tasks()
-            self._adapters = self._loaded(adapters)
-        except self._refusals as error:
-            raise ValueError(_line(error)) from error
-        except Exception as error:
-            raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
-        self.tokenizer_digest = tokenizer_digest(model)
-        """What says whether a gateway has the same tokenizer; 0: not known."""
-        # The core may have lowered the context to what its cache holds.
-        self._context: int = config.model_config.max_model_len
-        self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
-        self._defaults = config.model_config.get_diff_sampling_param()
-        self._has_priorities = config.scheduler_config.policy == "priority"
-        self._top_logprobs = settings.limits.max_top_k
-        self._requests = Requests(vllm, config)
-        self._aborted: list[str] = []
-        self._computed: list[_Computed] = []
-        self._observe(self._core.scheduler)
+        with ExitStack() as undone:  # what fails leaves no process of vLLM's, nor memory of a device
+            try:
+                config, adapters = configured(vllm, model, arguments, settings)
+                with own_session(vllm.WorkerProc):
+                    self._core = vllm.EngineCore(
+                        config,
+                        vllm.Executor.get_class(config),
+                        log_stats=False,
+                        executor_fail_callback=self._note_broken,
+                    )
+                undone.callback(self._core.shutdown)
+                check_members(self._core, _USED_OF_CORE)
+                sleep_while_they_compute(self._core.model_executor)
+                self._inputs = vllm.InputProcessor(config)
+                check_members(self._inputs, ("tokenizer",))
+                if self._inputs.tokenizer is not None:
+                    check_members(self._inputs.tokenizer, ("encode", "max_chars_per_token"))
+                self._tasks = self._core.get_supported_tasks()
+                self._adapters = self._loaded(adapters)
+            except self._refusals as error:
+                raise ValueError(_line(error)) from error
+            except Exception as error:
+                raise RuntimeError(f"vLLM could not start: {type(error).__name__}: {_line(error)}") from error
+            self.dp_rank: int = config.parallel_config.data_parallel_index or settings.worker.dp_rank
+            """Which data-parallel rank it is."""
+            self.tokenizer_digest = tokenizer_digest(model)
+            """What says whether a gateway has the same tokenizer; 0: not known."""
+            # The core may have lowered the context to what its cache holds.
+            self._context: int = config.model_config.max_model_len
+            self._tokenizer = _Tokenizer(self._inputs.tokenizer, config.model_config.get_vocab_size())
+            self._defaults = config.model_config.get_diff_sampling_param()
+            self._has_priorities = config.scheduler_config.policy == "priority"
+            self._top_logprobs = settings.limits.max_top_k
+            self._requests = Requests(vllm, config)
+            self._aborted: list[str] = []
+            self._computed: list[_Computed] = []
+            self._observe(self._core.scheduler)
+            undone.pop_all()
 
     @property
     def vocabulary_size(self) -> int:
@@ -154,7 +166,7 @@ class VllmEngine:
             detokenizer = self._detokenizer(request) if sampling.stop else None
             self._core.add_request(*self._core.preprocess_add_request(request))
         except self._refusals as error:
-            raise ValueError(_line(error)) from error
+            raise ValueError(_refusal(error)) from error
         top_k = generate.top_logprobs if generate.HasField("top_logprobs") else None
         self._requests.add(name, Request(generate.request_key, top_k, tuple(sampling.stop), detokenizer))
         return len(prompt)
@@ -195,7 +207,6 @@ class VllmEngine:
             try:
                 self._core.add_lora(requests[adapter.name])
             except Exception as error:
-                self._core.shutdown()
                 raise ValueError(f"--lora-modules: {adapter.name}: {_line(error)}") from error
         return requests
 
@@ -239,6 +250,14 @@ class VllmEngine:
     def _note_broken(self) -> None:
         """Keep that a process of vLLM's has died; vLLM calls this on a thread of its own."""
         self._is_broken = True
+
+
+def _refusal(error: BaseException) -> str:
+    """Return why vLLM refuses a request, in one line that begins with the sampling parameter that vLLM names."""
+    name = getattr(error, "parameter", None)
+    if name not in SamplingParameters.DESCRIPTOR.fields_by_name:
+        return _line(error)
+    return f"sampling.{name}: {' '.join(str(error.args[0]).split())}"
 
 
 def _line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+import threading
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from zmq.utils import z85
 
 from tokenbus_services.bus.transport import Identity, Role
-from tokenbus_services.logs import logger
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import SettingsError
 from tokenbus_services.watched_files import WatchedFiles, replace_file
 
@@ -59,6 +60,8 @@ class AllowList:
         self.version = 0
         """How often it was reloaded."""
         self._files = WatchedFiles([self.path])
+        self._repeated_log = DeduplicatedLog()
+        self._lock = threading.Lock()
         try:
             self._read()
         except AllowListError as error:
@@ -69,13 +72,16 @@ class AllowList:
         return self._identities.get(public)
 
     def refresh(self) -> None:
-        """Reload the file if it has changed."""
-        try:
-            if self._files.refresh(self._read):
-                self.version += 1
-                _log.info("allowed keys read again", file=str(self.path), keys=len(self._identities))
-        except AllowListError as error:
-            _log.error("allowed keys cannot be read: the last good ones stay", reason=str(error))
+        """Reload the file if it has changed; call it periodically, from any thread."""
+        with self._lock:
+            self._repeated_log.expire()
+            try:
+                if self._files.refresh(self._read):
+                    self.version += 1
+                    _log.info("allowed keys read again", file=str(self.path), keys=len(self._identities))
+            except AllowListError as error:
+                event = "allowed keys cannot be read: the last good ones stay"
+                self._repeated_log.begin(str(error), _log.error, event, reason=str(error))
 
     def _read(self) -> None:
         self._identities = {key.public: key.identity for key in read_keys(self.path) if key.revoked is None}

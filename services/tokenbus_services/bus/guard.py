@@ -106,7 +106,8 @@ class Guard:
     # New connections.
 
     def accept(self, descriptor: int, listens_at: object, handshakes: int) -> AcceptedConnection | None:
-        """Return a new connection, or None if it has ended already."""
+        """Return a new connection, or None if it has ended already; from now on there is something to check."""
+        os.eventfd_write(self._wake, 1)  # another thread may accept it just as this one's begins to sleep without end
         with contextlib.suppress(OSError):
             return AcceptedConnection(descriptor, listens_at, handshakes, self._now())
         if self._spare is None:

@@ -17,6 +17,7 @@ from tokenbus_services.bus.transport import (
     Usage,
     check_message,
     ignore,
+    ignore_loss,
 )
 from tokenbus_services.settings import BusSettings
 
@@ -39,10 +40,12 @@ class MemoryTransport:
             raise AddressError(address, "taken: something listens there already")
         return MemoryListener(meeting, self._settings)
 
-    async def connect(self, address: str, server_key: bytes | None = None) -> "MemoryConnection":
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> "MemoryConnection":
         """Connect to a name; the key is ignored."""
         del server_key
-        return MemoryConnection(self._meeting(address), self._settings)
+        return MemoryConnection(self._meeting(address), self._settings, lost)
 
     def _meeting(self, address: str) -> "_Meeting":
         if not _ADDRESS.fullmatch(address):
@@ -122,7 +125,11 @@ class MemoryListener:
             connection.outgoing.clear()
             with contextlib.suppress(ValueError):
                 self._ready.remove(connection)
+            connection.lost()
             self._meeting.introduce(connection)
+
+    def retire(self) -> None:
+        """Do nothing: it does not announce itself."""
 
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it: as long as it is open."""
@@ -138,6 +145,8 @@ class MemoryListener:
             self._closed = True
             self._meeting.listener = None
             self._readable.set()
+            for connection in self._peers.values():
+                connection.lost()
 
     def welcome(self, connection: "MemoryConnection") -> None:
         """Add a new peer."""
@@ -162,9 +171,10 @@ class MemoryListener:
 class MemoryConnection:
     """A connection to a name."""
 
-    def __init__(self, meeting: _Meeting, settings: BusSettings) -> None:
+    def __init__(self, meeting: _Meeting, settings: BusSettings, lost: Callable[[], None]) -> None:
         """Become a peer of the listener, if there is one."""
         self.peer = b""
+        self.lost = lost
         self.outgoing: deque[list[bytes]] = deque()  # read by the listener; bounded in `send`
         self._incoming: deque[list[bytes]] = deque()  # bounded in `deliver`
         self._high_water_mark = settings.high_water_mark

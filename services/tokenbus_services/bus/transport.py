@@ -97,6 +97,9 @@ class Listener(Protocol):
     def disconnect(self, peer: bytes) -> None:
         """Cut a peer off; it may connect again, as another peer."""
 
+    def retire(self) -> None:
+        """Let no new peer find it any more, where it announces itself; those that are connected stay."""
+
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it."""
 
@@ -125,6 +128,10 @@ def ignore(reason: str) -> None:
     del reason
 
 
+def ignore_loss() -> None:
+    """Ignore that a connection broke."""
+
+
 class Transport(Protocol):
     """Makes listeners and connections."""
 
@@ -134,10 +141,14 @@ class Transport(Protocol):
         `refused` is called with one line for each peer that the transport itself refuses or cuts off.
         """
 
-    async def connect(self, address: str, server_key: bytes | None = None) -> Connection:
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> Connection:
         """Connect to an address, whether a listener is there yet or not; raises AddressError for an invalid one.
 
-        `server_key` is the listener's public key; empty: it has none; None: the one of the settings.
+        `server_key` is the listener's public key; empty: it has none; None: the one of the settings. `lost` is called
+        on the event loop each time that the connection breaks which the listener had accepted, as when its process
+        dies; not for one that stands still, nor after `close`.
         """
 
 

@@ -15,7 +15,7 @@ from tokenbus_services.bus.errors import AddressError, ClosedError
 from tokenbus_services.bus.keys import ProcessKeys, raw, use_key
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
-from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore
+from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore, ignore_loss
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
 
@@ -29,7 +29,7 @@ _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "the listener asks for a key and this process shows none, or the reverse",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the listener ended it; its key may be another than bus.server_key",
 }
-_EVENTS = _ALIVE | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
+_EVENTS = _ALIVE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | sum(_FAILURES)
 _log = logger("bus")
 
 
@@ -86,7 +86,9 @@ class ZeroMQTransport:
             listening, binding, monitor, server_key=server_key, settings=self._settings, context=self._listening
         )
 
-    async def connect(self, address: str, server_key: bytes | None = None) -> "ZeroMQConnection":
+    async def connect(
+        self, address: str, server_key: bytes | None = None, lost: Callable[[], None] = ignore_loss
+    ) -> "ZeroMQConnection":
         """Connect to an address, whether a listener is there yet or not; raises AddressError."""
         endpoint = parse_remote(address)
         keys = self._keys.for_connection(endpoint, server_key)
@@ -95,7 +97,7 @@ class ZeroMQTransport:
         if keys is not None:
             use_key(socket, *keys)
         connected = LoopSocket(socket, f"connection to {address}")
-        reconnector = Reconnector(socket, connected, address, self._settings)
+        reconnector = Reconnector(socket, connected, address, self._settings, lost)
         connection = ZeroMQConnection(connected, reconnector, self._settings, self._connecting)
         try:
             socket.connect(address)
@@ -193,6 +195,9 @@ class ZeroMQListener:
         """Drop what a peer sends from now on, and cut it off when what was sent to it is out."""
         self._monitor.disconnect(peer)
 
+    def retire(self) -> None:
+        """Do nothing: it does not announce itself."""
+
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it."""
         return self._binding.is_reachable()
@@ -267,16 +272,23 @@ class ZeroMQConnection:
 
 
 class Reconnector:
-    """Connects a socket again where libzmq does not.
+    """Says when a connection broke, and connects a socket again where libzmq does not.
 
     libzmq reconnects after a broken connection, but never after one on which it received what it does not understand,
     or a part that is too large: a worker that once reached another server would be mute until its restart.
     """
 
     def __init__(
-        self, watched: "zmq.Socket[bytes]", connection: LoopSocket, address: str, settings: BusSettings
+        self,
+        watched: "zmq.Socket[bytes]",
+        connection: LoopSocket,
+        address: str,
+        settings: BusSettings,
+        lost: Callable[[], None],
     ) -> None:
-        """Monitor a socket; call this before it connects."""
+        """Monitor a socket; call this before it connects. `lost` is called when a connection broke."""
+        self._lost = lost
+        self._is_accepted = False
         self._watched = watched
         self._connection = connection
         self._address = address
@@ -310,6 +322,9 @@ class Reconnector:
             reason = _FAILURES.get(event)
             if reason is None:
                 self._ended = event == zmq.EVENT_DISCONNECTED
+                if self._ended and self._is_accepted:
+                    self._lost()
+                self._is_accepted = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             else:
                 self._repeated_log.begin(reason, _log.warning, "handshake failed", address=self._address, reason=reason)
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.demo_checks import (
     RATE_REQUESTS,
     ask,
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     logs = io.StringIO()  # of this process, which is a client; shown if it fails
     configure(replace(settings.log, level="warning"), logs)
-    with faults_told(), runtime_folder() as folder:
+    with reporting_faults(), runtime_folder() as folder:
         plan = plan_for(
             _of_the_demo(settings, folder.path),
             folder.path,

@@ -42,6 +42,11 @@ def reads_model(engine: str) -> bool:
     return _kind(engine).reads_model
 
 
+def ranks_of(engine: str, rest: Sequence[str]) -> list[list[str]]:
+    """Return an engine's own options for each of its data-parallel ranks."""
+    return _kind(engine).ranks(rest)
+
+
 def load_engine_settings(options: argparse.Namespace) -> Settings:
     """Return the settings, with `--model` as the chosen engine has it: the model's name, or its folder."""
     if not reads_model(options.engine):

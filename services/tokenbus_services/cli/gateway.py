@@ -21,9 +21,9 @@ examples:
   curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
     -d '{"model": "tokenbus", "prompt": "How do you learn a language?", "logprobs": 3}'
 
-settings that matter: gateway.* (what it takes and holds), bus.clients_address (where the processor is), bus.key_file
-and bus.server_key (docs/security.md), limits.max_top_k (the most alternatives), gateway.metrics_address (empty: its
-metrics are at /metrics alone). It needs the extra gateway.
+settings that matter: gateway.* (what it takes and holds), bus.clients_address (where the processor is, or with commas
+between all of them: docs/scaling.md), bus.key_file and bus.server_key (docs/security.md), limits.max_top_k (the most
+alternatives), gateway.metrics_address (empty: its metrics are at /metrics alone). It needs the extra gateway.
 """
 
 
@@ -34,6 +34,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         parser,
         {
             "--address": "gateway.address",
+            "--processes": "gateway.processes",
             "--models": "gateway.models",
             "--tokenizer": "gateway.tokenizer",
             "--max-requests": "gateway.max_requests",
@@ -51,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
 def _gateway(settings: Settings) -> AbstractAsyncContextManager[object]:
     try:
         from tokenbus_services.gateway.server import serve_gateway  # noqa: PLC0415 - its libraries are an extra
+        from tokenbus_services.gateway.supervisor import serve_processes  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise CommandError(f"the gateway needs {error.name}: install the extra, tokenbus[gateway]") from None
-    return serve_gateway(settings)
+    return serve_gateway(settings) if settings.gateway.processes == 1 else serve_processes(settings)

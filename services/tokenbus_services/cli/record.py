@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -13,9 +13,9 @@ from urllib.parse import quote
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
-from tokenbus_services.cli.watching import watching
+from tokenbus_services.cli.watching import watching, widened
 from tokenbus_services.client import WatchedItem
 from tokenbus_services.logs import logger
 from tokenbus_services.printable import printable
@@ -43,8 +43,6 @@ settings that matter: bus.clients_address, bus.key_file and bus.server_key, clie
 client.window_bytes (how much may be on its way to this client, here at least 512 frames; the processor's
 clients.send_queue_frames must be above that).
 """
-_WINDOW_FRAMES = 512
-"""Enough for a few tenths of a second of a fast worker's stream."""
 _COUNTS = ("items", "payload_bytes", "gaps", "missing_items", "repeated_items")
 """What a recorder counts."""
 _log = logger("record")
@@ -159,11 +157,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Record until a signal, or until there was enough; return 1 if something is missing."""
-    settings = load_settings(options)
-    client = replace(settings.client, window_frames=max(settings.client.window_frames, _WINDOW_FRAMES))
-    settings = replace(settings, client=client)
+    settings = widened(load_settings(options))
     files = Files(options.files[0])
-    with faults_told():
+    with reporting_faults():
         asyncio.run(_run(settings, options, files))
     if options.json:
         print(json.dumps(files.summary(), indent=2))

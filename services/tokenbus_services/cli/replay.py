@@ -6,12 +6,14 @@ import json
 import math
 import time
 from dataclasses import asdict
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
+from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.watching import logged
 from tokenbus_services.printable import printable
-from tokenbus_services.recording import RecordingError, entries
+from tokenbus_services.recording import Recorder, RecordingError, entries
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress
@@ -31,6 +33,7 @@ examples:
   tokenbus replay steps.tokenbus                           as fast as it was produced
   tokenbus replay steps.tokenbus --speed 10                ten times as fast
   tokenbus replay steps.tokenbus --speed max --as again    as fast as the processor takes it, as the worker `again`
+  tokenbus replay --from nats://127.0.0.1:4222 --worker w-1    what a durable log has of a worker's latest life
 
 settings that matter: bus.workers_address, bus.key_file and bus.server_key, worker.retention_* (the most that waits for
 acknowledgement), worker.block_timeout_ms (how long it waits for a processor, for room in its
@@ -41,7 +44,9 @@ retention, and at the end for acknowledgements), worker.drain_timeout_ms (the sa
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = _DESCRIPTION
-    parser.add_argument("files", nargs=1, metavar="FILE", help="what `tokenbus record` wrote")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="what `tokenbus record` wrote")
+    parser.add_argument("--from", dest="log", metavar="ADDRESS", help="a durable log, instead of a file")
+    parser.add_argument("--worker", default="", metavar="ID", help="with --from: the worker whose latest life it is")
     parser.add_argument(
         "--speed", type=_speed, default=1.0, metavar="X", help="how many times as fast as it was produced, or max (1)"
     )
@@ -53,11 +58,15 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Publish a recording; return 1 if not everything was acknowledged."""
     settings = load_settings(options)
-    name = options.files[0]
+    if len(options.files) + (options.log is not None) != 1:
+        raise CommandError("one FILE or --from ADDRESS", WRONG_USE)
+    name = options.log or options.files[0]
     if options.worker_id is not None and (limit := ENTRIES["worker.id"].kind.fault(options.worker_id)) is not None:
         raise CommandError(f"--as: {limit}, got {options.worker_id!r}", WRONG_USE)
     try:
-        with open(name, "rb") as file, faults_told():  # noqa: PTH123 - a name is all it is
+        with open(name, "rb") if options.files else TemporaryFile() as file, reporting_faults():  # noqa: PTH123 - a name is all it is
+            if not options.files:
+                asyncio.run(_fetch(settings, name, options.worker, file))
             done = asyncio.run(_run(settings, options, file))
     except OSError as error:
         raise CommandError(printable(f"{name}: {(error.strerror or str(error)).lower()}")) from None
@@ -67,6 +76,24 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(printable(str(error))) from None
     _tell(done, as_json=options.json)
     return 1 if done.unacknowledged else 0
+
+
+async def _fetch(settings: Settings, address: str, worker_id: str, file: BinaryIO) -> None:
+    """Write what a log has of the latest life of a worker to a file, as `tokenbus record` would."""
+    recorder: Recorder | None = None
+    async for item in logged(address, worker_id, settings):
+        if recorder is not None and item.worker_id != recorder.hello.worker_id:
+            raise CommandError("--worker: the log has items of several workers", WRONG_USE)
+        if recorder is not None and item.epoch < recorder.epoch:  # written late
+            continue
+        if recorder is None or item.epoch > recorder.epoch:
+            recorder = Recorder(item.epoch, item.hello)
+            file.seek(0)
+            file.truncate()
+        file.write(recorder.add(item.sequence, item.kind, item.payload))
+    if recorder is None:
+        raise CommandError(f"{address}: nothing to replay" + (f" of worker {worker_id}" if worker_id else ""))
+    file.seek(0)
 
 
 async def _run(settings: Settings, options: argparse.Namespace, file: BinaryIO) -> Replayed:

@@ -1,25 +1,30 @@
-"""tokenbus tap: shows what workers emit as it passes, without delaying it."""
+"""tokenbus tap: shows what workers emit as it passes, without delaying it, or what a durable log has of it."""
 
 import argparse
 import asyncio
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
 
 from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, Row, RowStatus, Scoring, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
-from tokenbus_services.cli.configuration import declare_settings, faults_told, load_settings
-from tokenbus_services.cli.watching import watching
+from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
+from tokenbus_services.cli.errors import WRONG_USE, CommandError
+from tokenbus_services.cli.watching import logged, watching
 from tokenbus_services.client import WatchedItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import styled
+
+if TYPE_CHECKING:
+    from tokenbus_services.durable_log.reader import LogItem
 
 _DESCRIPTION = """\
 Show the items of workers' streams as they pass through a processor, a line for each: its stream and sequence, then what
@@ -27,17 +32,23 @@ it is. A batch's line says its step, part, rows and tokens, and how long ago it 
 both machines' clocks agree. Requests are not disturbed: what this reads too slowly is left out, and a line says how
 many items that were. It ends after --count items, or with a signal.
 
+With --from it shows what a durable log has by now, in the log's order. A batch's line then says when the log took it,
+and a line says what is missing in the log.
+
 examples:
   tokenbus tap                                  every worker's items
   tokenbus tap --worker worker-1 --rows         with the tokens of each row and their logprobs
   tokenbus tap --json --count 100 | jq .        a JSON object on each line, for machines
+  tokenbus tap --from nats://127.0.0.1:4222 --request 17 --rows    what a request got, as the durable log has it
 
-settings that matter: bus.clients_address, bus.key_file and bus.server_key, client.window_frames and
-client.window_bytes (how much may be on its way to this client; beyond that items are left out), client.name (what the
-processor's logs call it).
+settings that matter: bus.clients_address (of one processor or of all, with commas between), bus.key_file and
+bus.server_key, client.window_frames and client.window_bytes (how much may be on its way to this client; beyond that
+items are left out), client.name (what the processor's logs call it).
 """
 _LIMITS = Limits.schema()
 _NS_IN_MS = 1_000_000
+_NS = 1_000_000_000
+_REQUEST_IDS = 2**64
 _LIKELY, _UNLIKELY = -0.7, -2.3
 """Logprobs from which on, and below which, a token is shown as such: about a half, and a tenth."""
 
@@ -53,20 +64,48 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object for each item instead of a line")
     parser.add_argument("--rows", action="store_true", help="show each row's tokens with their logprobs")
     parser.add_argument("--count", type=whole(), default=0, metavar="N", help="end after so many items")
+    parser.add_argument("--from", dest="log", metavar="ADDRESS", help="a durable log, instead of what passes")
+    parser.add_argument(
+        "--request", type=_request_id, metavar="ID", help="with --from: items of this request, and its rows, alone"
+    )
     declare_settings(parser, {"--clients-address": "bus.clients_address"})
+
+
+def _request_id(text: str) -> int:
+    with suppress(ValueError):
+        if 0 < (number := int(text, 0)) < _REQUEST_IDS:
+            return number
+    raise argparse.ArgumentTypeError(f"a request's id, as 17 or 0x11, got {text!r}")
 
 
 def run(options: argparse.Namespace) -> int:
     """Show items until a signal, or until there were enough."""
     settings = load_settings(options)
-    with faults_told():
-        asyncio.run(_run(settings, options))
+    if options.request is not None and options.log is None:
+        raise CommandError("--request: with --from ADDRESS, the log that has it", WRONG_USE)
+    with reporting_faults():
+        asyncio.run(_run(settings, options) if options.log is None else _show_log(settings, options))
     return 0
 
 
 async def _run(settings: Settings, options: argparse.Namespace) -> None:
     with stop_on_signals() as stop:
         await tap(settings, options, _print_json if options.json else _print_lines, stop)
+
+
+async def _show_log(settings: Settings, options: argparse.Namespace) -> None:
+    show, shown = _print_json if options.json else _print_lines, 0
+    async with aclosing(logged(options.log, options.worker, settings)) as items:
+        async for item in items:
+            name = item.worker_id, item.epoch
+            if item.missing_items:
+                show(left_out_values(name, item.sequence - item.missing_items, item.sequence - 1))
+            if options.request is not None and not item.has_request(options.request):
+                continue
+            show(logged_values(item, rows=options.rows, request_id=options.request))
+            shown += 1
+            if shown == options.count:
+                return
 
 
 async def tap(
@@ -122,6 +161,16 @@ def item_values(stream: tuple[str, int], watched: WatchedItem, now_ns: int, *, r
     except ContractError as error:
         return values | {"what": "refused", "error": str(error)}
     return values | {"what": "unknown", "payload_kind": item.payload_kind}
+
+
+def logged_values(item: "LogItem", *, rows: bool, request_id: int | None = None) -> Values:
+    """Return what an item of a log holds; of one request's rows, or of all."""
+    watched = WatchedItem(Item(sequence=item.sequence, payload_kind=item.kind), item.payload)
+    logged_ns = int(item.logged_at.timestamp() * _NS)
+    values = item_values((item.worker_id, item.epoch), watched, logged_ns, rows=rows)
+    if request_id is not None and "rows" in values:
+        values["rows"] = [row for row in values["rows"] if row["request_key"] == str(request_id)]
+    return values | {"logged_at": item.logged_at.isoformat()}
 
 
 def left_out_values(stream: tuple[str, int], first: int, last: int) -> Values:
@@ -207,6 +256,8 @@ def _words(values: Values) -> tuple[str, str, str]:
         case "batch":
             statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"
             latency = "" if values["latency_ms"] is None else f", {values['latency_ms']:.3f} ms ago"
+            if "logged_at" in values:
+                latency = f", logged {values['logged_at']}"
             step = f"step {values['step']} part {values['part']}"
             text = f"{step}, {values['row_count']} rows ({statuses}), {values['tokens']} tokens{latency}"
             return values["kind"], "green" if values["kind"] == BatchKind.TARGET.name else "bold", text

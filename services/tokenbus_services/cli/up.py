@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from tokenbus_services.cli.arguments import Parser, whole
-from tokenbus_services.cli.configuration import declare_settings, faults_told
-from tokenbus_services.cli.engines import DEFAULT_ENGINE, keep_rest, load_engine_settings, reads_model
+from tokenbus_services.cli.configuration import declare_settings, reporting_faults
+from tokenbus_services.cli.engines import DEFAULT_ENGINE, keep_rest, load_engine_settings, ranks_of, reads_model
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.local import START_SECONDS, LocalSystem, Plan, plan_for
 from tokenbus_services.cli.local.plan import gateway_address
@@ -77,7 +77,7 @@ def declare(parser: Parser) -> None:
         help=f"how long a service may take until it is ready, as for large weights ({START_SECONDS})",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object for each thing that happens")
-    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"})
+    declare_settings(parser, {"--model": "worker.model", "--metrics-address": "metrics.address"}, has_bus=True)
     keep_rest(parser)
 
 
@@ -85,11 +85,13 @@ def run(options: argparse.Namespace) -> int:
     """Run a system until a signal."""
     settings = load_engine_settings(options)
     model = _model(options)
+    ranks = ranks_of(options.engine, getattr(options, "rest", ()))
+    options.workers *= len(ranks)
     for role in ("prefill", "decode"):
         if getattr(options, role) is None:
             setattr(options, role, 0 if model is not None else 1)
     _check_counts(options, settings)
-    with faults_told(), runtime_folder() as folder:
+    with reporting_faults(), runtime_folder() as folder:
         plan = plan_for(
             settings,
             folder.path,
@@ -99,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
             decode=options.decode,
             gateway_address=gateway_address(settings, options.port),
             model=model,
-            rest=getattr(options, "rest", ()),
+            ranks=ranks,
         )
         return asyncio.run(_run(plan, folder.lock, Screen(as_json=options.json), options.start_seconds))
 

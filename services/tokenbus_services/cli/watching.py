@@ -1,22 +1,27 @@
-"""The streams that `tap` and `record` watch: their items, each with the stream that it belongs to.
+"""The streams that `tap` and `record` watch, or that a durable log has: their items, each with its stream.
 
 An item says its sequence and not its stream, so each worker is watched through a client of its own: what comes there
 belongs to the stream that was announced last. One more client learns which workers there are.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
-from tokenbus_services.bus import Transport
+from tokenbus_services.bus import Transport, require_nats
 from tokenbus_services.client import Client, WatchedItem
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
 
+if TYPE_CHECKING:
+    from tokenbus_services.durable_log.reader import LogItem
+
 _MOST_WAITING = 256
+_WINDOW_FRAMES = 512
+"""Enough for a few tenths of a second of a fast worker's stream."""
 _log = logger("watch")
 
 
@@ -106,3 +111,17 @@ async def watching(
         yield items
     finally:
         await items.close()
+
+
+def logged(address: str, worker_id: str, settings: Settings) -> "AsyncGenerator[LogItem, None]":
+    """Return an iterator over what a log has by now of a worker, or of every worker."""
+    require_nats(address)
+    from tokenbus_services.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra
+
+    return read_log(address, worker_id=worker_id, settings=settings)
+
+
+def widened(settings: Settings) -> Settings:
+    """Return settings with a window that leaves hardly an item of a fast worker out."""
+    client = replace(settings.client, window_frames=max(settings.client.window_frames, _WINDOW_FRAMES))
+    return replace(settings, client=client)

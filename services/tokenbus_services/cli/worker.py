@@ -5,7 +5,7 @@ import math
 from functools import partial
 
 from tokenbus_services.cli.arguments import Parser
-from tokenbus_services.cli.configuration import declare_settings, faults_told
+from tokenbus_services.cli.configuration import declare_settings, reporting_faults
 from tokenbus_services.cli.engines import declare_engine, load_engine_settings, made
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.worker import EngineBrokenError
@@ -27,10 +27,10 @@ examples:
   tokenbus worker --engine synthetic --tokens-per-step 4 --drafts --parts 2
   tokenbus worker --settings tokenbus.toml --set worker.policy=shed
 
-settings that matter: bus.workers_address, bus.key_file and bus.server_key (docs/security.md), worker.id (one for each
-live worker), worker.role and worker.handoff_* (a prefill worker hands requests off to a decode worker, at its address),
-worker.max_requests, worker.retention_* and worker.policy (what happens when retention is full), limits.*,
-worker.metrics_address (empty: no metrics are served).
+settings that matter: bus.workers_address (of several processors, with commas between: docs/scaling.md), bus.key_file
+and bus.server_key (docs/security.md), worker.id (one for each live worker), worker.role and worker.handoff_* (a prefill
+worker hands requests off to a decode worker, at its address), worker.max_requests, worker.retention_* and worker.policy
+(what happens when retention is full), limits.*, worker.metrics_address (empty: no metrics are served).
 """
 
 
@@ -61,7 +61,7 @@ def declare(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a worker until a signal."""
     settings = load_engine_settings(options)
-    with faults_told():
+    with reporting_faults():
         try:
             run_engine(
                 partial(made, options, settings),

@@ -1,4 +1,4 @@
-"""Client: sends requests to a processor and takes their tokens, across broken connections and restarted processors."""
+"""Client: sends requests to processors and takes their tokens, across broken connections and restarted processors."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,18 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.bus import Transport, transport_for
+from tokenbus_services.client.connections import Connections
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
-from tokenbus_services.client.session import ClientSession, RequestEnd, StepRows
+from tokenbus_services.client.requests import OpenRequests, RequestEnd, StepRows
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.client.status import merged
 from tokenbus_services.client.stream import Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.tokens import Generation
-from tokenbus_services.link import Link
+from tokenbus_services.link import PROOF_BYTES, SessionState
+from tokenbus_services.processor_list import processors_at
 from tokenbus_services.settings import Settings
 
 
@@ -41,10 +45,11 @@ def connect(
     server_key: str | None = None,
     settings: Settings | None = None,
 ) -> "Client":
-    """Return a client of the processor at an address, which connects when it is entered with `async with`.
+    """Return a client of the processor at an address, or of several, which connects when entered with `async with`.
 
     Args:
-        address: where the processor takes clients, as `tcp://127.0.0.1:5571`; default: `bus.clients_address`.
+        address: where the processor takes clients, as `tcp://127.0.0.1:5571`, or the addresses of several with commas
+            between; default: `bus.clients_address`.
         name: what the client is called in the processor's logs; default: `client.name`.
         key_file: the file of the client's own CURVE key, as `tokenbus keygen` writes it; default: `bus.key_file`.
         server_key: the processor's public key, or the path of its certificate; default: `bus.server_key`.
@@ -74,11 +79,12 @@ def connect(
 
 
 class Client:
-    """A connection to a processor, from entering `async with` to leaving it; `tokenbus.connect` makes one.
+    """A connection to a processor, or to several, for as long as `async with` lasts; `tokenbus.connect` makes one.
 
-    It reconnects by itself, and a request goes on with its next token when the processor was restarted. All methods are
-    to be called on the event loop that entered it. Leaving waits for the requests that are open, at most
-    `client.drain_timeout_ms`; those whose iterators were closed or dropped are not waited for.
+    It reconnects by itself, and a request goes on with its next token when the processor was restarted, or when its
+    worker went to another one. Several processors are one bus: a request goes to the one with the most room for its
+    model. All methods are to be called on the event loop that entered it. Leaving waits for the requests that are open,
+    at most `client.drain_timeout_ms`; those whose iterators were closed or dropped are not waited for.
 
     Example:
         async with tokenbus.connect(address) as client:
@@ -92,64 +98,96 @@ class Client:
         """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
         self.settings = settings or Settings.load()
         client, bus = self.settings.client, self.settings.bus
-        hello = ClientHello(
+        processors = processors_at(bus.clients_address, bus)
+        self._hello = ClientHello(
             schema_major=MAJOR,
             schema_minor=MINOR,
             name=client.name,
             window_frames=client.window_frames,
             window_bytes=client.window_bytes,
             session=_random_id(),
+            proof=secrets.token_bytes(PROOF_BYTES),
+            wants_room=processors.count > 1 or not processors.is_fixed,
         )
-        self._session = ClientSession(
-            hello,
-            self.settings.limits,
-            client.request_buffer_rows,
-            interval=bus.heartbeat_interval_ms / 1000,
-            timeout=bus.heartbeat_timeout_ms / 1000,
+        self.requests = OpenRequests(
+            client.request_buffer_rows, client.resume_timeout_ms / 1000, others_may_come=not processors.is_fixed
         )
+        """The open requests."""
         self._clock = clock or SystemClock()
-        self._link = Link(self._session, contextlib.nullcontext(), self._clock, "client")
+        self._watched: tuple[str, Callable[[ServerFrame, bytes], None]] | None = None
+        self._connections = Connections(processors, self._begin, self.requests, self._clock)
+        self.sessions = self._connections.sessions
+        """The state of the connection to each processor; of a fixed list in its order."""
         self._transport = transport
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watching_over: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._steps = _Slot()
         self._watch = _Slot()
 
+    def _begin(self) -> ClientSession:
+        bus = self.settings.bus
+        session = ClientSession(
+            self._hello,
+            self.requests,
+            self.settings.limits,
+            interval=bus.heartbeat_interval_ms / 1000,
+            timeout=bus.heartbeat_timeout_ms / 1000,
+        )
+        if self._watched is not None:
+            session.watch(*self._watched)
+        return session
+
     @property
-    def session(self) -> ClientSession:
-        """The state of the connection and of the open requests."""
-        return self._session
+    def is_connected(self) -> bool:
+        """Whether a processor has welcomed it, and is heard."""
+        return any(session.state is SessionState.OPEN for session in self.sessions)
+
+    @property
+    def refusal(self) -> str:
+        """Why the processors refuse it; empty: not all of them do."""
+        refusals = [each.refusal.message for each in self.sessions if each.refusal is not None]
+        return refusals[0] if refusals and len(refusals) == len(self.sessions) else ""
 
     @property
     def is_running(self) -> bool:
         """Whether the tasks that carry its messages run."""
-        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+        is_watched = self._watching_over is not None and not self._watching_over.done()
+        return is_watched and self._connections.is_running
 
     async def __aenter__(self) -> Self:
         """Connect; the processor need not be there yet. Raises AddressError for an address that cannot be used."""
         transport = self._transport or transport_for(self.settings.bus)
-        running = await self._link.start(transport, self.settings.bus.clients_address)
-        # However the connection ended: nothing more comes, and every request must have an end.
-        running.add_done_callback(lambda _: self._session.give_up("the client was closed"))
-        self._tasks = [running, asyncio.create_task(self._watch_over())]
+        interval = self.settings.bus.heartbeat_interval_ms / 1000
+        patience = self.settings.client.resume_timeout_ms / 1000
+        await self._connections.open(transport, interval, patience)
+        self._watching_over = asyncio.create_task(self._watch_over())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Send no more requests, wait for the open ones at most the drain's time, and say goodbye."""
-        self._closing.set()
-        self._link.stop(0 if error else self.settings.client.drain_timeout_ms / 1000)
-        await asyncio.gather(*self._tasks)
+        try:
+            await self._connections.close(0 if error else self.settings.client.drain_timeout_ms / 1000)
+        finally:
+            self._closing.set()
+            if self._watching_over is not None:
+                await self._watching_over
 
     async def _watch_over(self) -> None:
         """End requests whose deadline has passed, and all of them when there was no processor for too long."""
         patience = self.settings.client.resume_timeout_ms
         while not await self._clock.wait(self._closing, self.settings.bus.heartbeat_interval_ms / 1000):
-            self._session.end_overdue(self._clock.unix_ms())
-            lost_since = self._session.lost_since
-            if lost_since is not None and self._clock.now() - lost_since >= patience / 1000:
-                self._session.give_up(f"no processor answered for {patience} ms")
+            self.requests.end_overdue(self._clock.unix_ms())
+            self.requests.look(self._clock.now())
+            lost_since = [each.lost_since for each in self.sessions if each.lost_since is not None]
+            if (
+                lost_since
+                and len(lost_since) == len(self.sessions)
+                and self._clock.now() - max(lost_since) >= patience / 1000
+            ):
+                self.requests.give_up(f"no processor answered for {patience} ms")
+            self._connections.progress.set()  # some may have ended
 
     def generate(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> Generation:
         """Send a request, and return an async iterator over its tokens.
@@ -177,7 +215,7 @@ class Client:
                 async for token in generation:
                     print(generation.request_id, token.id, token.logprob)
         """
-        return Generation(self._open(prompt, parameters), self._discard)
+        return Generation(self._open(prompt, parameters), self.requests.discard)
 
     def submit(self, prompt: Prompt | Generate, **parameters: Unpack[RequestParameters]) -> int:
         """Send a request whose rows and end come from `steps` alone, and return its request id.
@@ -239,11 +277,10 @@ class Client:
                 await generation.aclose()
         """
         self._check_room(request_id)
-        tokens = self._session.resume(
+        tokens = self.requests.resume(
             request_id, position, include_drafts=include_drafts, deadline_unix_ms=deadline_unix_ms
         )
-        self._link.wake()
-        return Generation(tokens, self._discard)
+        return Generation(tokens, self.requests.discard)
 
     def abort(self, request_id: int) -> None:
         """End a request at its worker; tokens on their way still come, and then its end, with status ABORTED.
@@ -258,8 +295,7 @@ class Client:
                 rest = [token async for token in generation]
             assert generation.status is tokenbus.RowStatus.ABORTED
         """
-        self._session.abort(request_id)
-        self._link.wake()
+        self.requests.abort(request_id)
 
     def steps(self, *, most: int = 64) -> Stream[StepRows | RequestEnd]:
         """Return an async iterator over the rows of all of this client's requests as columns, and over their ends.
@@ -290,13 +326,12 @@ class Client:
 
         def _bound(length: int) -> None:
             if length > most:
-                self._session.is_paused = True
-            elif self._session.is_paused:
-                self._session.is_paused = False
-                self._link.wake()
+                self.requests.is_paused = True
+            elif self.requests.is_paused:
+                self._go_on()
 
         queue: StreamQueue[StepRows | RequestEnd] = StreamQueue(_bound)
-        return self._steps.fill(queue, lambda: self._session.open_stream(queue.put), self._close_steps)
+        return self._steps.fill(queue, lambda: self.requests.open_stream(queue.put), self._close_steps)
 
     def watch(self, worker_id: str = "", *, most: int = 1024) -> Stream[WatchedStream | WatchedItem]:
         """Return an async iterator over a worker's stream as the worker publishes it.
@@ -323,9 +358,19 @@ class Client:
                 is_item = frame.WhichOneof("body") == "watched_item"
                 queue.put(WatchedItem(frame.watched_item, payload) if is_item else frame.watched_stream)
 
-        stream = self._watch.fill(queue, lambda: self._session.watch(worker_id, _take), self._session.unwatch)
-        self._link.wake()
-        return stream
+        def _begin() -> None:
+            if self._watched is not None:
+                raise RuntimeError("watch() is being iterated over already: close that iterator first")
+            for session in self.sessions:
+                session.watch(worker_id, _take)
+            self._watched = worker_id, _take
+
+        def _end() -> None:
+            self._watched = None
+            for session in self.sessions:
+                session.unwatch()
+
+        return self._watch.fill(queue, _begin, _end)
 
     def _open(
         self, prompt: Prompt | Generate, parameters: RequestParameters, *, is_submitted: bool = False
@@ -345,35 +390,41 @@ class Client:
             moment = self._clock.unix_ms() + generate.deadline_ms
             generate.deadline_unix_ms = min(generate.deadline_unix_ms or moment, moment)
         try:
-            tokens = self._session.open(generate, is_submitted=is_submitted)
+            return self.requests.open(generate, is_submitted=is_submitted)
         except ContractError as error:
             raise error if isinstance(prompt, Generate) else named_as_given(error) from None
-        self._link.wake()
-        return tokens
-
-    def _discard(self, request_id: int) -> None:
-        self._session.discard(request_id)
-        self._link.wake()
 
     async def status(self, *, timeout_seconds: float = 1.0) -> ProcessorStatus:
         """Return how the processor and its workers do, at most a tenth of a second old.
 
-        Raises a TimeoutError if no processor answers in time.
+        Of several processors it has the sums, and all workers, each with the processor that has it; one that does not
+        answer in time is left out. Raises a TimeoutError if none answers in time.
         """
-        status = self._session.ask_status()
-        self._link.wake()
-        async with asyncio.timeout(timeout_seconds):
-            return await asyncio.shield(status)
+        asked: list[asyncio.Future[ProcessorStatus]] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._connections.known.wait()
+                connected = [each for each in self.sessions if each.state is SessionState.OPEN]
+                asked = [session.ask_status() for session in connected or self.sessions]
+                await asyncio.wait(asked)
+        if not (answers := [status.result() for status in asked if status.done()]):
+            raise TimeoutError
+        return merged(answers)
 
     def _close_steps(self) -> None:
-        self._session.close_stream()
-        self._link.wake()
+        self.requests.close_stream()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Ack what was taken."""
+        self.requests.is_paused = False
+        self._connections.wake()
 
     def _check_room(self, request_id: int) -> None:
         most = self.settings.client.max_requests
-        if self._session.is_open(request_id):
+        if self.requests.is_open(request_id):
             code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "this client has an open request with that id"
-        elif self._session.open_count >= most:
+        elif self.requests.open_count >= most:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, f"client.max_requests: at most {most}, got {most + 1}"
         else:
             return

@@ -6,7 +6,7 @@ from collections import deque
 class PendingAck:
     """The pending acknowledgement of one step's items: they are acknowledged when its last consumer releases them."""
 
-    __slots__ = ("bytes", "count", "holders", "last_sequence", "stream")
+    __slots__ = ("bytes", "count", "holders", "last_sequence", "stream", "unlogged")
 
     def __init__(self) -> None:
         """Begin with one consumer: the code that makes the step."""
@@ -17,6 +17,8 @@ class PendingAck:
         """The tracker of its stream, once an item belongs to it."""
         self.last_sequence = 0
         self.bytes = 0
+        self.unlogged = 0
+        """How many of its consumers are the durable log, which cannot be evicted: items that it does not have yet."""
 
     def keep(self, holders: int = 1) -> None:
         """Count more consumers."""

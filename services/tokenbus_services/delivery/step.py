@@ -6,6 +6,7 @@ import numpy as np
 
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_services.delivery.ack_tracker import PendingAck
+from tokenbus_services.delivery.token import TokenLists
 
 FINISHED = frozenset({RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH, RowStatus.ABORTED, RowStatus.UNRECOVERABLE})
 """The statuses of a request's last row."""
@@ -39,6 +40,7 @@ class Step:
     """Whether all rows that are missing are of items that are known to be lost, whose requests have ended."""
     _target: LogprobBatch | None = field(default=None, repr=False)
     _draft: LogprobBatch | None = field(default=None, repr=False)
+    _token_lists: TokenLists | None = field(default=None, init=False, repr=False)
 
     @property
     def sequence(self) -> int:
@@ -60,7 +62,14 @@ class Step:
             self._draft = self.draft_rows.in_batch_order()
         return self._draft
 
+    @property
+    def token_lists(self) -> TokenLists:
+        """The tokens of all of its rows as plain numbers, which iterators over requests' tokens read."""
+        if self._token_lists is None:
+            self._token_lists = TokenLists(self.rows)
+        return self._token_lists
+
     def keep(self, rows: LogprobBatch, draft_rows: LogprobBatch | None) -> None:
         """Have other rows from now on: what is left after some were taken out."""
         self.rows, self.draft_rows = rows, draft_rows
-        self._target = self._draft = None
+        self._target = self._draft = self._token_lists = None

@@ -1,10 +1,12 @@
 """RunningText: the text of tokens as they come, with characters that are split over them, up to a stop."""
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that are no character."""
 
 
 class Stopping(NamedTuple):
@@ -15,19 +17,26 @@ class Stopping(NamedTuple):
     """A stop text counts where it ends behind so many tokens."""
     is_included: bool = False
     """Whether the stop belongs to the text."""
-    token_ids: Collection[int] = ()
-    """Its stop tokens, for who has not what the worker says of them."""
+    shows_special: bool = False
+    """Whether the text has special tokens' names, too."""
 
 
 class RunningText:
-    """Turns tokens' bytes into text, and holds back split characters and what may be the beginning of a stop."""
+    """Turns tokens' bytes into text, and holds back split characters and what may be the beginning of a stop.
 
-    __slots__ = ("_decoder", "_held", "_is_split", "_least", "_stops", "_tokens", "includes_stop", "stop")
+    Bytes that are no character become a replacement character once text follows. At the end of a text they are taken
+    for a character that was cut off, and left out, as vLLM does.
+    """
+
+    __slots__ = ("_broken", "_decoder", "_held", "_least", "_stops", "_tokens", "includes_stop", "is_split", "stop")
 
     def __init__(self, stopping: Stopping | None = None) -> None:
         """Take the stops, if there are any: texts that end it where they appear."""
         self._decoder = _UTF8("replace")
-        self._is_split = False
+        self.is_split = False
+        """Whether what comes next is not simply its own text: bytes before it may be part of a character."""
+        self._broken = 0
+        """How many replacement characters no text has followed yet."""
         self._stops = () if stopping is None else stopping.texts
         self._least = 0 if stopping is None else stopping.min_tokens
         self._tokens = 0
@@ -43,11 +52,14 @@ class RunningText:
 
     def add(self, data: bytes) -> str:
         """Add bytes, and return the text that is complete."""
-        if not self._is_split:
+        if not self.is_split:
             try:
                 text = data.decode()
             except UnicodeDecodeError:
                 text = self._decode(data)
+            else:
+                if text.endswith(REPLACEMENT):
+                    text = self._decode(data)
         else:
             text = self._decode(data)
         return self._certain(text) if self._stops else text
@@ -67,17 +79,22 @@ class RunningText:
         return "".join(texts), taken
 
     def end(self) -> str:
-        """Return what was held back, at the end."""
+        """Return what was held back for a stop, at the end."""
         if self.is_stopped:
             return ""
-        text = self._held + self._decoder.decode(b"", final=True)
-        self._held = ""
+        text, self._held = self._held, ""
         return text
 
     def _decode(self, data: bytes) -> str:
         text = self._decoder.decode(data)
-        self._is_split = bool(self._decoder.getstate()[0])
-        return text
+        certain = text.rstrip(REPLACEMENT)
+        broken = len(text) - len(certain)
+        if certain:
+            certain, self._broken = REPLACEMENT * self._broken + certain, broken
+        else:
+            self._broken += broken
+        self.is_split = bool(self._broken or self._decoder.getstate()[0])
+        return certain
 
     def _certain(self, text: str) -> str:
         if self.is_stopped:

@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from itertools import repeat
-from typing import Any, NamedTuple, Self
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,33 +13,8 @@ from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery.errors import RequestFailedError
 from tokenbus_services.delivery.step import Step
-
-
-class Token(NamedTuple):
-    """One token of a request.
-
-    `logprob` and `rank` are None where the request asked for ids only. `alternatives` holds pairs of a token id and its
-    logprob, the most probable first. `is_shed` says that a worker without room dropped the alternatives on the way.
-
-    Example:
-        token = tokenbus.Token(id=42, position=0, logprob=-0.5, rank=1, alternatives=((42, -0.5),), request_id=7)
-        assert token.rank == 1
-    """
-
-    id: int
-    """The token id; zero is a token like any other."""
-    position: int
-    """Its place among the request's generated tokens, from 0."""
-    logprob: float | None
-    """Its natural-log probability, at most 0; None where the request asked for ids only."""
-    rank: int | None
-    """Its place by probability, from 1; None where the request asked for ids only."""
-    alternatives: tuple[tuple[int, float], ...]
-    """Token ids and logprobs, the most probable first."""
-    request_id: int
-    """The request that it belongs to."""
-    is_shed: bool = False
-    """Whether its alternatives were dropped on the way, because a worker had no room for them."""
+from tokenbus_services.delivery.token import Token
+from tokenbus_services.delivery.waiter import Waiter, WakeUps
 
 
 def stop_of(batch: LogprobBatch, row: int, texts: Sequence[str]) -> int | str | None:
@@ -63,9 +37,13 @@ class RequestTokens:
     """
 
     def __init__(
-        self, request_id: int, position: int = 0, *, on_waiting: "Callable[[RequestTokens], None] | None" = None
+        self,
+        request_id: int,
+        position: int = 0,
+        *,
+        wake_ups: WakeUps | None = None,
     ) -> None:
-        """Begin with the token at a position; `on_waiting` is called each time the consumer begins to wait."""
+        """Begin with the token at a position; `wake_ups` is shared by requests whose consumers go on together."""
         self.request_id = request_id
         self.position = position
         self.status: RowStatus | None = None
@@ -77,10 +55,9 @@ class RequestTokens:
         self.generated_tokens = 0
         """How many tokens its error says were generated, which may be more than came here."""
         self.waiting: deque[tuple[Step, int]] = deque()
-        """The rows that were not taken yet, as a step and a place in it; after adding to it, call `wake`."""
-        self._on_waiting = on_waiting
+        """The rows that were not taken yet, as a step and a place in it; after adding to it, call `wake_ups.look`."""
         self._tokens: deque[Token] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter = Waiter(wake_ups or WakeUps(), self.waiting)
 
     def __len__(self) -> int:
         """Return how many rows wait to be taken."""
@@ -94,7 +71,7 @@ class RequestTokens:
     @property
     def is_awaited(self) -> bool:
         """Whether its consumer waits for something to come."""
-        return self._waiter is not None
+        return self._waiter.is_waiting
 
     # For the deliverer.
 
@@ -137,9 +114,7 @@ class RequestTokens:
 
     def wake(self) -> None:
         """Let a waiting consumer look again."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._waiter.wake()
 
     # For the consumer.
 
@@ -150,46 +125,55 @@ class RequestTokens:
     async def __anext__(self) -> Token:
         """Return the next token."""
         while not self._tokens:
-            found = await self._next_row()
-            if found is None:
+            if self.waiting:
+                self._take_tokens()
+            elif self._is_over():
                 raise StopAsyncIteration
-            self._tokens.extend(_tokens_of(found))
+            else:
+                await self._waiter
         return self._tokens.popleft()
 
-    async def rows(self) -> AsyncIterator[Row]:
+    async def rows(self, _kept: object = None) -> AsyncGenerator[Row, None]:
         """Yield each step's tokens of this request, as arrays."""
-        while (row := await self._next_row()) is not None:
-            yield row
-
-    async def _next_row(self) -> Row | None:
+        # One generator and nothing beneath it but the waiter: every frame more is paid for by each row.
         while True:
-            while self.waiting:
-                row = self._taken()
-                if row is not None:
-                    return row
-            if self.error is not None:
-                raise RequestFailedError(self.error, self.generated_tokens)
-            if self.status is not None:
-                return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            if self._on_waiting is not None:
-                self._on_waiting(self)
-            try:
+            row = self._taken()
+            if row is not None:
+                yield row
+            elif self._is_over():
+                return
+            else:
                 await self._waiter
-            finally:
-                self._waiter = None
+
+    def _is_over(self) -> bool:
+        """Tell whether nothing more will come, once what waited was taken; raises the error that it ended with."""
+        if self.error is not None:
+            raise RequestFailedError(self.error, self.generated_tokens)
+        return self.status is not None
+
+    def _take_tokens(self) -> None:
+        """Take the next row's tokens, as far as they were not taken before."""
+        step, place = self.waiting.popleft()
+        tokens = step.token_lists.tokens_of(place)
+        step.pending_ack.release()
+        if tokens and tokens[0].position < self.position:
+            tokens = [token for token in tokens if token.position >= self.position]
+        if tokens:
+            self.position = tokens[-1].position + 1
+            self._tokens.extend(tokens)
 
     def _taken(self) -> Row | None:
-        """Take the next row; None if it has no token that was not taken before."""
-        step, place = self.waiting.popleft()
-        row = step.rows.row(place)
-        step.pending_ack.release()
-        count = row.token_ids.size
-        skip = min(max(self.position - row.position, 0), count)
-        if skip == count:
-            return None
-        self.position = row.position + count
-        return _without_first(row, skip) if skip else row
+        """Take the next row that has a token that was not taken before; None if none waits."""
+        while self.waiting:
+            step, place = self.waiting.popleft()
+            row = step.rows.row(place)
+            step.pending_ack.release()
+            position, tokens = row.position, len(row.token_ids)
+            skip = self.position - position
+            if tokens > skip and tokens:
+                self.position = position + tokens
+                return _without_first(row, skip) if skip > 0 else row
+        return None
 
 
 class Generation:
@@ -265,7 +249,7 @@ class Generation:
         """Return the next token; raises RequestFailedError once what came before the error was taken."""
         return self._tokens.__anext__()
 
-    async def rows(self) -> AsyncIterator[Row]:
+    def rows(self) -> AsyncGenerator[Row, None]:
         """Yield each step's tokens of this request, as arrays; raises RequestFailedError as iterating does.
 
         Example:
@@ -273,8 +257,7 @@ class Generation:
                 async for row in client.generate([1, 2, 3], max_tokens=8, top_logprobs=0).rows():
                     print(row.position, row.token_ids, row.logprobs)
         """
-        while (row := await self._tokens._next_row()) is not None:  # noqa: SLF001 - its own buffer
-            yield row
+        return self._tokens.rows(self)  # which keeps this object: dropping it would end the request
 
     async def aclose(self) -> None:
         """End the request, if it runs, and drop the tokens that were not taken; it does not wait for the worker."""
@@ -310,16 +293,3 @@ def _without_first(row: Row, skip: int) -> Row:
         alternative_token_ids=row.alternative_token_ids[skip:],
         alternative_logprobs=row.alternative_logprobs[skip:],
     )
-
-
-def _tokens_of(row: Row) -> list[Token]:
-    count = row.token_ids.size
-    scored = row.scoring is not Scoring.NONE
-    logprobs = row.logprobs.tolist() if scored else [None] * count
-    ranks = row.ranks.tolist() if scored else [None] * count
-    pairs = zip(row.alternative_token_ids.tolist(), row.alternative_logprobs.tolist(), strict=True)
-    alternatives = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
-    places = range(row.position, row.position + count)
-    same = repeat(row.key, count), repeat(row.scoring is Scoring.SHED, count)
-    columns = zip(row.token_ids.tolist(), places, logprobs, ranks, alternatives, *same, strict=True)
-    return list(map(Token._make, columns))

@@ -10,7 +10,7 @@ import orjson
 from tokenbus_contracts import RowStatus
 from tokenbus_services.delivery.text import RunningText
 from tokenbus_services.gateway.buffers import Buffers, Outbox
-from tokenbus_services.gateway.choice import Choice, broken, reason_of
+from tokenbus_services.gateway.choice import Choice, EmitJson, broken, reason_of
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.dispatcher import Listener
 from tokenbus_services.gateway.errors import ApiError
@@ -84,6 +84,8 @@ class Answer:
 class _ChoicesAnswer(Answer, ABC):
     """An answer with choices in OpenAI's form."""
 
+    emit_json: EmitJson | None = None
+
     def __init__(
         self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
     ) -> None:
@@ -94,8 +96,7 @@ class _ChoicesAnswer(Answer, ABC):
         self._choices = [Choice(index, stopping, envelope.parts(), self) for index in range(request.choices)]
         self._open = len(self._choices)
         self.listeners = self._choices
-
-        self._form_field = request.form_field
+        self._fields = {"response_format": request.form_field, "prompt": "messages" if request.is_chat else "prompt"}
 
     @abstractmethod
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
@@ -103,7 +104,9 @@ class _ChoicesAnswer(Answer, ABC):
 
     def end(self, error: ApiError) -> None:
         """End with an error, which names the field that the client sent."""
-        super().end(error.about("response_format", self._form_field))
+        for named, field in self._fields.items():
+            error = error.about(named, field)
+        super().end(error)
 
     @property
     def _tokens(self) -> int:
@@ -113,11 +116,17 @@ class _ChoicesAnswer(Answer, ABC):
 class StreamedAnswer(_ChoicesAnswer):
     """Server-sent events: a chunk for each row."""
 
+    def __init__(
+        self, request: CompletionRequest, envelope: Envelope, settings: GatewaySettings, buffers: Buffers
+    ) -> None:
+        """Take the request, the form, the bounds, and the sum over all clients."""
+        self.emit_json = self._emit_json if request.forced is None else None
+        super().__init__(request, envelope, settings, buffers)
+
     def emit(self, choice: Choice, text: str, pieces: list[Piece], produced_at_ns: int) -> None:
         """Add a row's chunk."""
         if not self.has_begun:
-            self.has_begun = True
-            self.outbox.put(self._envelope.beginnings())
+            self._begin_stream()
         chunk = self._envelope.chunk(choice.index, text, choice.parts, pieces, choice.ending)
         if choice.reason is None:
             if chunk:
@@ -129,6 +138,16 @@ class StreamedAnswer(_ChoicesAnswer):
         self.outbox.put(chunk, produced_at_ns)
         if not self._open:
             self.outbox.close()
+
+    def _emit_json(self, choice: Choice, text: bytes, view: RenderedStep, place: int) -> None:
+        """Add the chunk of a row that does not end its choice, without a detour over its text."""
+        if not self.has_begun:
+            self._begin_stream()
+        self.outbox.put(self._envelope.chunk_of_row(choice.index, text, choice.parts, view, place), view.produced_at_ns)
+
+    def _begin_stream(self) -> None:
+        self.has_begun = True
+        self.outbox.put(self._envelope.beginnings())
 
 
 class WholeAnswer(_ChoicesAnswer):

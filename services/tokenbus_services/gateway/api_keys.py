@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings, SettingsError
 from tokenbus_services.settings.errors import Shown, shown
@@ -153,60 +154,79 @@ def _text(value: object) -> str:
 class Caller:
     """The client of one key, or all clients without one: its open requests, and a token bucket for new ones."""
 
-    def __init__(self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float]) -> None:
-        """Take the key, if there is one, the default limits, and the clock in seconds."""
+    def __init__(
+        self, key: ApiKey | None, settings: GatewaySettings, now: Callable[[], float], tally: Tally | None = None
+    ) -> None:
+        """Take the key, if there is one, the default limits, the clock in seconds, and the tally of all processes."""
+        self._settings = settings
+        self._has_others = bool(settings.keys_file)
+        """Whether there are other callers; else only the gateway's own limit applies."""
+        self._retry_after_ms = settings.retry_after_ms
+        self._open: set[int] = set()
+        self._now = now
+        self._tally = tally or Tally()
+        self.update(key)
+
+    def update(self, key: ApiKey | None) -> None:
+        """Take the key as it now stands in the file, with its limits."""
+        settings = self._settings
         self.key = key
         self.name = "" if key is None else key.id
         self._most = settings.max_requests
-        self._has_others = bool(settings.keys_file)
-        """Whether there are other callers; else only the gateway's own limit applies."""
         self.per_minute = settings.key_requests_per_minute
         if self._has_others:
             self._most = max(1, math.floor(settings.max_requests * settings.key_share))
         if key is not None:
             self._most = min(settings.max_requests, key.concurrent or self._most)
             self.per_minute = key.requests_per_minute or self.per_minute
-        self._retry_after_ms = settings.retry_after_ms
-        self._open: set[int] = set()
-        self._now = now
-        self._left = float(self.per_minute)
-        self._left_at = now()
-
-    def take_over(self, other: "Caller") -> None:
-        """Take over the open requests of the same key, whose limits have changed."""
-        self._open = other._open  # noqa: SLF001 - its own class
 
     def admit(self) -> None:
         """Charge one request to the rate limit; raises an ApiError with the time to wait."""
         if not self.per_minute:
             return
-        self._refill()
-        if self._left < 1:
-            wait_ms = math.ceil((1 - self._left) * _MINUTE * 1000 / self.per_minute)
-            message = f"requests of {self._name}: at most {self.per_minute} a minute, got one more"
-            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_ms=wait_ms)
-        self._left -= 1
+        with self._tally as tally:
+            left = self._refilled(tally)
+            if left < 1:
+                wait_ms = math.ceil((1 - left) * _MINUTE * 1000 / self.per_minute)
+                message = f"requests of {self._name}: at most {self.per_minute} a minute, got one more"
+                raise ApiError(429, message, code="rate_limit_exceeded", retry_after_ms=wait_ms)
+            tally.left = left - 1
 
     def limits(self) -> Mapping[str, str]:
         """Return OpenAI's rate limit headers."""
         if not self.per_minute:
             return {}
-        self._refill()
-        full_ms = math.ceil((self.per_minute - self._left) * _MINUTE * 1000 / self.per_minute)
+        with self._tally as tally:
+            left = self._refilled(tally)
+        full_ms = math.ceil((self.per_minute - left) * _MINUTE * 1000 / self.per_minute)
         return {
             "x-ratelimit-limit-requests": str(self.per_minute),
-            "x-ratelimit-remaining-requests": str(math.floor(self._left)),
+            "x-ratelimit-remaining-requests": str(math.floor(left)),
             "x-ratelimit-reset-requests": f"{full_ms}ms",
         }
 
     def check_room(self, count: int) -> None:
         """Raise an ApiError if `count` more requests would exceed the concurrency limit."""
-        if len(self._open) + count <= self._most or not self._has_others:
+        if not self._has_others:
+            return
+        with self._tally as tally:
+            self._check_room(count, len(self._open) + tally.others)
+
+    def open(self, request_ids: Sequence[int]) -> None:
+        """Count requests until the bus has ended them; an ApiError says that they are too many, and none is counted."""
+        with self._tally as tally:
+            if self._has_others:
+                self._check_room(len(request_ids), len(self._open) + tally.others)
+            self._open.update(request_ids)
+            tally.publish(len(self._open))
+
+    def _check_room(self, count: int, opened: int) -> None:
+        if opened + count <= self._most:
             return
         if count > self._most:
             message = f"n: at most {self._most} choices of {self._name}, got {count}"
             raise ApiError(400, message, param="n", code="invalid_value")
-        message = f"open requests of {self._name}: at most {self._most}, got {len(self._open)} and {count} more"
+        message = f"open requests of {self._name}: at most {self._most}, got {opened} and {count} more"
         raise ApiError(429, message, code="concurrency_limit_exceeded", retry_after_ms=self._retry_after_ms)
 
     @property
@@ -214,36 +234,44 @@ class Caller:
         """How many of its requests the bus has not ended."""
         return len(self._open)
 
-    def opened(self, request_id: int) -> None:
-        """Count a request until the bus has ended it."""
-        self._open.add(request_id)
-
     def closed(self, request_id: int) -> None:
         """Count a request no more: the bus has ended it, which for one that was aborted is some time later."""
         self._open.discard(request_id)
+        self._tally.publish(len(self._open))
 
     @property
     def _name(self) -> str:
         return f"the key {self.name}" if self.name else "clients without a key"
 
-    def _refill(self) -> None:
-        now = self._now()
-        self._left = min(float(self.per_minute), self._left + (now - self._left_at) * self.per_minute / _MINUTE)
-        self._left_at = now
+    def _refilled(self, tally: Tally) -> float:
+        """Refill the bucket, and return how many requests it admits."""
+        now, most = self._now(), float(self.per_minute)
+        tally.left = most if tally.left is None else tally.left + (now - tally.left_at) * most / _MINUTE
+        tally.left, tally.left_at = min(most, tally.left), now
+        return tally.left
 
 
 class Callers:
     """The callers of all keys, by the hash of the key."""
 
-    def __init__(self, settings: GatewaySettings, now: Callable[[], float] = time.monotonic) -> None:
-        """Read the file of keys; raises a SettingsError if it cannot be used."""
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        now: Callable[[], float] = time.monotonic,
+        tally_of: Callable[[bytes], Tally] = lambda _: Tally(),
+    ) -> None:
+        """Take the limits, the clock and the tallies by name, and read the file of keys.
+
+        Raises a SettingsError if the file cannot be used.
+        """
         self._settings = settings
+        self._tally_of = tally_of
         self._now = now
         self._by_hash: dict[str, Caller] = {}
         self._repeated_log = DeduplicatedLog()
         self._path = Path(settings.keys_file)
         self._files = WatchedFiles([self._path] if settings.keys_file else [])
-        self.anonymous = Caller(None, settings, now)
+        self.anonymous = Caller(None, settings, now, tally_of(b""))
         self.on_revoked: Callable[[Caller], None] = lambda _: None
         """Called with the caller of a revoked key."""
         try:
@@ -283,15 +311,16 @@ class Callers:
             if self._files.refresh(lambda: self._take(read_keys(self._path))):
                 _log.info("API keys read", keys=len(self._by_hash))
         except KeysError as error:
-            self._repeated_log.begin("keys", _log.error, "API keys cannot be read", reason=str(error))
+            self._repeated_log.begin(str(error), _log.error, "API keys cannot be read", reason=str(error))
 
     def _take(self, keys: Sequence[ApiKey]) -> None:
         before, self._by_hash = self._by_hash, {}
         for key in keys:
-            known = before.pop(key.sha256, None)
-            caller = known if known is not None and known.key == key else Caller(key, self._settings, self._now)
-            if known is not None and caller is not known:
-                caller.take_over(known)
+            caller = before.pop(key.sha256, None)
+            if caller is None:
+                caller = Caller(key, self._settings, self._now, self._tally_of(key.sha256.encode()))
+            else:  # the same one: its open requests are found by it
+                caller.update(key)
             self._by_hash[key.sha256] = caller
         for caller in before.values():
             self.on_revoked(caller)

@@ -11,8 +11,14 @@ import numpy as np
 from tokenbus_contracts import LogprobBatch
 from tokenbus_services.client import RequestEnd, StepRows
 
-Write = Callable[[bytes, int], bool]
-"""Takes a chunk and when its row was published; returns whether the socket had room for it."""
+
+class Write(Protocol):
+    """Writes to a socket."""
+
+    def __call__(self, chunk: bytes, *produced_at_ns: int) -> bool:
+        """Take a chunk and when its rows were published; return whether the socket had room for it."""
+
+
 _CHUNK_BYTES = 65_536
 _ALL = 2**31
 _FREED_SHARE = 8
@@ -53,7 +59,7 @@ class Buffers:
         self._holders[holder] = None
 
     def leave(self, holder: Holder) -> None:
-        """Remove an answer, which has freed what it held."""
+        """Remove an answer, which has freed what it held, or is about to."""
         self._holders.pop(holder, None)
 
     def grow(self, count: int) -> None:
@@ -86,6 +92,8 @@ class Buffers:
                     break
                 wanted -= size
                 self.evicted += 1
+                # Its socket may stay full: the next time another one is to end, and this one counts once.
+                self.leave(holder)
                 holder.evict()
         finally:
             self._is_evicting = False
@@ -110,6 +118,7 @@ class Outbox:
     __slots__ = (
         "_buffers",
         "_chunks",
+        "_gathered",
         "_is_full",
         "_most",
         "_on_full",
@@ -129,6 +138,8 @@ class Outbox:
         self._on_full = on_full
         self._buffers = buffers
         self._chunks: deque[tuple[bytes, int]] = deque()
+        self._gathered: list[tuple[bytes, int]] | None = None
+        """Chunks that go to the socket together; None: each goes alone."""
         self._is_full = False
         self._waiter: asyncio.Future[None] | None = None
         self.is_closed = False
@@ -151,8 +162,29 @@ class Outbox:
             return
         # While the task sends what waited before, it has no waiter: what comes then must wait behind.
         may_pass = self.write is not None and self._waiter is not None and not self._chunks
+        if may_pass and self._gathered is not None:
+            self._gathered.append((chunk, produced_at_ns))
+            return
         if may_pass and self.write is not None and self.write(chunk, produced_at_ns):
             return
+        self._queue(chunk, produced_at_ns)
+
+    def gather(self) -> None:
+        """Write what is put from now on at once, when `flush` is called, which no await may precede."""
+        self._gathered = []
+
+    def flush(self) -> None:
+        """Write what was gathered."""
+        gathered, self._gathered = self._gathered, None
+        if not gathered:
+            return
+        data = b"".join([chunk for chunk, _ in gathered])
+        if self.write is None or not self.write(data, *(at for _, at in gathered)):
+            for chunk, produced_at_ns in gathered:
+                self._queue(chunk, produced_at_ns)
+
+    def _queue(self, chunk: bytes, produced_at_ns: int) -> None:
+        """Let a chunk wait."""
         for begin in range(0, len(chunk), _CHUNK_BYTES):  # a whole answer is freed as it is sent
             piece = chunk if len(chunk) <= _CHUNK_BYTES else chunk[begin : begin + _CHUNK_BYTES]
             self._chunks.append((piece, produced_at_ns))
@@ -171,6 +203,8 @@ class Outbox:
     def drop(self) -> None:
         """Throw away what waits."""
         self._chunks.clear()
+        if self._gathered is not None:
+            self._gathered.clear()
         self.hold(-self.size)
 
     def close(self) -> None:
@@ -221,6 +255,12 @@ class Backlog:
     def __len__(self) -> int:
         """Return how many steps and ends wait."""
         return len(self._entries)
+
+    @property
+    def begins_with_error(self) -> bool:
+        """Whether what has waited the longest is a request's error."""
+        output = self._entries[0].output
+        return isinstance(output, RequestEnd) and output.error is not None
 
     def append(self, output: StepRows | RequestEnd) -> None:
         """Add a step's rows, or a request's end."""

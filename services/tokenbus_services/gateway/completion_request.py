@@ -87,7 +87,8 @@ class CompletionRequest:
         others = self.others
         if not others:
             return Stopping(self.stop)
-        return Stopping(self.stop, others.get("min_tokens", 0), "include_stop_string" in others)
+        least, special = others.get("min_tokens", 0), "include_special_tokens" in others
+        return Stopping(self.stop, least, "include_stop_string" in others, special)
 
     def generate(self, index: int) -> Generate:
         """Return the request on the bus for a choice."""
@@ -95,7 +96,7 @@ class CompletionRequest:
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            seed=None if self.seed is None else (self.seed + index) % _SEEDS,
+            seed=None if self.seed is None else (self.seed + index % self.n) % _SEEDS,
             stop=self.stop,
             ignore_end_token=self.ignores_end,
             lora_adapter=self.model if self.parent else None,
@@ -179,7 +180,8 @@ class Reader:
                 max_tokens=older if newer is None else newer,
                 is_chat=True,
                 **common,
-            )
+            ),
+            "max_tokens" if newer is None else "max_completion_tokens",
         )
 
     def inspection(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
@@ -243,10 +245,13 @@ class Reader:
             **_sampling(body),
         }
 
-    def _bounded(self, request: CompletionRequest) -> CompletionRequest:
+    def _bounded(self, request: CompletionRequest, tokens_field: str = "max_tokens") -> CompletionRequest:
         most, count = self._settings.max_choices, request.choices
         if count > most:
             raise invalid("n", f"at most {most} choices, got {count}: {len(request.prompts)} prompts times n")
+        context, tokens = self.models.get(request.model, 0), request.max_tokens
+        if context and tokens is not None and tokens > context:
+            raise invalid(tokens_field, f"at most {context}, the model's context, got {tokens}")
         return request
 
 
@@ -266,6 +271,8 @@ def _others(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
     found = {name: value for name, value in given if value is not None and value is not False}
     if body.top_k == -1:  # all, as 0 is
         del found["top_k"]
+    if body.skip_special_tokens is False:
+        found["include_special_tokens"] = True
     if body.logit_bias:
         found["logit_bias"] = [{"token_id": token_id, "bias": bias} for token_id, bias in body.logit_bias.items()]
     if body.response_format is not None or body.structured_outputs is not None:

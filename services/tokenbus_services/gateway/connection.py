@@ -6,7 +6,7 @@ import fcntl
 import re
 import termios
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import time_ns
 from typing import Any
 
@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from tokenbus_services.gateway.buffers import Write
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.settings import GatewaySettings
@@ -80,7 +81,7 @@ class Connection(HttpToolsProtocol):
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, waiting)
         return self.transport.get_write_buffer_size() + waiting[0]
 
-    def writer(self, scope: Scope) -> Callable[[bytes, int], bool] | None:
+    def writer(self, scope: Scope) -> Write | None:
         """Return a function that writes chunks of an answer that has begun, without waiting; None if none may.
 
         ASGI's `send` must be awaited by the request's own task, and waking it costs more than rendering a row.
@@ -90,13 +91,15 @@ class Connection(HttpToolsProtocol):
         if cycle.scope is not scope or not cycle.chunked_encoding:
             return None
 
-        def write(chunk: bytes, produced_at_ns: int) -> bool:
+        def write(chunk: bytes, *produced_at_ns: int) -> bool:
             """Write a chunk; return False if the client reads too slowly or is gone."""
             if flow.write_paused or cycle.disconnected or transport.is_closing():
                 return False
             transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-            if produced_at_ns:
-                observe((time_ns() - produced_at_ns) / _NS)
+            now = time_ns()
+            for each in produced_at_ns:
+                if each:
+                    observe((now - each) / _NS)
             return True
 
         return write

@@ -14,6 +14,7 @@ from tokenbus_services.gateway.api_keys import Caller
 from tokenbus_services.gateway.buffers import Backlog, Buffers, Holder, selected
 from tokenbus_services.gateway.errors import ApiError, of_request
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.gateway.vocabulary import Vocabulary
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import GatewaySettings
@@ -28,6 +29,8 @@ _LONGEST_TURN_SECONDS = 0.01
 """After so long other tasks run. A step's rows are best written without a break: a task in between delays them."""
 _MOST_BEHIND = 64
 """Steps that may wait to be handed out before answers whose HTTP clients do not read are ended."""
+_MOST_GATHERED = 8
+"""How many steps are handed out together, where they wait."""
 _MOST_TURNS = 64
 """How many steps are taken at most before rows are handed out again."""
 _UNREAD_SHARE = 16
@@ -70,12 +73,23 @@ class OpenRequest(NamedTuple):
 class Dispatcher:
     """The one consumer of the client's steps. All of it runs on one event loop."""
 
-    def __init__(self, client: Client, vocabulary: Vocabulary, settings: GatewaySettings, buffers: Buffers) -> None:
-        """Take the client, the text of its tokens, the bounds, and the sum of what waits for all HTTP clients."""
+    def __init__(
+        self,
+        client: Client,
+        vocabulary: Vocabulary,
+        settings: GatewaySettings,
+        buffers: Buffers,
+        total: Tally | None = None,
+    ) -> None:
+        """Take the client, the text of its tokens, the bounds, and the sum of what waits for all HTTP clients.
+
+        `total` counts the open requests of all processes of the gateway.
+        """
         self._client = client
         self._vocabulary = vocabulary
         self._settings = settings
         self._buffers = buffers
+        self._total = total or Tally()
         self._opened: dict[int, OpenRequest] = {}
         self._callers: dict[int, Caller] = {}
         """By request id, until the bus has ended it, which for an aborted one is later than here."""
@@ -84,6 +98,7 @@ class Dispatcher:
         self._came = asyncio.Event()
         self._taken = 0
         """How many steps and ends came."""
+        self._turn_began = 0.0
         self._repeated_log = DeduplicatedLog()
         self.is_draining = False
         """Whether nothing more is opened."""
@@ -94,9 +109,15 @@ class Dispatcher:
         self.aborted = 0
         """How many requests were aborted because their HTTP client left or wanted no more."""
 
+    @property
+    def open_everywhere(self) -> int:
+        """How many requests are open in all processes of the gateway."""
+        with self._total as total:
+            return len(self) + total.others
+
     def __len__(self) -> int:
         """Return how many requests are open, those included that the bus has not ended yet."""
-        return max(len(self._opened), self._client.session.outstanding)
+        return max(len(self._opened), len(self._client.requests))
 
     async def run(self) -> None:
         """Take steps from the bus as they come and hand out their rows, until cancelled; requests need it to run.
@@ -114,6 +135,7 @@ class Dispatcher:
             caller = self._callers.pop(output.request_id, None)
             if caller is not None:
                 caller.closed(output.request_id)
+                self._total.publish(len(self))
             if output.error is None:  # its last row says so, or this gateway aborted it
                 return
         self.backlog.append(output)
@@ -126,12 +148,55 @@ class Dispatcher:
             self._end_heaviest()
 
     async def _hand_out(self) -> None:
-        opened, began = self._opened, time.monotonic()
         while True:
             while not self.backlog:
                 self._came.clear()
                 await self._came.wait()
-                began = time.monotonic()
+                self._turn_began = time.monotonic()
+            steps = self._steps()
+            if len(steps) == 1:
+                await self._hand_step(steps[0])
+            elif steps:
+                await self._hand_steps(steps)
+            self._total.publish(len(self))  # requests count until their last rows have been handed out
+
+    async def _hand_step(self, view: RenderedStep) -> None:
+        """Hand out a step's rows."""
+        opened = self._opened
+        for place, key in enumerate(view.batch.request_keys.tolist()):
+            one = opened.get(key)
+            if one is not None:
+                self._hand(one, view, place)
+            if place % _ROWS_AT_ONCE == 0:
+                await self._end_long_turn()
+
+    async def _hand_steps(self, views: Sequence[RenderedStep]) -> None:
+        """Hand out the rows of several steps, those of one request together, so that they are one write."""
+        rows: dict[int, list[tuple[RenderedStep, int]]] = {}
+        for view in views:
+            for place, key in enumerate(view.batch.request_keys.tolist()):
+                rows.setdefault(key, []).append((view, place))
+        for number, (key, taken) in enumerate(rows.items()):
+            one = self._opened.get(key)
+            if one is not None:
+                one.answer.outbox.gather()
+                for view, place in taken:
+                    if key in self._opened:  # else it has ended
+                        self._hand(one, view, place)
+                one.answer.outbox.flush()
+            if number % _ROWS_AT_ONCE == 0:
+                await self._end_long_turn()
+
+    def _steps(self) -> list[RenderedStep]:
+        """Take the steps that wait, up to a request's error, which is handed out alone.
+
+        Several are handed out together: then a request's rows wait for those of the requests before it alone, and not
+        for all of an earlier step.
+        """
+        steps: list[RenderedStep] = []
+        while self.backlog and len(steps) < _MOST_GATHERED:
+            if steps and self.backlog.begins_with_error:
+                break
             output = self.backlog.popleft()
             if isinstance(output, RequestEnd):
                 if output.error is not None:
@@ -139,25 +204,21 @@ class Dispatcher:
                 continue
             target, draft = output
             self.tokens += int(target.token_counts.sum())
-            rows = target if len(opened) >= target.row_count else selected(target, opened)
-            if rows is None:
-                continue
-            view = RenderedStep(rows, self._vocabulary, draft)
-            for place, key in enumerate(rows.request_keys.tolist()):
-                one = opened.get(key)
-                if one is not None:
-                    self._hand(one, view, place)
-                if place % _ROWS_AT_ONCE == 0 and time.monotonic() - began > _LONGEST_TURN_SECONDS:
-                    await self._let_others_go_on()
-                    began = time.monotonic()
+            rows = target if len(self._opened) >= target.row_count else selected(target, self._opened)
+            if rows is not None:
+                steps.append(RenderedStep(rows, self._vocabulary, draft))
+        return steps
 
-    async def _let_others_go_on(self) -> None:
-        """Let other tasks run, the one that takes steps from the bus as often as it has steps to take."""
+    async def _end_long_turn(self) -> None:
+        """After a long turn let other tasks run, the one that takes steps from the bus as often as it has some."""
+        if time.monotonic() - self._turn_began < _LONGEST_TURN_SECONDS:
+            return
         for _ in range(_MOST_TURNS):
             before = self._taken
             await asyncio.sleep(0)
             if self._taken == before:
-                return
+                break
+        self._turn_began = time.monotonic()
 
     def _end_heaviest(self) -> None:
         """End the answers that hold the most, with what waits here for them, until half of that is gone."""
@@ -176,27 +237,32 @@ class Dispatcher:
         most = self._settings.max_requests
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
-        refusal = self._client.session.refusal
-        if refusal is not None:  # else they would wait for a processor that will not take them
-            raise self._refusal(503, f"the processor refuses this gateway: {refusal.message}", "no_processor")
+        if refusal := self._client.refusal:  # else they would wait for a processor that will not take them
+            raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(generates))
         if len(generates) > most:  # to wait would not help
             message = f"n: at most {most} choices (gateway.max_requests), got {len(generates)}"
             raise ApiError(400, message, param="n", code="invalid_value")
-        if len(self) + len(generates) > most:
-            message = f"open requests: at most {most}, got {len(self)} and {len(generates)} more"
-            raise self._refusal(429, message, "overloaded")
+        with self._total as total:
+            opened = len(self) + total.others
+            if opened + len(generates) > most:
+                message = f"open requests: at most {most}, got {opened} and {len(generates)} more"
+                raise self._refusal(429, message, "overloaded")
+            caller.open([generate.request_key for generate in generates])
+            total.publish(len(self) + len(generates))
+        self.peak = max(self.peak, opened + len(generates))
         keys: list[int] = []
         try:
             for generate, listener in zip(generates, answer.listeners, strict=True):
                 keys.append(self._open(generate, answer, listener, caller))
-        except RequestFailedError as error:
+        except (RequestFailedError, ContractError) as error:
             self.close(keys)
-            raise of_request(error, self._settings.retry_after_ms) from None
-        except ContractError as error:
-            self.close(keys)
+            for generate in generates[len(keys) :]:
+                caller.closed(generate.request_key)
+            self._total.publish(len(self))
+            if isinstance(error, RequestFailedError):
+                raise of_request(error, self._settings.retry_after_ms) from None
             raise ApiError(400, str(error), code="invalid_value") from None
-        self.peak = max(self.peak, len(self))
         return keys
 
     def close(self, keys: Sequence[int]) -> None:
@@ -226,7 +292,6 @@ class Dispatcher:
     def _open(self, generate: Generate, answer: Requests, listener: Listener, caller: Caller) -> int:
         generate.tokenizer_digest = self._vocabulary.digest
         request_id = self._client.submit(generate)
-        caller.opened(request_id)
         self._callers[request_id] = caller
         self._opened[request_id] = OpenRequest(request_id, answer, listener, caller)
         self.opened += 1

@@ -1,5 +1,6 @@
 """ApiError: errors in OpenAI's format, with their HTTP status."""
 
+import re
 from collections.abc import Mapping
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -32,9 +33,13 @@ _STATUSES: dict[int, int] = {
 _FIELDS = {
     "sampling.ignore_end_token": "ignore_eos",
     "sampling.include_stop_string": "include_stop_str_in_output",
+    "sampling.include_special_tokens": "skip_special_tokens",
     "sampling.structured_output": "response_format",
+    "tokens.token_ids": "prompt",
 }
-"""By the contract's name of a sampling parameter the API's, where they differ by more than `sampling.`."""
+"""By the contract's name of a field the API's, where they differ by more than `sampling.`."""
+_FIELD = re.compile(r"((?:sampling\.|tokens\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
+"""A field's name at the beginning of a reason, and what follows of its place."""
 _CLIENT_ERRORS = range(400, 500)
 _RETRYABLE = (429, 503)
 
@@ -56,9 +61,9 @@ class ApiError(Exception):
         """How many tokens came before it."""
 
     def about(self, param: str, name: str) -> "ApiError":
-        """Return this error, with another name for the field that it is about if that is `param`."""
-        if self.param == param:
-            self.param, self.message = name, name + self.message.removeprefix(param)
+        """Return this error, with another name for the field that it is about if that is `param`, or a part of it."""
+        if self.param is not None and re.split(r"[.\[]", self.param, maxsplit=1)[0] == param:
+            self.param, self.message = (name + each.removeprefix(param) for each in (self.param, self.message))
         return self
 
     @property
@@ -85,9 +90,10 @@ def of_request(error: RequestFailedError, retry_after_ms: int) -> ApiError:
     status = _STATUSES.get(error.code, 500)
     after = f" (after {error.emitted_tokens} tokens)" if error.emitted_tokens else ""
     reason, field = error.reason, None
-    if status == 400 and ":" in reason:  # noqa: PLR2004 - a status speaks for itself
-        named, _, what = reason.partition(":")
-        field = _FIELDS.get(named, named.removeprefix("sampling."))
+    named, _, what = reason.partition(":")
+    found = _FIELD.fullmatch(named)
+    if status == 400 and what and found is not None:  # noqa: PLR2004 - a status speaks for itself
+        field = _FIELDS.get(found[1], found[1].removeprefix("sampling.")) + found[2]
         reason = f"{field}:{what}"
     made = ApiError(
         status,

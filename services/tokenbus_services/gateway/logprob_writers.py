@@ -93,9 +93,12 @@ class Lists:
 
     is_empty = False
 
-    def __init__(self, name: bytes = b'"logprobs":', *, has_alternatives: bool = True) -> None:
-        """Take the member's name, and whether alternatives are wanted."""
+    def __init__(
+        self, name: bytes = b'"logprobs":', *, has_alternatives: bool = True, shows_special: bool = False
+    ) -> None:
+        """Take the member's name, whether alternatives are wanted, and whether the text has special tokens' names."""
         self.name = name
+        self._shows_special = shows_special
         self._has_alternatives = has_alternatives
         self._offset = 0
 
@@ -103,17 +106,23 @@ class Lists:
         """Return the four lists' elements."""
         begin = view.begins[place]
         end = begin + count
-        characters = view.character_begins
+        characters = view.special_character_begins if self._shows_special else view.character_begins
         before = self._offset - characters[begin]
         self._offset = before + characters[end]
+        offsets = b",".join([b"%d" % (before + offset) for offset in characters[begin:end]])
+        if self._has_alternatives and count == view.counts[place]:
+            lists = view.lists(place)
+            if lists is not None:
+                return (*lists, offsets)
         logprobs = _logprobs(view, place, count)
-        tops = self._tops(view, place, view.ids[begin:end], logprobs) if self._has_alternatives else []
-        return (
-            b",".join(view.texts[begin:end]),
-            b",".join(logprobs),
-            b",".join(tops),
-            b",".join([b"%d" % (before + offset) for offset in characters[begin:end]]),
-        )
+        names = view.texts[begin:end]
+        if self._has_alternatives:
+            tops = self._tops(view, place, view.ids[begin:end], logprobs)
+        elif view.scored[place]:  # the token itself is always among them, as vLLM has it
+            tops = [b"{%b:%b}" % pair for pair in zip(names, logprobs, strict=True)]
+        else:
+            tops = [_NULL] * count
+        return b",".join(names), b",".join(logprobs), b",".join(tops), offsets
 
     def joined(self, pieces: Sequence[tuple[bytes, ...]]) -> bytes:
         """Return the object."""
@@ -123,19 +132,14 @@ class Lists:
             names, logprobs, tops, offsets = (
                 b",".join(filter(None, list_)) for list_ in zip(*pieces, (b"",) * 4, strict=False)
             )
-        alternatives = b"[%b]" % tops if self._has_alternatives else b"null"
-        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":%b,"text_offset":[%b]}' % (
-            names,
-            logprobs,
-            alternatives,
-            offsets,
-        )
+        members = b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}'
+        return members % (names, logprobs, tops, offsets)
 
     @staticmethod
     def _tops(view: RenderedStep, place: int, ids: list[int], logprobs: list[bytes]) -> list[bytes]:
         top_k = view.top_ks[place]
         if not top_k:  # they were dropped on the way, or it is not scored
-            return [b"null"] * len(ids)
+            return [_NULL] * len(ids)
         at, scored = 0, view.scored_begins[place]
         pairs, ranks, keys, texts = view.pairs.of(place), view.ranks, view.vocabulary.keys, view.vocabulary.texts
         tops = []
@@ -166,6 +170,9 @@ class Entries:
         """Return the objects with commas between."""
         if not count:
             return b""
+        rendered = view.contents(place) if count == view.counts[place] else None
+        if rendered is not None:
+            return rendered
         begin, top_k = view.begins[place], view.top_ks[place]
         heads = map(view.vocabulary.entries.__getitem__, view.ids[begin : begin + count])
         entries, at = view.entries.of(place) if top_k else [], 0

@@ -15,7 +15,7 @@ def _lost(view: Gateway) -> Samples:
 
 def _fill(view: Gateway) -> Samples:
     settings = view.settings.gateway
-    yield ("requests",), len(view.feed) / settings.max_requests
+    yield ("requests",), view.feed.open_everywhere / settings.max_requests
     yield ("connections",), view.connections / settings.max_connections
     yield ("buffers",), view.buffers.size / settings.buffer_bytes
     yield ("backlog",), min(1.0, view.feed.backlog.size / view.feed.most_backlog)
@@ -27,11 +27,23 @@ def _peaks(view: Gateway) -> Samples:
     yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.gateway.stream_buffer_bytes)
 
 
+LOST_PROCESSES = "tokenbus_gateway_lost_processes"
+
 GATEWAY: tuple[Family[Gateway], ...] = (
     gauge(
+        "tokenbus_gateway_processes",
+        "How many processes of the gateway serve.",
+        lambda _: 1,
+    ),
+    counter(
+        f"{LOST_PROCESSES}_total",
+        "Processes of the gateway that ended unasked; each is started again.",
+        lambda _: 0,
+    ),
+    gauge(
         "tokenbus_gateway_connected_processors",
-        "1 while the session with a processor is open, else 0.",
-        lambda view: view.client.session.state is SessionState.OPEN,
+        "How many processors the gateway is connected to.",
+        lambda view: sum(each.state is SessionState.OPEN for each in view.client.sessions),
     ),
     counter(
         "tokenbus_gateway_answers_total",

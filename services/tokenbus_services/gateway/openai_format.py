@@ -9,6 +9,7 @@ import orjson
 
 from tokenbus_services.gateway.completion_request import CompletionRequest, Ending
 from tokenbus_services.gateway.logprob_writers import Columns, Drafted, Entries, Lists, Nothing, Part, Piece, TokenIds
+from tokenbus_services.gateway.rendered_step import RenderedStep
 from tokenbus_services.gateway.tool_calls import CallWriter
 
 _DONE = b"data: [DONE]\n\n"
@@ -32,15 +33,22 @@ class Envelope:
         parts = self.parts()
         is_same = all(isinstance(part, Nothing) for part in parts)
         self._always = b",".join([part.name + part.joined(()) for part in parts]) if is_same else b""
+        self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
+        before, behind = self._said.split(b"%b")
+        if self._always:
+            behind += self._always + self._going_on
+        self._around = [(opening + before, behind) for opening in self._openings]
+        """What stands before and behind a row's text, up to what is not the same for every row."""
         forced = request.forced
         self._calls = [] if forced is None else [CallWriter(forced) for _ in range(request.choices)]
-        self._going_on = b',"finish_reason":null}]%b}\n\n' % self._usage_later
 
     def parts(self) -> tuple[Part, ...]:
         """Return new writers of the members beside a choice's text."""
         request = self._request
         logprobs = request.top_logprobs is not None and not request.wants_columns
-        form = Entries if request.is_chat else partial(Lists, has_alternatives=bool(request.top_logprobs))
+        has_alternatives, shows_special = bool(request.top_logprobs), request.stopping.shows_special
+        lists = partial(Lists, has_alternatives=has_alternatives, shows_special=shows_special)
+        form = Entries if request.is_chat else lists
         parts: list[Part] = [form() if logprobs else Nothing(b'"logprobs":')]
         if request.wants_ids:
             parts.append(TokenIds())
@@ -80,6 +88,15 @@ class Envelope:
         if end is not None:
             ending = b",%b}]%b}\n\n" % (self._ending(end), self._usage_later)
         return b"".join((self._openings[index], said, beside, ending))
+
+    def chunk_of_row(self, index: int, text: bytes, parts: Sequence[Part], view: RenderedStep, place: int) -> bytes:
+        """Return the chunk of a whole row that does not end its choice, by its text as a JSON string."""
+        before, behind = self._around[index]
+        if self._always:
+            return before + text + behind
+        count = view.counts[place]
+        beside = b",".join([part.name + part.joined((part.take(view, place, count),)) for part in parts])
+        return b"".join((before, text, behind, beside, self._going_on))
 
     def last(self, tokens: int) -> bytes:
         """Return the end of the stream, after all rows."""

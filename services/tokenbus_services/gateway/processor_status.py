@@ -74,6 +74,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "role": WorkerRole.Name(worker.role).removeprefix("WORKER_ROLE_").lower(),
         "model": worker.model,
         "epoch": str(worker.epoch),
+        "processor": worker.processor_id,
         "connected": worker.is_connected,
         "open_requests": worker.open_requests,
         "lag": worker.lag_items,

@@ -8,9 +8,11 @@ import numpy.typing as npt
 import orjson
 
 from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
+from tokenbus_services.gateway.native import Columns, Fragments
 from tokenbus_services.gateway.vocabulary import Vocabulary
 
-_BLOCK_ROWS = 16
+_BLOCK_ROWS = 32
+_Blocks = dict[int, list[tuple[bytes, ...]] | None]
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
@@ -39,6 +41,8 @@ class RenderedStep:
         self.top_ks: list[int] = batch.top_ks.tolist()
         self.alternative_begins = _begins((scored * batch.top_ks).tolist())
         """Each row's first alternative."""
+        self._lists: _Blocks = {}
+        self._contents: _Blocks = {}
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -63,9 +67,20 @@ class RenderedStep:
         return list(map(self.vocabulary.texts.__getitem__, self.ids))
 
     @cached_property
+    def said(self) -> list[bytes]:
+        """Each row's text as a JSON string, where it is the same whatever came before it; else nothing."""
+        rendered = self.vocabulary.text_fragments.render(self._columns, 0, len(self.counts))
+        return [b""] * len(self.counts) if rendered is None else [text for (text,) in rendered]
+
+    @cached_property
     def character_begins(self) -> list[int]:
         """How many characters begin before each token, and in total."""
         return _begins(list(map(self.vocabulary.characters.__getitem__, self.ids)))
+
+    @cached_property
+    def special_character_begins(self) -> list[int]:
+        """The same in a text that has special tokens' names, too."""
+        return _begins(list(map(self.vocabulary.special_characters.__getitem__, self.ids)))
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -87,10 +102,39 @@ class RenderedStep:
         """Alternatives as objects of chats: each's beginning, after another's end, and its logprob."""
         return _Written(self, self.vocabulary.entries)
 
+    def lists(self, place: int) -> tuple[bytes, ...] | None:
+        """Return the JSON of all of a row's tokens, their logprobs and their alternatives, each with commas between.
+
+        None: they are for Python to write.
+        """
+        return self._rendered(place, self.vocabulary.key_fragments, self._lists)
+
+    def contents(self, place: int) -> bytes | None:
+        """Return all of a row's tokens as objects of chats with commas between; None: as above."""
+        found = self._rendered(place, self.vocabulary.entry_fragments, self._contents)
+        return None if found is None else found[0]
+
+    def _rendered(self, place: int, fragments: Fragments, blocks: _Blocks) -> tuple[bytes, ...] | None:
+        """Return a row of its block: blocks, so that the first row need not wait for the last."""
+        block, row = divmod(place, _BLOCK_ROWS)
+        if block not in blocks:
+            begin = block * _BLOCK_ROWS
+            blocks[block] = fragments.render(self._columns, begin, min(begin + _BLOCK_ROWS, len(self.counts)))
+        rendered = blocks[block]
+        return None if rendered is None else rendered[row]
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return Columns(self.batch, self.scored_begins[-1], self.begins, self.alternative_begins)
+
     def data(self, place: int) -> bytes:
         """Return the bytes of a row's text."""
+        return b"".join(map(self.vocabulary.pieces.__getitem__, self.row_ids(place)))
+
+    def row_ids(self, place: int) -> list[int]:
+        """Return a row's token ids."""
         begin = self.begins[place]
-        return b"".join(map(self.vocabulary.pieces.__getitem__, self.ids[begin : begin + self.counts[place]]))
+        return self.ids[begin : begin + self.counts[place]]
 
 
 class _Written:

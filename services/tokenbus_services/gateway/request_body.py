@@ -49,7 +49,6 @@ _NOT_OFFERED: dict[str, Any] = {
     "echo": False,
     "best_of": 1,
     "suffix": "",
-    "skip_special_tokens": True,
     "store": False,
 }
 """Fields of OpenAI's API that the gateway does not implement, with the one value that it accepts for each."""
@@ -127,7 +126,7 @@ class RequestTypes:
             optional(
                 "seed",
                 integer(-(2**63), 2**63 - 1),
-                "Makes sampling repeatable; choice number i of an answer uses seed + i.",
+                "Makes sampling repeatable; choice number i of a prompt uses seed + i.",
             ),
         )
         options = struct("StreamOptions", optional("include_usage", bool, "Whether a last chunk has the usage."))
@@ -146,7 +145,6 @@ class RequestTypes:
             *form_fields(),
             optional("priority", integer(-(2**63), 2**63 - 1), "Which requests come first: the lowest; absent: 0."),
             optional("cache_salt", string(1, _MAX_STOP_CHARACTERS), "Prompts' states are shared within one salt."),
-            _not_offered("skip_special_tokens"),
         )
         messages, tool = messages_type(), tool_type()
         self.completion = struct(
@@ -251,6 +249,7 @@ class RequestTypes:
             optional(
                 "include_stop_str_in_output", bool, "Whether the stop that ends an answer is in it.", default=False
             ),
+            optional("skip_special_tokens", bool, "Whether special tokens are left out of the text.", default=True),
             optional("bad_words", array(word, 0, _MAX_BAD_WORDS), "Texts that are not generated."),
             optional("allowed_token_ids", array(token_id, 1, _MAX_ALLOWED_TOKENS), "The only tokens to choose from."),
         ]

@@ -2,14 +2,16 @@
 
 import asyncio
 import time
+import zlib
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenbus_services.gateway.answer import EVENTS, Answer
-from tokenbus_services.gateway.buffers import Sending
-from tokenbus_services.gateway.connection import connection_of
+from tokenbus_services.gateway.buffers import Sending, Write
+from tokenbus_services.gateway.connection import Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.logs import logger
@@ -18,6 +20,8 @@ _log = logger("gateway")
 RAW_SEND = "tokenbus.send"
 """The key of the server's own `send` in a scope's extensions."""
 _NS = 1_000_000_000
+_GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
+"""A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
 _STREAMED = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
@@ -41,6 +45,8 @@ class AnswerResponse(Response):
         self._buffers = gateway.buffers
         self._buffers.join(answer)
         self._repeated_log = gateway.repeated_log
+        self._may_compress = gateway.settings.gateway.compression == "gzip"
+        self._gzip: _Gzip | None = None
         self._write_timeout = gateway.settings.gateway.write_timeout_ms / 1000
         self._asked_at = time.monotonic()
 
@@ -103,6 +109,12 @@ class AnswerResponse(Response):
                 (b"content-length", b"%d" % size),
                 (b"cache-control", b"no-store"),
             ]
+        if self._may_compress:
+            headers = [*headers, (b"vary", b"accept-encoding")]
+            if _accepts_gzip(scope):
+                self._gzip = _Gzip()
+                headers = [each for each in headers if each[0] != b"content-length"]
+                headers.append((b"content-encoding", b"gzip"))
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, self._name]})
         send = scope.get("extensions", {}).get(RAW_SEND, send)
         connection = connection_of(scope)
@@ -110,7 +122,8 @@ class AnswerResponse(Response):
             outbox.unsent = connection.unsent
         await self._send(send, first)
         if connection is not None and not first.is_last:
-            outbox.write = connection.writer(scope)
+            write = connection.writer(scope)
+            outbox.write = write if write is None or self._gzip is None else self._gzip.before(write, connection)
         while not first.is_last:
             await outbox.ready()
             # What waits for room stays in the outbox, where it is counted and can be dropped.
@@ -126,7 +139,33 @@ class AnswerResponse(Response):
 
     async def _send(self, send: Send, sending: Sending) -> None:
         self._answer.outbox.is_sent = sending.is_last
-        await send({"type": "http.response.body", "body": sending.data, "more_body": not sending.is_last})
+        data = sending.data if self._gzip is None else self._gzip.compress(sending.data, is_last=sending.is_last)
+        await send({"type": "http.response.body", "body": data, "more_body": not sending.is_last})
         now = time.time_ns()
         for produced_at_ns in sending.produced_at_ns:
             self._counts.to_socket.observe((now - produced_at_ns) / _NS)
+
+
+class _Gzip:
+    """One answer's compressor: what is written can be read at once."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_BITS, _GZIP_MEMORY)
+
+    def compress(self, data: bytes, *, is_last: bool = False) -> bytes:
+        """Return the compressed data, all of it."""
+        return self._stream.compress(data) + self._stream.flush(zlib.Z_FINISH if is_last else zlib.Z_SYNC_FLUSH)
+
+    def before(self, write: Write, connection: Connection) -> Write:
+        """Return a function that writes compressed chunks."""
+
+        def compressed(chunk: bytes, *produced_at_ns: int) -> bool:
+            """Write a chunk, unless it may have to wait: what was compressed once cannot be compressed again."""
+            return not connection.is_full and write(self.compress(chunk), *produced_at_ns)
+
+        return compressed
+
+
+def _accepts_gzip(scope: Scope) -> bool:
+    given = Headers(scope=scope).get("accept-encoding", "").lower().replace(" ", "")
+    return any(each == "gzip" or (each.startswith("gzip;q=") and each[7:].strip("0.")) for each in given.split(","))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
-from tokenbus_services.gateway.metrics import gateway_collector
+from tokenbus_services.gateway.group import Ask
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
@@ -31,6 +31,7 @@ from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_r
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.metrics.health import Health
 
 T = TypeVar("T")
 _log = logger("gateway")
@@ -52,10 +53,10 @@ _ADMITTED_AT_ONCE = 4
 class Routes:
     """Handles HTTP requests for one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        """Take the gateway."""
+    def __init__(self, gateway: Gateway, ask: Ask) -> None:
+        """Take the gateway, and what answers for all of its processes."""
         self._gateway = gateway
-        self._collector = gateway_collector(gateway)
+        self._ask = ask
         self._page = _Page(packages=[("tokenbus_services.gateway", "page")])
         self._document = orjson.dumps(document(gateway.reader.types))
         self._began = int(time.time())
@@ -184,21 +185,22 @@ class Routes:
             return _json({"error": str(error)}, 503)
 
     async def _healthz(self, request: Request) -> Response:
-        health = self._gateway.health()
+        found = await self._ask("health")
+        health = Health(tuple(found["problems"]), found["facts"])
         status = 503 if health.problems else 200
         if not visitor_of(request.scope).is_known:
             return _json({"status": "failing" if health.problems else "ok"}, status)
         return Response(health.body, status, _NO_STORE, JSON)
 
     async def _readyz(self, request: Request) -> Response:
-        problems = await self._gateway.why_not_ready()
+        problems = await self._ask("ready")
         status: dict[str, object] = {"status": "not ready" if problems else "ready"}
         if visitor_of(request.scope).is_known:
             status["problems"] = problems
         return _json(status, 503 if problems else 200)
 
     async def _metrics(self, _request: Request) -> Response:
-        page = generate_latest(self._collector)
+        page = await self._ask("metrics")
         return Response(page, headers=_NO_STORE | {"content-type": CONTENT_TYPE_LATEST})
 
     async def _openapi(self, _request: Request) -> Response:

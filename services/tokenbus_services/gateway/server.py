@@ -8,12 +8,13 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
 from tokenbus_services.descriptors import room_for
 from tokenbus_services.gateway.connection import Connection, bounded
+from tokenbus_services.gateway.group import Alone
 from tokenbus_services.gateway.metrics import gateway_collector
 from tokenbus_services.gateway.routes import Routes
 from tokenbus_services.gateway.state import Gateway, gateway_of
@@ -21,21 +22,25 @@ from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.metrics.server import MetricsServer, listen
 from tokenbus_services.settings import GatewaySettings, Settings, SettingsError
 
+if TYPE_CHECKING:
+    from tokenbus_services.gateway.member import Member
+
 _log = logger("gateway")
-_BACKLOG = 4096
+BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """The socket's send buffer is an eighth of gateway.stream_buffer_bytes; the kernel doubles the number."""
-_LAST_SECONDS = 5
+LAST_SECONDS = 5
 """How long clients may take to read the rest, after their answers have ended."""
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers, and with a timeout for TLS handshakes."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes, member: "Member | None") -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._member = member
         self.routes = routes
 
     @contextlib.contextmanager
@@ -44,9 +49,12 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but with a timeout for TLS handshakes, before which no other timeout runs."""
+        """Listen as uvicorn does, but with a timeout for TLS handshakes, before which no other timeout runs.
+
+        One of several processes is passed its connections.
+        """
         config, certificate = self.config, self._gateway.certificate
-        if certificate is None:
+        if certificate is None and self._member is None:
             await super().startup(sockets)
             return
         await self.lifespan.startup()
@@ -55,9 +63,15 @@ class _Server(uvicorn.Server):
             cast("type[Connection]", config.http_protocol_class), config, self.server_state, self.lifespan.state
         )
         seconds = self._gateway.settings.gateway.request_timeout_ms / 1000
+        context = None if certificate is None else certificate.context
+        if self._member is not None:
+            self.servers = []
+            self._member.accept(make, context, seconds)
+            self.started = True
+            return
         self.servers = [
             await loop.create_server(
-                make, sock=each, ssl=certificate.context, ssl_handshake_timeout=seconds, backlog=config.backlog
+                make, sock=each, ssl=context, ssl_handshake_timeout=seconds, backlog=config.backlog
             )
             for each in sockets or ()
         ]
@@ -66,8 +80,13 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Run the gateway's periodic work, ten times a second."""
         self._gateway.connections = len(self.server_state.connections)
-        self._gateway.tick()
-        self.routes.access.tick()
+        try:
+            self._gateway.tick()
+            if self._member is not None:
+                self._member.tick(self._gateway.connections)
+            self.routes.access.tick()
+        except Exception:  # noqa: BLE001 - else it would be the last one, and uvicorn goes on to serve without
+            self._gateway.repeated_log.begin("tick", _log.exception, "tick failed")
         return await super().on_tick(counter)
 
 
@@ -85,21 +104,19 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
+async def serve_gateway(settings: Settings, member: "Member | None" = None) -> AsyncIterator[Serving]:
     """Connect to the bus and serve HTTP for as long as `async with` lasts; then drain for gateway.drain_timeout_ms.
 
-    Raises an AddressError if an address cannot be used, a SettingsError for unsafe settings.
+    `member` is what one of several processes has from its supervisor. Raises an AddressError if an address cannot be
+    used, a SettingsError for unsafe settings.
     """
-    _check_exposure(settings.gateway)
-    listening, address = await listen("gateway.address", settings.gateway.address)
+    listening, address = (None, member.address) if member else await listen_for_clients(settings.gateway)
     room_for_clients = room_for(settings.gateway.max_connections)
     settings = replace(settings, gateway=replace(settings.gateway, max_connections=room_for_clients))
-    # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
-    room = min(settings.gateway.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-    with contextlib.closing(listening), uvicorn_log():
-        async with gateway_of(settings) as gateway, _metrics(gateway):
-            routes = Routes(gateway)
+    with contextlib.closing(listening) if listening else contextlib.nullcontext(), uvicorn_log():
+        async with gateway_of(settings, member.tallies if member else None) as gateway, _metrics(gateway):
+            alone = Alone(gateway)
+            routes = Routes(gateway, member.ask if member else alone.answer)
             config = uvicorn.Config(
                 routes.app(),
                 http=bounded(settings.gateway, gateway.counts),
@@ -110,21 +127,35 @@ async def serve_gateway(settings: Settings) -> AsyncIterator[Serving]:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_keep_alive=max(1, settings.gateway.idle_timeout_ms // 1000),
-                timeout_graceful_shutdown=_LAST_SECONDS,
+                timeout_graceful_shutdown=LAST_SECONDS,
             )
-            server = _Server(config, gateway, routes)
+            server = _Server(config, gateway, routes, member)
             serving = Serving(gateway, address)
-            running = asyncio.create_task(server.serve([listening]))
-            _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
+            gateway.serving = running = asyncio.create_task(server.serve([listening] if listening else []))
+            if member is None:
+                _log.info("listening", address=serving.url, tokenizer=settings.gateway.tokenizer)
+            else:
+                member.alone = alone
             try:
                 yield serving
             finally:
+                gateway.serving = None
                 await _drain(gateway, server, settings.gateway.drain_timeout_ms / 1000)
                 server.should_exit = True
                 await running
     _log.info("gateway stopped")
+
+
+async def listen_for_clients(settings: GatewaySettings) -> tuple[socket.socket, str]:
+    """Return a socket that listens at gateway.address, and the address with the port in use."""
+    _check_exposure(settings)
+    listening, address = await listen("gateway.address", settings.address)
+    # By default the kernel keeps megabytes for a client that does not read, which are not counted here.
+    room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
+    return listening, address
 
 
 async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
@@ -136,7 +167,7 @@ async def _drain(gateway: Gateway, server: _Server, seconds: float) -> None:
     await _wait_until(lambda: not gateway.counts.open_answers, seconds)
     gateway.feed.give_up()
     connections = cast("set[Connection]", server.server_state.connections)
-    await _wait_until(lambda: not any(each.is_answering for each in connections), _LAST_SECONDS)
+    await _wait_until(lambda: not any(each.is_answering for each in connections), LAST_SECONDS)
     for connection in [each for each in connections if each.is_answering]:
         gateway.counts.cut_clients += 1
         connection.cut_off()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from tokenbus_services.client import Client
@@ -13,9 +13,9 @@ from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.stats import Counts
+from tokenbus_services.gateway.tallies import TOTAL, SharedTallies, Tally
 from tokenbus_services.gateway.tls import Certificate
 from tokenbus_services.gateway.vocabulary import vocabulary_of
-from tokenbus_services.link import SessionState
 from tokenbus_services.logs import DeduplicatedLog
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.settings import Settings
@@ -24,17 +24,18 @@ from tokenbus_services.settings import Settings
 class Gateway:
     """One client of the bus, and all that handles its requests and answers."""
 
-    def __init__(self, settings: Settings, client: Client) -> None:
-        """Take the settings, and a client of the bus, connected or not."""
+    def __init__(self, settings: Settings, client: Client, tallies: SharedTallies | None = None) -> None:
+        """Take the settings, a client of the bus, connected or not, and the tallies of all processes of the gateway."""
+        tally_of: Callable[[bytes], Tally] = (lambda _: Tally()) if tallies is None else tallies.of
         self.settings = settings
         self.client = client
         self.counts = Counts()
         self.vocabulary = vocabulary = vocabulary_of(settings.gateway.tokenizer)
         self.reader = Reader(settings, vocabulary)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
-        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers)
+        self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, tally_of(TOTAL))
         self.repeated_log = DeduplicatedLog()
-        self.callers = Callers(settings.gateway)
+        self.callers = Callers(settings.gateway, tally_of=tally_of)
         self.callers.on_revoked = self.feed.revoke
         self.certificate = Certificate(settings.gateway) if settings.gateway.tls_certificate else None
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
@@ -42,6 +43,8 @@ class Gateway:
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self.feeding: asyncio.Task[None] | None = None
         """The task that hands out rows, while the gateway is served."""
+        self.serving: asyncio.Task[None] | None = None
+        """The task of the HTTP server, while the gateway is served."""
         self.connections = 0
         """How many connections are open; the server sets it."""
 
@@ -53,8 +56,8 @@ class Gateway:
     def tick(self) -> None:
         """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""
         self.watch.ask()
-        self.feed.look()
         self.repeated_log.expire()
+        self.feed.look()
         self.callers.refresh()
         if self.certificate is not None:
             self.certificate.refresh()
@@ -62,15 +65,16 @@ class Gateway:
     def health(self) -> Health:
         """Return whether this process can serve; a processor that is away is not its problem."""
         problems = stalled(self.watch, self.settings.metrics.stall_timeout_ms)
-        session = self.client.session
-        if session.state is SessionState.REFUSED and session.refusal is not None:
-            problems.append(f"its processor refuses it: {session.refusal.message}")
+        if self.client.refusal:
+            problems.append(f"its processor refuses it: {self.client.refusal}")
         if self.feeding is not None and (self.feeding.done() or not self.client.is_running):
             problems.append("its dispatcher has failed: restart the gateway")
+        if self.serving is not None and self.serving.done():
+            problems.append("its HTTP server has failed: restart the gateway")
         facts = {
             "service": "gateway",
-            "connection": session.state.name.lower(),
-            "processor": session.processor_id,
+            "connection": _connection(self.client),
+            "processor": ", ".join(filter(None, (each.processor_id for each in self.client.sessions))),
             "open_requests": len(self.feed),
             "is_draining": self.feed.is_draining,
         }
@@ -86,7 +90,7 @@ class Gateway:
         """Return why a request would find no worker; empty if it would find one."""
         if self.feed.is_draining:
             return ["it is stopping"]
-        if self.client.session.state is not SessionState.OPEN:
+        if not self.client.is_connected:
             return ["no processor answers"]
         try:
             status = await self.status.get()
@@ -100,11 +104,17 @@ class Gateway:
         return [] if takes_requests(same, models) else ["no worker has the tokenizer that gateway.tokenizer names"]
 
 
+def _connection(client: Client) -> str:
+    if client.is_connected:
+        return "open"
+    return client.sessions[0].state.name.lower() if client.sessions else "looking for a processor"
+
+
 @asynccontextmanager
-async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
+async def gateway_of(settings: Settings, tallies: SharedTallies | None = None) -> AsyncIterator[Gateway]:
     """Connect to the bus and hand out rows for as long as `async with` lasts."""
     async with Client(settings) as client:
-        gateway = Gateway(settings, client)
+        gateway = Gateway(settings, client, tallies)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
             # The dispatcher opens the client's steps before anything can be submitted.

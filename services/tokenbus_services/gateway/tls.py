@@ -33,7 +33,8 @@ class Certificate:
             if self._files.refresh(self._load):
                 _log.info("certificate read", file=self._settings.tls_certificate)
         except OSError as error:
-            self._repeated_log.begin("tls", _log.error, "the certificate cannot be read", reason=_reason(error))
+            reason = _reason(error)
+            self._repeated_log.begin(reason, _log.error, "the certificate cannot be read", reason=reason)
 
     @property
     def is_unread(self) -> bool:

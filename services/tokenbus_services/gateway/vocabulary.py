@@ -6,7 +6,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import orjson
 
+from tokenbus_services.delivery.text import REPLACEMENT
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.native import Form, Fragments
 from tokenbus_services.plugins import TOKENIZERS, PluginError, Tokenizer, digest_of, load_tokenizer, names
 from tokenbus_services.settings import SettingsError
 
@@ -65,7 +67,7 @@ class OfModel(Protocol):
 
 
 class Vocabulary:
-    """Tables by token id, from which answers are written. Unknown ids are shown as numbers."""
+    """Tables by token id, from which answers are written. Unknown ids are numbers, where a model has them no text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Begin with empty tables of a tokenizer's vocabulary; a token's entries are made when it appears first."""
@@ -75,20 +77,40 @@ class Vocabulary:
         self.digest = digest_of(tokenizer)
         """What a worker's tokenizer has to have in common with this one; 0: nothing."""
         size = tokenizer.vocabulary_size
+        unknown = _number if self._of_model is None else _nothing
         self.pieces = _Table(
-            lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else _number(token_id), size
+            lambda token_id: tokenizer.token_bytes(token_id) if token_id < size else unknown(token_id), size
         )
-        """Bytes."""
-        self.names = _Table(lambda token_id: _name(token_id, self.pieces[token_id]), size)
+        """Bytes; none of special tokens."""
+        self.special_pieces = _Table(lambda token_id: self.pieces[token_id] or self.decode([token_id]).encode(), size)
+        """Bytes, those of special tokens' names too."""
+        self.names = _Table(lambda token_id: _name(token_id, self.pieces[token_id], self._special(token_id)), size)
         """The token's unique name, as a JSON string."""
-        self.texts = _Table(lambda token_id: self.names[token_id] if self.pieces[token_id] else b'""', size)
-        """The token in an answer's list of tokens: its name, or the empty string for one without text."""
+        self.texts = _Table(
+            lambda token_id: self.names[token_id] if self.pieces[token_id] or self._special(token_id) else b'""', size
+        )
+        """The token in an answer's list of tokens: its name, or the empty string for one that has none of its own."""
         self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
         """The name as the key of an object's next member, with the comma and the colon."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
         """The beginning of a token's object in chats, after the end of another, up to its logprob."""
+        self.key_fragments = Fragments(
+            size, lambda token_id: (self.keys.made(token_id), self.texts[token_id] == b'""'), Form.LISTS
+        )
+        """The keys and the entries again, for the compiled renderer."""
+        self.entry_fragments = Fragments(size, lambda token_id: (self.entries.made(token_id), False), Form.CONTENT)
+        self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.TEXT)
+        """What a token adds to the JSON of a text."""
         self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
         """How many characters begin in the token."""
+        self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
+        """The same, where special tokens have their names."""
+
+    def _special(self, token_id: int) -> str:
+        """Return what a model's vocabulary calls a token that has no text; empty for any other."""
+        if self._of_model is None or self.pieces[token_id]:
+            return ""
+        return self._of_model.token_name(token_id) or ""
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens."""
@@ -131,6 +153,10 @@ class _Table(dict[int, T]):
         self._make = make
         self._size = size
 
+    def made(self, token_id: int) -> T:
+        """Return a value that is not kept here."""
+        return self._make(token_id)
+
     def __missing__(self, token_id: int) -> T:
         value = self._make(token_id)
         if token_id < self._size:
@@ -168,14 +194,20 @@ def _tokenizer_in(folder: str) -> Tokenizer:
         ) from None
 
 
-def _name(token_id: int, piece: bytes) -> bytes:
-    """Return a token's name: its text, its bytes where they are no UTF-8, its id where it has no text."""
+def _name(token_id: int, piece: bytes, special: str) -> bytes:
+    """Return a token's name: its text, its bytes where they are no UTF-8, `special` or its id where it has no text."""
     if not piece:
-        return orjson.dumps(f"<|{token_id}|>")
+        return orjson.dumps(special or f"<|{token_id}|>")
     try:
         return orjson.dumps(piece.decode())
     except UnicodeDecodeError:
         return orjson.dumps("bytes:" + "".join(f"\\x{byte:02x}" for byte in piece))
+
+
+def _text(piece: bytes) -> tuple[bytes, bool]:
+    """Return what a token adds to the JSON of a text, and whether that depends on the tokens around it."""
+    text = piece.decode(errors="replace")
+    return orjson.dumps(text)[1:-1], text.endswith(REPLACEMENT) or text.encode() != piece
 
 
 def _entry(name: bytes, piece: bytes) -> bytes:
@@ -188,3 +220,7 @@ def _characters(piece: bytes) -> int:
 
 def _number(token_id: int) -> bytes:
     return b" %d" % token_id
+
+
+def _nothing(_token_id: int) -> bytes:
+    return b""

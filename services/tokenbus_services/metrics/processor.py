@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.metrics.durable_log import DURABLE_LOG
 from tokenbus_services.metrics.families import (
     Family,
     FamilyCollector,
@@ -461,6 +462,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         "worker",
         "head",
     ),
+    *DURABLE_LOG,
 )
 
 
@@ -474,7 +476,7 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
     problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
     if not processor.is_listening:
         problems.append("it does not listen for workers and clients")
-    problems += [f"{address}: its file was removed or replaced" for address in processor.unreachable]
+    problems += [f"{address}: nothing new can connect" for address in processor.unreachable]
     facts = {
         "service": "processor",
         "id": processor.id,

@@ -32,6 +32,9 @@ class ModelTokenizer:
         if not folder.is_dir():
             raise ModelFilesError(f"{folder}: no such folder")
         path = folder / "tokenizer.json"
+        if not path.exists() and (folder / "tokenizer.model").exists():
+            saving = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            raise ModelFilesError(f"{path}: no such file; of its tokenizer.model transformers makes one: {saving}")
         described = _json_object(path)
         try:
             self._tokenizer = FastTokenizer.from_file(str(path))

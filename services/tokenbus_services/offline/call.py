@@ -65,7 +65,7 @@ class Call:
             why = f"its engine ended it: {item.status.name if item.status else 'no status'}"
             error = request_error(item.request_id, ErrorCode.ERROR_CODE_ENGINE, why)
             raise self._requests.failure(RequestFailedError(error))
-        self._collector.end(item.request_id, item.status)
+        self._collector.end(item.request_id, item.status, item.stop)
 
     async def _abort(self, steps: Stream[StepRows | RequestEnd]) -> None:
         """Abort the requests in flight, and wait for their ends: until then they count as the worker's."""

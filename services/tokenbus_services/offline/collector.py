@@ -28,6 +28,7 @@ class Collector:
         # A bytearray grows in place where it can, and becomes an array without a copy.
         self._columns = {name: bytearray() for name in (*_OF_ROWS, *_OF_TOKENS)}
         self._statuses = np.full(count, RowStatus.ACTIVE, np.uint8)
+        self._stops: dict[int, int | str] = {}
         self.tokens = 0
         """How many tokens came."""
 
@@ -37,9 +38,11 @@ class Collector:
             column.extend(getattr(rows, name))
         self.tokens += rows.token_ids.size
 
-    def end(self, request_id: int, status: RowStatus) -> None:
-        """Note how a request ended."""
+    def end(self, request_id: int, status: RowStatus, stop: int | str | None) -> None:
+        """Note how a request ended, and by which of its own stops, if it was one."""
         self._statuses[request_id - self._first_id] = status
+        if stop is not None:
+            self._stops[request_id - self._first_id] = stop
 
     def outputs(self, n: int, texts: Texts) -> Outputs:
         """Return the outputs, `n` of each prompt."""
@@ -78,6 +81,7 @@ class Collector:
             alternative_logprobs,
             top_ks,
             self._statuses,
+            self._stops,
             texts,
         )
 

@@ -1,6 +1,6 @@
 """Outputs: what a call of `LLM.generate` returns, as arrays over all of its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
@@ -42,6 +42,8 @@ class Output:
     """Their logprobs, the largest first."""
     finish_reason: str
     """`stop` or `length`."""
+    stop_reason: int | str | None
+    """Which of its request's own stops ended it: the id of a stop token, or a text of `stop`; None where none did."""
     _texts: Texts = field(repr=False)
 
     @property
@@ -50,7 +52,8 @@ class Output:
 
         Raises ValueError if the engine has no tokenizer, or the model's cannot be loaded.
         """
-        return self._texts.text(self.prompt_index, self.token_ids.tolist(), is_stopped=self.finish_reason == "stop")
+        is_stopped, ids = self.finish_reason == "stop", self.token_ids.tolist()
+        return self._texts.text(self.prompt_index, ids, self.stop_reason, is_stopped=is_stopped)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +88,8 @@ class Outputs(Sequence[Output]):
     """How many alternatives each output's tokens have."""
     statuses: npt.NDArray[np.uint8]
     """How each output ended, as a `RowStatus`."""
+    _stops: Mapping[int, int | str] = field(repr=False)
+    """By output, which of its request's own stops ended it."""
     _texts: Texts = field(repr=False)
 
     def __len__(self) -> int:
@@ -112,6 +117,7 @@ class Outputs(Sequence[Output]):
             self.alternative_token_ids[begin:end, :top_k],
             self.alternative_logprobs[begin:end, :top_k],
             _REASONS[RowStatus(self.statuses[place])],
+            self._stops.get(place),
             self._texts,
         )
 

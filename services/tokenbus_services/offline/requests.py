@@ -148,5 +148,4 @@ def _check_limits(generate: Generate, limits: EngineLimits) -> None:
 
 def _stopping(generate: Generate) -> Stopping:
     sampling = generate.sampling
-    stop_ids = frozenset(sampling.stop_token_ids)
-    return Stopping(tuple(sampling.stop), sampling.min_tokens, sampling.include_stop_string, stop_ids)
+    return Stopping(tuple(sampling.stop), sampling.min_tokens, sampling.include_stop_string)

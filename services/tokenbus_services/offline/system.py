@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client
-from tokenbus_services.loop_thread import start_loop_thread
 from tokenbus_services.offline.call import Call
 from tokenbus_services.offline.collector import Collector
 from tokenbus_services.offline.requests import Requests
@@ -42,6 +41,8 @@ class EmbeddedSystem:
         self._name = name
         self._window = _window(settings)
         self._ready: Future[tuple[Engine, Client]] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopped = False
         self._failure: BaseException | None = None
         self._stopping = asyncio.Event()
         self._one_call = asyncio.Lock()
@@ -49,8 +50,10 @@ class EmbeddedSystem:
         self._door = threading.Lock()
         self._is_over = False
         """Whether no further call can be made; changed with the lock held."""
-        self._thread, self._loop = start_loop_thread("tokenbus-llm", self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="tokenbus-llm", daemon=True)
+        # Wherever in here this thread is interrupted, what was started ends.
         try:
+            self._thread.start()
             self.engine, self._client = self._ready.result()
         except BaseException:
             self.stop()
@@ -72,8 +75,9 @@ class EmbeddedSystem:
 
     def stop(self) -> None:
         """Begin to end it; any thread may call this."""
+        self._is_stopped = True  # seen by a thread that has no loop yet
         with contextlib.suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._call_on_loop(self._stopping.set)
 
     def close(self) -> None:
         """End it: abort what runs, and close the engine."""
@@ -84,7 +88,11 @@ class EmbeddedSystem:
         with self._door:
             if self._is_over:
                 raise self._end()
-            self._loop.call_soon_threadsafe(self._begin, requests, shows_progress, ended)
+            self._call_on_loop(self._begin, requests, shows_progress, ended)
+
+    def _call_on_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _end(self) -> Exception:
         """Return why no call can be made."""
@@ -94,8 +102,10 @@ class EmbeddedSystem:
 
     # On its own event loop.
 
-    async def _run(self, started: Future[asyncio.AbstractEventLoop]) -> None:
-        started.set_result(asyncio.get_running_loop())
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._is_stopped:
+            self._stopping.set()
         try:
             await self._serve()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
@@ -155,7 +165,7 @@ class EmbeddedSystem:
 
     def _begin(self, requests: Requests, shows_progress: bool, ended: Future[Collector]) -> None:  # noqa: FBT001
         """Begin a call, whose end a future gets; it is cancelled with the future."""
-        call = self._loop.create_task(self._generate(requests, Progress() if shows_progress else None))
+        call = asyncio.create_task(self._generate(requests, Progress() if shows_progress else None))
 
         def end(_: object) -> None:
             if not ended.set_running_or_notify_cancel():
@@ -167,7 +177,7 @@ class EmbeddedSystem:
                 ended.set_result(call.result())
 
         call.add_done_callback(end)
-        ended.add_done_callback(lambda _: self._loop.call_soon_threadsafe(call.cancel))
+        ended.add_done_callback(lambda _: self._call_on_loop(call.cancel))
 
     async def _generate(self, requests: Requests, progress: Progress | None) -> Collector:
         async with self._one_call:

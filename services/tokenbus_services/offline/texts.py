@@ -24,11 +24,13 @@ class Texts:
     stoppings: Sequence[Stopping]
     """What ends the text of each prompt's outputs; a single one is of all."""
 
-    def text(self, prompt_index: int, token_ids: Sequence[int], *, is_stopped: bool) -> str:
+    def text(
+        self, prompt_index: int, token_ids: Sequence[int], stop_reason: int | str | None, *, is_stopped: bool
+    ) -> str:
         """Return the text of an output; `is_stopped` says that it ended at a stop and not at its length."""
         stopping = self.stoppings[prompt_index if len(self.stoppings) > 1 else 0]
         tokenizer = tokenizer_named(self.tokenizer)
-        if is_stopped and token_ids and token_ids[-1] in stopping.token_ids and not stopping.is_included:
+        if isinstance(stop_reason, int) and not stopping.is_included:
             token_ids = token_ids[:-1]
         size = tokenizer.vocabulary_size  # a model may have more ids than its tokenizer
         pieces = [tokenizer.token_bytes(token_id) if token_id < size else b"" for token_id in token_ids]

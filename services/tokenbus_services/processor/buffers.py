@@ -7,7 +7,9 @@ from itertools import repeat
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import RequestTokens, Step
-from tokenbus_services.processor.requests import Request, RequestTable, Slots
+from tokenbus_services.delivery.slots import Slots
+from tokenbus_services.delivery.waiter import WakeUps
+from tokenbus_services.processor.requests import Request, RequestTable
 from tokenbus_services.processor.router import Rows
 
 
@@ -20,7 +22,7 @@ class RequestBuffers:
         self._max_rows = max_rows
         # By slot, beside the table's contexts: a step's rows are added without a line of Python for each.
         self._rows: list[deque[tuple[Step, int]]] = []
-        self._hungry: set[RequestTokens] = set()
+        self._wake_ups = WakeUps()
         self._over_full: list[RequestTokens] = []
 
     @property
@@ -30,7 +32,7 @@ class RequestBuffers:
 
     def open(self, request: Request, position: int = 0) -> RequestTokens:
         """Let a request's rows wait from now on, and return where."""
-        tokens = RequestTokens(request.id, position, on_waiting=self._hungry.add)
+        tokens = RequestTokens(request.id, position, wake_ups=self._wake_ups)
         self._table.attach(request, tokens)
         while len(self._rows) <= request.slot:
             self._rows.append(deque(maxlen=0))  # the slots of requests that wait elsewhere
@@ -56,15 +58,7 @@ class RequestBuffers:
         buffers = map(self._rows.__getitem__, slots.tolist())
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
         deque(map(deque.append, buffers, zip(repeat(step), places, strict=False)), maxlen=0)
-        if self._hungry:
-            self._wake_fed()
-
-    def _wake_fed(self) -> None:
-        """Wake the consumers that wait and have something now."""
-        fed = [tokens for tokens in self._hungry if tokens.waiting]
-        self._hungry.difference_update(fed)
-        for tokens in fed:
-            tokens.wake()
+        self._wake_ups.look()
 
     def finish(self, request: Request, status: RowStatus) -> None:
         """Learn that a request has had its last row."""
@@ -76,8 +70,6 @@ class RequestBuffers:
 
     def check(self, pending_items: int) -> list[RequestTokens]:
         """Return those that have more rows waiting than may wait; none can, where fewer items are pending."""
-        # In place: every buffer of ours adds itself to this very set.
-        self._hungry.difference_update([tokens for tokens in self._hungry if not tokens.is_awaited])
         most = self._max_rows
         found = self._table.contexts if pending_items > most else []
         self._over_full = [
@@ -87,7 +79,6 @@ class RequestBuffers:
 
     def forget(self, tokens: RequestTokens) -> None:
         """Drop the rows of a request that is not read any more."""
-        self._hungry.discard(tokens)
         for step, _ in tokens.give_up():
             step.pending_ack.release()
 

@@ -14,13 +14,14 @@ from tokenbus_contracts.generated.client_pb2 import (
     ClientHello,
     ClientWelcome,
     Resume,
+    Room,
     ServerFrame,
     WatchedStream,
 )
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Item, RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
-from tokenbus_services.delivery import PendingAck
+from tokenbus_services.delivery import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
 from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
@@ -64,7 +65,8 @@ class ClientConnections(Connections[Session]):
         self._budget = Budget(settings.clients.buffer_bytes)
         self.watchers = Watchers(dispatch.workers.by_id)
         self.sessions: dict[int, Session] = {}
-        self._status = StatusReport(dispatch)
+        self._status = StatusReport(settings.processor.id, dispatch)
+        self._room: tuple[float, Room] | None = None
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
         )
@@ -129,6 +131,7 @@ class ClientConnections(Connections[Session]):
         if not session.send_queue.ack(number):
             raise ContractError("confirm.through_number", "a number that was sent", number)
         self._flush(session)
+        self._dispatch.workers.released()
 
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session.may_ask, Role.CLIENT)
@@ -175,13 +178,17 @@ class ClientConnections(Connections[Session]):
         if session is None:
             self._make_room()
             session = self._new_session(hello, owner)
-        self._count_handshake(session, now)
+        if not self._may_shake_hands(session, now):
+            return
         session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
+        session.wants_room, session.room = hello.wants_room, None
         self._connect(session, peer, now)
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
         self._send(session, ServerFrame(welcome=welcome))
         _log.info("client connected", client=session.name, resumed=resumed)
+        if session.wants_room:
+            self._send_room(session, now, is_due=True)
         self._flush(session)
 
     def _check_same_life(self, session: Session, peer: bytes, hello: ClientHello, owner: int, now: float) -> None:
@@ -190,14 +197,20 @@ class ClientConnections(Connections[Session]):
             message = f"hello.session: {hello.session:016x} is another client's"
             raise RefusedError(RefusalReason.REFUSAL_REASON_SESSION_TAKEN, message)
 
-    def _count_handshake(self, session: Session, now: float) -> None:
-        """Refuse a client that shakes hands again and again: each time, what it did not acknowledge is sent again."""
+    def _may_shake_hands(self, session: Session, now: float) -> bool:
+        """Tell whether a client's hello is answered: each time, what it did not acknowledge is sent again.
+
+        One that says hello again and again is not refused: it does so while this processor stands still, and what waits
+        of it then is read at once.
+        """
         passed = (now - session.shaken_at) / self._interval
         session.handshakes, session.shaken_at = max(0.0, session.handshakes - passed), now
         if session.handshakes + 1 > _MOST_HANDSHAKES:
-            message = f"hello: at most {_MOST_HANDSHAKES} at once, then one in {self._interval:g} s"
-            raise protocol_error(message)
+            limit = f"at most {_MOST_HANDSHAKES} at once, then one in {self._interval:g} s"
+            self._warn_once(("hello", session.id), "hello not answered", session, limit=limit)
+            return False
         session.handshakes += 1
+        return True
 
     def _make_room(self) -> None:
         """Forget a client that has nothing here, if there are as many as may be; one that is away goes first."""
@@ -271,6 +284,13 @@ class ClientConnections(Connections[Session]):
         for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)
 
+    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
+        """Return the requests with rows of a stream that clients have not acknowledged."""
+        found: set[int] = set()
+        for session in self.sessions.values():
+            found |= session.send_queue.requests_of(acks)
+        return found
+
     def all_lag(self, stream: int) -> bool:
         """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
         table = self._registry.table
@@ -307,8 +327,11 @@ class ClientConnections(Connections[Session]):
         elif known.peer is not None:
             self._flush(known)
             self._send_status(known, now)
-            if now >= known.next_heartbeat:
+            is_due = now >= known.next_heartbeat
+            if is_due:
                 self._send_heartbeat(known, now)
+            if known.wants_room:
+                self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:
         """Answer a status request, or leave it to a later tick: too soon after the last answer, or the link is full."""
@@ -317,6 +340,15 @@ class ClientConnections(Connections[Session]):
             message = self._status.message(now, connected)
             if session.peer is not None and self.listener.send(session.peer, message) is Outcome.SENT:
                 session.wants_status, session.next_status = False, now + STATUS_INTERVAL
+
+    def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
+        """Tell a client how much room there is, at once when a worker has come, else when a heartbeat is due."""
+        if self._room is None or self._room[0] != now:
+            self._room = now, self._dispatch.room()
+        room, before = self._room[1], session.room
+        is_news = before is None or room.arrivals != before.arrivals or (is_due and room != before)
+        if is_news and self._send(session, ServerFrame(room=room)) is Outcome.SENT:
+            session.room = room
 
 
 def owner_of(identity: Identity, name: str) -> int:

@@ -224,10 +224,13 @@ class Connections(ABC, Generic[P]):
     def close(self, reason: GoodbyeReason, message: str) -> None:
         """Send each peer what is due, and say goodbye."""
         for known in list(self._known()):
-            self._flush(known)
-            goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence(known))
-            self._send(known, self._frame_of(goodbye=goodbye))
+            self._say_goodbye(known, reason, message)
         self._repeated_log.close()
+
+    def _say_goodbye(self, known: P, reason: GoodbyeReason, message: str) -> None:
+        self._flush(known)
+        goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence(known))
+        self._send(known, self._frame_of(goodbye=goodbye))
 
     # What goes out.
 

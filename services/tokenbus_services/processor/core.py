@@ -68,4 +68,4 @@ class Core:
         self.registry.expire()
 
     def _take_up(self, now: float) -> None:
-        self.clients.resumes.tick(all_are_back=now >= self._back_at and self.workers.are_caught_up)
+        self.clients.resumes.tick(are_back=now >= self._back_at)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from math import inf
 
+from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
-from tokenbus_contracts.schema import MINOR
+from tokenbus_contracts.schema import MINOR, bounds_in
 from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
@@ -14,6 +15,7 @@ from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
 _RETRY_MS = 1000
+_MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MINOR_1 = 9
 """The first sampling parameter that minor 1 of the schema added."""
 
@@ -92,6 +94,12 @@ class Dispatch:
             self.registry.table.dispatch(request, worker.source.stream)
             self._hand_out(request, worker)
 
+    def give_back(self, request: Request) -> None:
+        """Hand a request that its worker has not begun to another one; the next tick ends it if none takes it."""
+        self.registry.table.give_back(request)
+        self._waiting.append(request)
+        self.hand_out_waiting()
+
     def tick(self, now: float) -> None:
         """Hand out what waits and finds a place now, and end the requests that waited long enough."""
         self.hand_out_waiting()
@@ -103,6 +111,8 @@ class Dispatch:
             if self._is_waiting(request) and request.generate is not None:
                 error = self._no_worker(request.generate)
                 self.registry.fail(request, error.code, error.message)
+                # Another processor may have given it to a worker, which may bring it here.
+                self.registry.table.forget_end(request.id)
 
     def _is_waiting(self, request: Request) -> bool:
         table = self.registry.table
@@ -187,6 +197,17 @@ class Dispatch:
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
             and model in ("", worker.stream.hello.model)
         ]
+
+    def room(self) -> Room:
+        """Return how many requests the workers that are connected take, by model."""
+        rooms: dict[str, ModelRoom] = {}
+        for worker in self._serving(""):
+            hello = worker.stream.hello
+            room = rooms.setdefault(hello.model, ModelRoom(model=hello.model))
+            if worker.peer is not None and not worker.takes_no_more:
+                room.workers += 1
+                room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
+        return Room(arrivals=self.workers.arrivals, models=list(rooms.values())[:_MOST_MODELS])
 
     def _no_worker(self, generate: Generate) -> RequestError:
         candidates = self._candidates(generate)

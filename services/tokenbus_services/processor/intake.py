@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason
 from tokenbus_services.bus import Identity
 from tokenbus_services.delivery import PendingAck, Step
@@ -56,8 +56,7 @@ class Worker(KnownPeer):
         """Count a step that was handed out, with the rows of it that were."""
         counts, rows = self.stream.counts, step.rows
         counts.steps += 1
-        counts.rows += rows.row_count
-        counts.tokens += rows.token_ids.size
+        self.source.count(rows)
         counts.incomplete_steps += not step.is_whole
         if rows.draft_token_counts.any():
             counts.speculation.add(rows)
@@ -82,6 +81,8 @@ class Intake:
         """Called with each step once its rows are handed out; add and remove at any time."""
         self.stream_observers: list[Callable[[Worker], object]] = []
         """Called with each worker that completed a handshake."""
+        self.log_item: Callable[[Worker, Arrived, PendingAck], object] | None = None
+        """Called with each item, in order, and its pending ack: what keeps the durable log."""
         self.steps = 0
         self.duplicates = 0
         self.divergences = 0
@@ -133,6 +134,8 @@ class Intake:
         oldest = worker.stream.acks.oldest
         if oldest is None or self._share_pending(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
             return False
+        if oldest.unlogged:
+            return True
         is_read_here = oldest.count > len(oldest.holders)
         if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
             return True
@@ -148,6 +151,8 @@ class Intake:
                 self._event(worker, entry.contents)
             pending_ack.release()
         worker.stream.acks.add(entry.sequence, pending_ack, len(entry.payload))
+        if self.log_item is not None:
+            self.log_item(worker, entry, pending_ack)
 
     def _batch(self, worker: Worker, entry: Arrived, batch: LogprobBatch, now: float) -> PendingAck:
         try:
@@ -186,6 +191,9 @@ class Intake:
                 request = self._own(worker, request_id)
                 if request is None and (request := self.registry.between(request_id, worker.source.stream)) is not None:
                     self.registry.fail(request, event.error.code, event.error.message)
+                elif request is not None and _is_not_begun(request, event.error):
+                    worker.takes_no_more = True
+                    self._core.dispatch.give_back(request)
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
@@ -247,6 +255,7 @@ class Intake:
         """End the requests that the worker should have and has not: it never got them, or lost them."""
         _, ids = worker.reconcile or (0, frozenset())
         worker.reconcile = None
+        self._core.workers.arrivals += 1
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in ids:
                 self.registry.table.admitted(request)
@@ -279,7 +288,7 @@ class Intake:
     def _evict_slowest(self, worker: Worker) -> None:
         """End the requests of those that hold the stream back, the furthest behind first, until enough is free."""
         acks = worker.stream.acks
-        while (oldest := acks.oldest) is not None and not worker.assembler.keeps(oldest):
+        while (oldest := acks.oldest) is not None and not (worker.assembler.keeps(oldest) or oldest.unlogged):
             has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
             through = acks.middle
             self._core.clients.evict(oldest)
@@ -288,6 +297,12 @@ class Intake:
             is_free = acks.advance() or not acks.oldest
             if not (is_free and has_remote_holders) or self._share_pending(worker) <= _SHARE_AFTER_EVICTION:
                 return
+
+
+def _is_not_begun(request: Request, error: RequestError) -> bool:
+    """Tell whether a worker refuses a request because it stops: the request crossed its last heartbeat on the way."""
+    is_refused = error.code == ErrorCode.ERROR_CODE_OVERLOADED
+    return is_refused and request.generate is not None and request.aborted_at is None
 
 
 def _ids(batch: LogprobBatch) -> frozenset[int]:

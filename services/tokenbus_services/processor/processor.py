@@ -5,12 +5,13 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
-from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, transport_for
+from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, require_nats, transport_for
+from tokenbus_services.bus.addresses import member_address
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -18,7 +19,10 @@ from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.dispatch import closing_error
 from tokenbus_services.processor.router import BUFFERED, UNROUTED
-from tokenbus_services.settings import Settings
+from tokenbus_services.settings import Settings, SettingsError, listed_addresses
+
+if TYPE_CHECKING:
+    from tokenbus_services.processor.item_log import ItemLog
 
 _log = logger("processor")
 _TICKS = 10
@@ -41,6 +45,10 @@ class Processor:
     ) -> None:
         """Take the settings, by default those of the environment; a transport and a clock may be handed in."""
         self.settings = _named(settings or Settings.load())
+        for key in ("workers_address", "clients_address"):
+            address = getattr(self.settings.bus, key)
+            if len(listed_addresses(address)) > 1:
+                raise SettingsError(f"bus.{key}", "one address for a processor, which listens there", address)
         self.id = self.settings.processor.id
         self.clock = clock or SystemClock()
         self._core = core = Core(self.settings, self.clock, _call_soon)
@@ -49,6 +57,8 @@ class Processor:
         self._transport = transport
         self._listeners: list[Listener] = []
         """Of the workers and of the clients, once it listens."""
+        self.item_log: ItemLog | None = None
+        """What keeps the durable log, where `durable_log.address` is set."""
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -62,13 +72,16 @@ class Processor:
     async def __aenter__(self) -> Self:
         """Listen for workers and clients."""
         transport = self._transport or transport_for(self.settings.bus)
+        await self._open_log()
         self._core.begin(self.clock.now())
         try:
             for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
-                self._listeners.append(await transport.listen(address, self._transport_refused))
+                own = member_address(address, self.id)
+                self._listeners.append(await transport.listen(own, self._transport_refused))
         except BaseException:
             await self._close_listeners()
             self._listeners.clear()
+            await self._close_log()
             raise
         workers, clients = self._listeners
         self.workers.listener, self.clients.listener = workers, clients
@@ -89,8 +102,14 @@ class Processor:
         await self._close()
 
     async def drain(self) -> None:
-        """Take no new request and no new worker, and wait until the open requests have ended, or time is over."""
+        """Take no new request and no new worker, and wait until the open requests have ended, or time is over.
+
+        Workers that know another processor go there at once, with their requests.
+        """
         self.workers.is_draining = self.clients.is_draining = True
+        for listener in self._listeners:
+            listener.retire()
+        self.workers.send_away("the processor is closing")
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
         while self._has_work() and (remaining := deadline - self.clock.now()) > 0:
             self._changed.clear()
@@ -111,7 +130,22 @@ class Processor:
             self.intake.step_queue.close()
         self.registry.close("the processor was closed")
         await self._close_listeners()
+        await self._close_log()
         _log.info("closed", processor=self.id)
+
+    async def _open_log(self) -> None:
+        """Keep the durable log from now on, if there is to be one; raises an AddressError if it cannot be kept."""
+        if self.settings.durable_log.address:
+            require_nats(self.settings.durable_log.address)
+            from tokenbus_services.processor.item_log import ItemLog  # noqa: PLC0415 - needs an extra
+
+            self.item_log = await ItemLog(self.settings).open()
+            self.intake.log_item = self.item_log.take
+
+    async def _close_log(self) -> None:
+        if self.item_log is not None:
+            self.intake.log_item = None
+            await self.item_log.close()
 
     async def _close_listeners(self) -> None:
         for listener in self._listeners:
@@ -169,7 +203,7 @@ class Processor:
         self.unreachable = tuple(each.address for each in self._listeners if not each.is_reachable())
         for address in self.unreachable:
             self._repeated_log.begin(
-                ("address", address), _log.warning, "address gone: its file was removed or replaced", address=address
+                ("address", address), _log.warning, "address gone: nothing new can connect", address=address
             )
 
     def usage(self) -> Usage:

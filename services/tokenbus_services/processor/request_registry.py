@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate
 from tokenbus_services.clock import Clock
-from tokenbus_services.delivery import PendingAck, RequestTokens
+from tokenbus_services.delivery import AckTracker, PendingAck, RequestTokens
 from tokenbus_services.delivery.errors import code_name, request_error
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.buffers import RequestBuffers
@@ -130,6 +130,17 @@ class RequestRegistry:
         # A worker that takes over may have it before the stream it came from has let go.
         if stream == NO_STREAM and state is not State.ENDED and not source.takes_over:
             self.table.vouch(request, source.stream)
+            self.say_found(request)
+
+    def say_found(self, request: Request) -> None:
+        """Tell a client that looked for a request which worker has it here: its next row may be long in coming.
+
+        A worker that was only sent the request may have left before.
+        """
+        worker = self._core.workers.by_stream.get(self.table.stream_of(request))
+        if request.has_moved and request.generate is None and worker is not None:
+            admitted = Admitted(request_key=request.id, worker_id=worker.stream.worker_id, epoch=worker.stream.epoch)
+            self._core.clients.admitted(request, admitted)
 
     # How they change hands.
 
@@ -140,6 +151,11 @@ class RequestRegistry:
     def source_of(self, request_id: int) -> Source | None:
         """Return the stream whose worker said in its handshake that it has a request."""
         return self._core.workers.source_of(request_id)
+
+    @property
+    def are_caught_up(self) -> bool:
+        """Whether every worker has sent again what it retained when it introduced itself."""
+        return self._core.workers.are_caught_up
 
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it."""
@@ -179,6 +195,8 @@ class RequestRegistry:
                 table.look_again(request, request.released_at + self._settings.handoff_timeout_ms / 1000)
         if is_orphaned:
             table.resume(request, position, now)
+        elif request.has_moved and position > table.next_position[request.slot]:
+            table.skip_to(request, position)
         return request
 
     def take_over(self, request_id: int, source: Source) -> Request | None:
@@ -358,9 +376,15 @@ class RequestRegistry:
             first = min(int(early.step.rows.positions[0]) for early in request.early)
             self.fail(request, ErrorCode.ERROR_CODE_GAP, f"tokens {expected} to {first - 1} never came")
         elif request.first_position == expected:
-            self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+            self.fail_unknown(request)
         else:
             self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it after it was handed off")
+
+    def fail_unknown(self, request: Request) -> None:
+        """End a request that was resumed and that no worker here has; another processor's worker may bring it later."""
+        self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        if request.has_moved:
+            self.table.forget_end(request.id)
 
     def _drop_unclaimed(self, request: Request) -> None:
         self.counts.unclaimed += 1
@@ -391,14 +415,33 @@ class RequestRegistry:
         ended = self.table.of_stream(stream)
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
-        without_target = 0
         for request in self.table.of_handoff_target(stream):
             self.table.forget_handoff_target(request)
             if request.is_taken_over or self.table.state_of(request) is State.HANDED_OFF:
-                without_target += 1
                 lost = f"decode worker {name} is lost before it went on: {why}"
                 self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
-        return len(ended) + without_target
+                ended.append(request)
+        return len(ended)
+
+    def release_those_of(self, source: Source, acks: AckTracker, name: str, why: str) -> int:
+        """End the requests of a lost worker as above, and forget that they ended: it may bring them to any processor.
+
+        Also here, as another stream. What it sends again then is to be acknowledged only when a client has it, which a
+        row of a request that has ended would be at once. So these are forgotten too: the requests that no client has
+        claimed yet, with their rows, and the ends of those whose last rows are still on their way to a client.
+        """
+        for request in self.table.unclaimed_of(source):
+            tokens = self.buffers.tokens_of(request)
+            self._drop_early(request)
+            self.buffers.forget(tokens)
+            self.table.close(request, None)
+            self.table.forget_end(request.id)
+        had = [request.id for request in self.table.of_stream(source.stream)]
+        had += [request.id for request in self.table.of_handoff_target(source.stream)]
+        ended = self.end_those_of(source.stream, name, why)
+        for request_id in self._core.clients.unacknowledged_of(acks).union(had):
+            self.table.forget_end(request_id)
+        return ended
 
     def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
         """End a request that has gone on with the rows of a stream whose worker was lost while they waited.

@@ -8,21 +8,24 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum, auto
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenbus_contracts import LogprobBatch
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
+from tokenbus_services.delivery.slots import SlotMap, Slots
 from tokenbus_services.delivery.step import Step
+
+if TYPE_CHECKING:
+    from tokenbus_services.processor.stream import StreamCounts
 
 NO_STREAM = -1
 NO_OWNER = 0
 Payer = tuple[str, int]
 """The peer that an open request counts against: the client that asked for it, or the worker that brought it unasked."""
-Slots = npt.NDArray[np.intp]
 
 
 class State(IntEnum):
@@ -51,6 +54,8 @@ class Event(StrEnum):
     """A client asks for it, and every worker is busy or away."""
     DISPATCH = auto()
     """A worker is sent the request."""
+    GIVE_BACK = auto()
+    """Its worker stops before it began with it: another one may have it."""
     APPEAR = auto()
     """A stream brings its first token unasked."""
     APPEAR_MIDWAY = auto()
@@ -78,6 +83,7 @@ class Event(StrEnum):
 TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
     Event.QUEUE: {State.CLOSED: State.QUEUED},
     Event.DISPATCH: {State.CLOSED: State.RUNNING, State.QUEUED: State.RUNNING},
+    Event.GIVE_BACK: {State.RUNNING: State.QUEUED},
     Event.APPEAR: {State.CLOSED: State.RUNNING},
     Event.APPEAR_MIDWAY: {State.CLOSED: State.ORPHANED},
     Event.BEGIN: {State.ORPHANED: State.RUNNING},
@@ -142,6 +148,14 @@ class Source:
     """Whether its worker goes on with requests that other workers began."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
     """The requests that its worker had at its last handshake, and the owner of each."""
+    counts: "StreamCounts | None" = field(default=None, compare=False)
+    """Where its rows count."""
+
+    def count(self, rows: LogprobBatch) -> None:
+        """Count rows that were handed out."""
+        if self.counts is not None:
+            self.counts.rows += rows.row_count
+            self.counts.tokens += rows.token_ids.size
 
     @property
     def payer(self) -> Payer:
@@ -180,6 +194,8 @@ class Request:
     """Rows that came out of order."""
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
+    has_moved: bool = False
+    """Whether its client looked for it at several processors, and found it here."""
     payer: Payer | None = None
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
@@ -217,16 +233,11 @@ class RequestTable:
         """Take the most open requests, the most ended ones that are remembered, and the most open ones of one peer."""
         self._per_peer = max_requests if per_peer is None else per_peer
         self._charged: dict[Payer, dict[int, None]] = {}
-        self._slots: dict[int, int] = {}
+        self._slots = SlotMap()
         self._requests: list[Request | None] = []
-        self._free: list[int] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._max_requests = max_requests
         self._ended_requests = ended_requests
-        self._version = 0
-        self._cached_version = -1
-        self._cached_ids = b""
-        self._cached_slots: Slots = np.zeros(0, np.intp)
         self.peak = 0
         self.next_position = np.zeros(64, np.int64)
         self.stream = np.full(64, NO_STREAM, np.int32)
@@ -296,9 +307,13 @@ class RequestTable:
         """Tell whether a request is open, or its end is remembered."""
         return request_id in self._slots or request_id in self._ended
 
+    def forget_end(self, request_id: int) -> None:
+        """Forget how a request ended: a worker may come with it."""
+        self._ended.pop(request_id, None)
+
     def open_requests(self) -> list[Request]:
         """Return all open requests."""
-        return [self.at(slot) for slot in self._slots.values()]
+        return [self.at(slot) for slot in self._slots]
 
     def of_stream(self, stream: int) -> list[Request]:
         """Return the open requests that a stream has."""
@@ -307,6 +322,11 @@ class RequestTable:
     def of_handoff_target(self, stream: int) -> list[Request]:
         """Return the open requests that a stream is to go on with."""
         return [self.at(slot) for slot in np.flatnonzero(self.handoff_target == stream).tolist()]
+
+    def unclaimed_of(self, source: Source) -> list[Request]:
+        """Return the open requests that a stream has or brought, and that no consumer asked for."""
+        slots = {*self._charged.get(source.payer, ()), *np.flatnonzero(self.stream == source.stream).tolist()}
+        return [request for request in map(self.at, sorted(slots)) if not request.is_claimed]
 
     def load_of(self, stream: int) -> int:
         """Return how many requests a stream has or is to go on with."""
@@ -318,24 +338,17 @@ class RequestTable:
 
     def slots_of(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
         """Return the slot of each request; -1 where none is open."""
-        contents = request_ids.tobytes()
-        # Step after step has the same requests, most of the time.
-        if self._cached_version == self._version and contents == self._cached_ids:
-            return self._cached_slots
-        slots = np.fromiter(map(self._slots.get, request_ids.tolist(), repeat(-1)), np.intp, request_ids.size)
-        self._cached_version, self._cached_ids, self._cached_slots = self._version, contents, slots
-        return slots
+        return self._slots.find(request_ids)
 
     # Transitions.
 
     def open(self, request_id: int, position: int, stream: int, event: Event, deadline: Deadline) -> Request:
         """Open a request at the stream that has it, due at its deadline; the caller checks first that there is room."""
         state = state_after(State.CLOSED, event, request_id)
-        slot = self._free.pop() if self._free else self._new_slot()
-        request = Request(request_id, slot, position, deadline)
-        self._slots[request_id] = slot
-        self._requests[slot] = request
-        self._version += 1
+        slot = self._slots.add(request_id)
+        if slot == len(self._requests):
+            self._add_slot()
+        request = self._requests[slot] = Request(request_id, slot, position, deadline)
         self._ended.pop(request_id, None)
         self.next_position[slot] = position
         self.stream[slot] = stream
@@ -379,6 +392,11 @@ class RequestTable:
     def dispatch(self, request: Request, stream: int) -> None:
         """Give a queued request to a stream."""
         self._run(request, stream, Event.DISPATCH)
+
+    def give_back(self, request: Request) -> None:
+        """Queue a request again whose stream never began with it."""
+        self._run(request, NO_STREAM, Event.GIVE_BACK)
+        self.handoff_target[request.slot] = NO_STREAM
 
     def vouch(self, request: Request, stream: int) -> None:
         """Note that a worker says in its handshake that it has a request that no stream has."""
@@ -427,11 +445,9 @@ class RequestTable:
         """Remove a request, and remember for a while how it ended."""
         self._move(request, Event.CLOSE)
         slot = request.slot
-        del self._slots[request.id]
+        self._slots.remove(request.id)
         self._charge(request, None)
         self._requests[slot] = None
-        self._version += 1
-        self._free.append(slot)
         self._ended[request.id] = Ended(error, int(self.next_position[slot]), request.owner, request.last_frame)
         for name, value in _EMPTY.items():
             getattr(self, name)[slot] = value
@@ -450,6 +466,14 @@ class RequestTable:
         request.released_at = None
 
     # Changes within a state.
+
+    def found(self, request: Request) -> None:
+        """Note that a client that looked for a request at several processors found it here."""
+        request.has_moved = True
+
+    def skip_to(self, request: Request, position: int) -> None:
+        """Go on at a later position: another processor has given its client the tokens before."""
+        self.next_position[request.slot] = position
 
     def advance(self, slots: Slots, counts: npt.NDArray[np.uint8]) -> None:
         """Count the tokens that each request of a step got."""
@@ -538,16 +562,14 @@ class RequestTable:
         if payer is not None:
             self._charged.setdefault(payer, {})[request.slot] = None
 
-    def _new_slot(self) -> int:
-        slot = len(self._requests)
+    def _add_slot(self) -> None:
         self._requests.append(None)
         self.contexts.append(None)
-        if slot == self.stream.size:
+        if len(self._requests) > self.stream.size:
             for name, value in _EMPTY.items():
                 column = getattr(self, name)
                 # Columns are counted and searched as a whole: a slot without a request must look like one.
                 setattr(self, name, np.concatenate([column, np.full_like(column, value)]))
-        return slot
 
 
 def client_payer(owner: int) -> Payer | None:

@@ -43,8 +43,8 @@ class Resumes:
         self._is_alive = is_alive
         self._call_soon = call_soon
         self._waiting: dict[tuple[int, int], Resume] = {}
-        self._unvouched: set[int] = set()
-        """The requests that were resumed here, and that no worker has said yet that it has."""
+        self._unvouched: dict[int, bool] = {}
+        """The requests that were resumed here and that no worker here is known to have: whether one may yet come."""
         self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
         """What another session has and may lose, and since when: its owner is not known, or its life may be over."""
         self._is_searched_out = False
@@ -58,18 +58,21 @@ class Resumes:
         if len(self._waiting) == 1 and not self._is_searched_out:
             self._call_soon(self.take_up)
 
-    def tick(self, *, all_are_back: bool) -> None:
+    def tick(self, *, are_back: bool) -> None:
         """Take up what was put off, or had to wait because much had been looked through; end what no worker has.
 
-        Once all workers are back, and have sent again what they retained, none of them will come with it.
+        That is known once those that are here have sent again what they retained, and, where it may be one that is not
+        here yet, once all had the time to come back: `are_back`.
         """
         self._is_searched_out = False
         table = self._registry.table
-        if all_are_back:
-            unvouched, self._unvouched = self._unvouched, set()
-            for request in filter(None, map(table.get, unvouched)):
-                if self._registry.is_unvouched(request):
-                    self._registry.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker has it")
+        if self._registry.are_caught_up:
+            over = [request_id for request_id, may_come in self._unvouched.items() if are_back or not may_come]
+            for request_id in over:
+                del self._unvouched[request_id]
+                request = table.get(request_id)
+                if request is not None and self._registry.is_unvouched(request):
+                    self._registry.fail_unknown(request)
         self._repeated_log.expire()
         for place, (resume, _) in self._put_off.items():
             self._waiting.setdefault(place, resume)
@@ -168,14 +171,19 @@ class Resumes:
         return self._claim(session, resume)
 
     def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
-        """Take up what this life of the processor has not met; a worker may have named its owner."""
+        """Take up what this life of the processor has not met; a worker may have named its owner.
+
+        A worker that has just come may have its last rows, which it has not sent again yet, and have named it no more.
+        """
         request_id, source = resume.request_key, self._registry.source_of(resume.request_key)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
             return self._not_theirs(session, request_id)
+        if source is None and resume.only_if_here and self._registry.are_caught_up:
+            return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker here has it")
         if not self._registry.table.has_room_for(("client", session.owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
         self._claim(session, resume)
-        self._unvouched.add(request_id)
+        self._unvouched[request_id] = not resume.only_if_here
         if source is not None:
             self._registry.answer(request_id, source)
         return None
@@ -228,6 +236,9 @@ class Resumes:
             deadline_unix_ms=resume.deadline_unix_ms,
         )
         session.requests.add(request_id)
+        if resume.only_if_here:
+            registry.table.found(request)
+            registry.say_found(request)
         error = None
         if not was_claimed:
             tokens = registry.buffers.tokens_of(request)

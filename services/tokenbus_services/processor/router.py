@@ -9,13 +9,13 @@ import numpy.typing as npt
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import Step
+from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.processor.requests import (
     NO_STREAM,
     EarlyRow,
     Request,
     RequestTable,
-    Slots,
     Source,
     State,
 )
@@ -144,15 +144,27 @@ class Router:
                 self.counts.foreign += 1
             return None
         if position > expected and stream == source.stream:
-            lost = f"tokens {expected} to {position - 1} never came from {source.name}"
-            self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
-            return None
+            return self._skip_or_fail(request, position, source)
         if stream != source.stream:
             if position > expected or state is State.RUNNING:
                 self._wait(request, step, row, source)
                 return None
             table.go_on(request, source.stream)
         return expected - position
+
+    def _skip_or_fail(self, request: Request, position: int, source: Source) -> int | None:
+        """Take a row of a request's own stream that is not its next: as far as is known here, tokens are missing.
+
+        Where the request came from another processor, what its client said that it has may be out of date: the row goes
+        to the client, which compares positions itself.
+        """
+        if request.has_moved:
+            self._table.skip_to(request, position)
+            return 0
+        expected = int(self._table.next_position[request.slot])
+        lost = f"tokens {expected} to {position - 1} never came from {source.name}"
+        self._registry.fail(request, ErrorCode.ERROR_CODE_GAP, lost)
+        return None
 
     def _met(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
         """Open a request that is met for the first time, if it can be one."""
@@ -182,6 +194,7 @@ class Router:
         names: dict[int, str] = {}
         for source, step in sorted(self._table.take_early(request), key=lambda row: int(row.step.rows.positions[0])):
             self.route(step, source, now)  # what is still too early goes back to wait
+            source.count(step.rows)
             step.pending_ack.release()
             names[source.stream] = source.name
         self._registry.end_if_lost(request, names)

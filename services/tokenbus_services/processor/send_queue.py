@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenbus_contracts import Limits, LogprobBatch, decode, encode
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
-from tokenbus_services.delivery import PendingAck
+from tokenbus_services.delivery import AckTracker, PendingAck
 
 RequestIds = npt.NDArray[np.uint64]
 _NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
@@ -176,6 +176,14 @@ class SendQueue:
         found = np.isin(np.frombuffer(b"".join(frame.ids for frame in frames), np.uint64), ids)
         return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
+    def requests_of(self, acks: AckTracker) -> set[int]:
+        """Return the requests that have rows of a stream here."""
+        found: set[int] = set()
+        for frame in self.frames():
+            if frame.pending_ack is not None and frame.pending_ack.stream is acks:
+                found.update(np.frombuffer(frame.ids, np.uint64).tolist())
+        return found
+
     def _fits(self, size: int) -> bool:
         return len(self._sent) < self._window_frames and (
             not self._sent or self._sent_bytes + size <= self._window_bytes
@@ -232,5 +240,4 @@ def _numbered(number: int) -> bytes:
 
 
 def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call
-    header = batch.header._replace(selection=True, draft_follows=follows)
-    return LogprobBatch.of_views(header, batch.columns)
+    return batch.headed(batch.header._replace(selection=True, draft_follows=follows))

@@ -8,11 +8,12 @@ from heapq import heappop, heappush
 import numpy as np
 
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
-from tokenbus_contracts.generated.client_pb2 import ServerFrame
+from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import PendingAck, Step
+from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.processor.connections import KnownPeer
-from tokenbus_services.processor.requests import Request, RequestTable, Slots
+from tokenbus_services.processor.requests import Request, RequestTable
 from tokenbus_services.processor.router import Rows
 from tokenbus_services.processor.send_queue import Frame, SendQueue, output_frames
 
@@ -79,6 +80,9 @@ class Session(KnownPeer):
     wants_status: bool = False
     """Whether a status request has not been answered."""
     next_status: float = 0.0
+    wants_room: bool = False
+    room: Room | None = None
+    """How much room it was last told that there is."""
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None
 
@@ -94,7 +98,8 @@ class Session(KnownPeer):
 
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all, as one frame."""
-        target = step.target if rows is None else step.rows.select(rows).in_batch_order()
+        in_order = None if rows is None else rows[np.argsort(step.rows.batch_indices[rows])]
+        target = step.target if in_order is None else step.rows.select(in_order)
         draft = step.draft
         if draft is not None:
             wanted = step.rows.request_keys[slice(None) if rows is None else rows][self.table.wants_draft[slots]]

@@ -21,8 +21,9 @@ _ENCODED_BYTES = 4
 class StatusReport:
     """Makes the status frame, at most once an interval."""
 
-    def __init__(self, dispatch: Dispatch) -> None:
-        """Take what knows the requests and the workers."""
+    def __init__(self, processor_id: str, dispatch: Dispatch) -> None:
+        """Take the processor's id, and what knows the requests and the workers."""
+        self._processor_id = processor_id
         self._dispatch = dispatch
         self._message: list[bytes] = []
         self._made_at = -math.inf
@@ -38,7 +39,7 @@ class StatusReport:
         dispatch, registry = self._dispatch, self._dispatch.registry
         workers = sorted(dispatch.workers.by_id.values(), key=lambda worker: worker.peer is None)
         room = _MOST_ADAPTER_BYTES
-        described = [_worker_status(worker, registry.table) for worker in workers[:_MOST_WORKERS]]
+        described = [_worker_status(worker, registry.table, self._processor_id) for worker in workers[:_MOST_WORKERS]]
         for worker, status in zip(workers, described, strict=False):
             for name in worker.stream.hello.lora_adapters:
                 room -= len(name.encode()) + _ENCODED_BYTES
@@ -59,7 +60,7 @@ class StatusReport:
         )
 
 
-def _worker_status(worker: Worker, table: RequestTable) -> WorkerStatus:
+def _worker_status(worker: Worker, table: RequestTable, processor_id: str) -> WorkerStatus:
     stream, counts = worker.stream, worker.stream.counts
     heads = counts.speculation.heads()
     return WorkerStatus(
@@ -79,4 +80,5 @@ def _worker_status(worker: Worker, table: RequestTable) -> WorkerStatus:
         accepted_tokens=[accepted for _, _, accepted in heads],
         max_model_tokens=stream.hello.max_model_tokens,
         tokenizer_digest=stream.hello.tokenizer_digest,
+        processor_id=processor_id,
     )

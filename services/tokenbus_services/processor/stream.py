@@ -139,16 +139,24 @@ class Stream:
         self.granted_bytes = 0
         self.grant()
 
+    @property
+    def is_grant_due(self) -> bool:
+        """Whether so much of the credit was used that a grant is worth a message."""
+        through, size = self._most_credit()
+        settings = self._settings
+        return through - self.granted_sequence >= max(
+            1, settings.credit_items // 4
+        ) or size - self.granted_bytes >= max(1, settings.credit_bytes // 4)
+
     def grant(self) -> bool:
         """Let the worker send as much as may be on its way; tell whether that is worth a message."""
-        through = self.expected - 1 + self._settings.credit_items
-        size = self._taken_bytes + self._settings.credit_bytes
-        worth = through - self.granted_sequence >= max(
-            1, self._settings.credit_items // 4
-        ) or size - self.granted_bytes >= max(1, self._settings.credit_bytes // 4)
-        if worth:
-            self.granted_sequence, self.granted_bytes = through, size
-        return worth
+        is_due = self.is_grant_due
+        if is_due:
+            self.granted_sequence, self.granted_bytes = self._most_credit()
+        return is_due
+
+    def _most_credit(self) -> tuple[int, int]:
+        return self.expected - 1 + self._settings.credit_items, self._taken_bytes + self._settings.credit_bytes
 
     # Items.
 

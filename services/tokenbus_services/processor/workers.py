@@ -56,6 +56,8 @@ class WorkerConnections(Connections[Worker]):
         """How many streams there were: each one's number is below that."""
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
+        self.arrivals = 0
+        """How often a worker came, or had sent again all that it retained."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
         """What was counted of workers that are gone, for as many as may be here, so that a sum misses nothing."""
         self.lost = 0
@@ -162,14 +164,21 @@ class WorkerConnections(Connections[Worker]):
         self._greet(known, hello, now)
 
     def _same_or_older_life(self, known: Worker, peer: bytes, epoch: int, hello: Hello, now: float) -> Worker | None:
-        """Return the known worker if it is the one that says hello, or None where another life may take its place."""
+        """Return the known worker if it is the one that says hello, or None where what is known of it is over.
+
+        So it is where another life may take its place, and where it has been at another processor in the meantime: what
+        it was asked for again and what was acknowledged there is not known here.
+        """
         name = known.stream.worker_id
         if epoch == known.stream.epoch:
             is_same_key = known.identity.name == self.listener.identity(peer).name
             if not (is_same_key and self._is_same_life(known, peer, hello.proof, now)):
                 message = f"worker {name}: epoch {epoch} of it is another connection's"
                 raise RefusedError(RefusalReason.REFUSAL_REASON_WORKER_ID_TAKEN, message)
-            return known
+            if hello.processors == known.stream.hello.processors:
+                return known
+            self._lose(known, "it was at another processor")
+            return None
         self._check_epoch(name, epoch, known.stream.epoch)
         if self._is_alive(known, now):
             message = f"worker {name}: epoch {known.stream.epoch} of it is alive"
@@ -202,7 +211,7 @@ class WorkerConnections(Connections[Worker]):
             last_heard=now,
             stream=stream,
             assembler=Assembler(hello.worker_id, epoch, self._settings.processor),
-            source=Source(self._streams, stream.name, hello.first_sequence > 1, takes_over),
+            source=Source(self._streams, stream.name, hello.first_sequence > 1, takes_over, counts=stream.counts),
             identity=identity,
             met_at=now,
             acknowledged=hello.first_sequence - 1,
@@ -233,6 +242,7 @@ class WorkerConnections(Connections[Worker]):
         for request_id in filter(registry.table.knows, hello.request_keys):
             registry.answer(request_id, worker.source)
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        self.arrivals += 1
         _log.info("worker connected", resume_from=stream.expected, **self._names(worker))
         self._intake.connected(worker)
         self._proceed(worker, now)
@@ -247,7 +257,14 @@ class WorkerConnections(Connections[Worker]):
             self._disconnect(worker)  # its retention stays good until the heartbeat's time is over
             return
         self._lose(worker, goodbye.message or "it stopped")
-        self._fence(worker, worker.stream.epoch + 1, now)
+        may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
+        self._fence(worker, worker.stream.epoch + (not may_come_back), now)
+
+    def send_away(self, why: str) -> None:
+        """Say goodbye to the workers that know another processor; their clients find them there."""
+        for worker in [each for each in self.by_id.values() if each.stream.hello.processors]:
+            self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
+            self._lose(worker, why)
 
     def _lose(self, worker: Worker, why: str) -> None:
         """Forget a worker: nothing more comes from it, and its requests end."""
@@ -255,7 +272,11 @@ class WorkerConnections(Connections[Worker]):
         self._disconnect(worker)
         self.by_id.pop(worker.stream.worker_id, None)
         self.by_stream.pop(worker.source.stream, None)
-        ended = self._intake.registry.end_those_of(worker.source.stream, worker.stream.worker_id, why)
+        registry, name = self._intake.registry, worker.stream.worker_id
+        if worker.stream.hello.processors:
+            ended = registry.release_those_of(worker.source, worker.stream.acks, name, why)
+        else:
+            ended = registry.end_those_of(worker.source.stream, name, why)
         self.lost += 1
         self._keep_counts(worker)
         log = _log.warning if ended else _log.info
@@ -285,7 +306,17 @@ class WorkerConnections(Connections[Worker]):
             refusal = Refusal(reason=RefusalReason.REFUSAL_REASON_HELLO_FIRST, message="count credit anew")
             self._send(worker, ProcessorFrame(refusal=refusal))
         self.acknowledge(worker)
-        if not self._intake.is_throttled(worker) and worker.stream.grant():
+        self._grant(worker)
+
+    def released(self) -> None:
+        """Learn that a client let go of steps: workers that send nothing until they hear of it hear of it at once."""
+        for worker in self.by_id.values():
+            self.acknowledge(worker)
+            self._grant(worker)
+
+    def _grant(self, worker: Worker) -> None:
+        if worker.stream.is_grant_due and not self._intake.is_throttled(worker):
+            worker.stream.grant()
             self._send(worker, ProcessorFrame(credit=self._credit(worker)))
 
     def acknowledge(self, worker: Worker, *, at_once: bool = False) -> None:

@@ -1,11 +1,13 @@
 """Settings: one frozen object, from overrides, then the environment, then a file, then defaults."""
 
 from tokenbus_services.settings.errors import SettingsError
+from tokenbus_services.settings.kinds import listed_addresses
 from tokenbus_services.settings.sections import (
     BusSettings,
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    DurableLogSettings,
     GatewaySettings,
     LogSettings,
     MetricsSettings,
@@ -21,6 +23,7 @@ __all__ = [
     "ClientSettings",
     "ClientsSettings",
     "DeadLetterSettings",
+    "DurableLogSettings",
     "Entry",
     "GatewaySettings",
     "LogSettings",
@@ -29,4 +32,5 @@ __all__ = [
     "Settings",
     "SettingsError",
     "WorkerSettings",
+    "listed_addresses",
 ]

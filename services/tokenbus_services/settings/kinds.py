@@ -20,6 +20,10 @@ _LARGEST_PORT = 65535
 HOUR_MS = 3_600_000
 _DAY_MS = 24 * HOUR_MS
 _MANY = 2**31 - 1
+_BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
+"""What separates two addresses; a comma in a path does not."""
+_MOST_ADDRESSES = 64
+_ENDPOINTS = "tcp://HOST:PORT, ipc://PATH, memory://NAME or nats://HOST:PORT/NAME"
 _MOST_BYTES = 2**40
 
 
@@ -127,20 +131,31 @@ def choice(default: str, words: tuple[str, ...], meaning: str) -> Any:  # noqa: 
     return _field(default, Kind(meaning, valid, fault))
 
 
+def listed_addresses(value: str) -> tuple[str, ...]:
+    """Return the addresses of a list with commas between."""
+    return tuple(_BETWEEN.split(value))
+
+
 def endpoint(default: str, meaning: str) -> Any:  # noqa: ANN401
-    """Return the field of an address at which a ZeroMQ socket binds or connects."""
-    forms = "tcp://HOST:PORT, ipc://PATH or memory://NAME"
+    """Return the field of an address at which a transport listens or connects."""
 
     def fault(value: Any) -> str | None:  # noqa: ANN401
-        if isinstance(value, str) and value.isprintable():
-            scheme, _, rest = value.partition("://")
-            if scheme in ("ipc", "memory") and rest:
-                return None
-            if scheme == "tcp" and _is_host_and_port(rest, wildcard=True):
-                return None
-        return forms
+        return None if _is_endpoint(value) else _ENDPOINTS
 
-    return _field(default, Kind(meaning, forms, fault))
+    return _field(default, Kind(meaning, _ENDPOINTS, fault))
+
+
+def endpoints(default: str, meaning: str) -> Any:  # noqa: ANN401
+    """Return the field of one such address or of several, with commas between."""
+    valid = f"{_ENDPOINTS}, or up to {_MOST_ADDRESSES} of them with commas between"
+
+    def fault(value: Any) -> str | None:  # noqa: ANN401
+        found = listed_addresses(value) if isinstance(value, str) else ()
+        if len(found) > _MOST_ADDRESSES or not all(map(_is_endpoint, found or [value])):
+            return valid if len(found) > 1 else _ENDPOINTS
+        return None if len(set(found)) == len(found) else "each address once"
+
+    return _field(default, Kind(meaning, valid, fault))
 
 
 def host_and_port(default: str, meaning: str) -> Any:  # noqa: ANN401
@@ -186,6 +201,21 @@ class Section:
 
     def _check_rules(self) -> None:
         """Raise a SettingsError if values contradict each other."""
+
+
+def _is_endpoint(value: object) -> bool:
+    if not isinstance(value, str) or not value.isprintable():
+        return False
+    scheme, _, rest = value.partition("://")
+    match scheme:
+        case "ipc" | "memory":
+            return bool(rest)
+        case "tcp":
+            return _is_host_and_port(rest, wildcard=True)
+        case "nats" | "tls":
+            servers, _, name = rest.partition("/")
+            return bool(name) and all(map(_is_host_and_port, servers.split(",")))
+    return False
 
 
 def _is_host_and_port(text: str, *, wildcard: bool = False) -> bool:

@@ -13,6 +13,7 @@ from tokenbus_services.settings.kinds import (
     choice,
     count,
     endpoint,
+    endpoints,
     flag,
     host_and_port,
     milliseconds,
@@ -24,8 +25,12 @@ from tokenbus_services.settings.kinds import (
 )
 
 MOST_REQUESTS_PER_MINUTE = 10_000_000
+LEAST_REPLICAS = 3
+"""Of which two acknowledge an item, so that one server may be lost."""
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
+_NATS_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)?")
+_NATS_ROLES = re.compile(r"((worker|client|observer|handoff)(\+(?!$)|$))*")
 ORIGIN_FORM = "the origin of a web page, as https://app.example or http://localhost:3000"
 
 
@@ -54,11 +59,13 @@ class BusSettings(Section):
 
     section = "bus"
 
-    workers_address: str = endpoint(
-        "tcp://127.0.0.1:5570", "where the processor takes workers, and where workers connect"
+    workers_address: str = endpoints(
+        "tcp://127.0.0.1:5570",
+        "where a processor takes workers; for workers: the processors that they may go to, one at a time",
     )
-    clients_address: str = endpoint(
-        "tcp://127.0.0.1:5571", "where the processor takes clients, and where clients connect"
+    clients_address: str = endpoints(
+        "tcp://127.0.0.1:5571",
+        "where a processor takes clients; for clients: all processors, to each of which they connect",
     )
     high_water_mark: int = count(
         4096, "messages", "the most that a socket holds in each direction for one peer", high=2**20
@@ -111,7 +118,26 @@ class BusSettings(Section):
         "the file of the keys that may connect, as `tokenbus keys` writes it: what the processor needs that has a "
         "key, and decode workers, for hand-offs; it is read again when it changes",
     )
-    insecure: bool = flag("whether tcp addresses beyond loopback may be used without keys", default=False)
+    nats_credentials: str = path(
+        "",
+        "the file of what this process proves to a NATS server: a .creds file, or one line with USER:PASSWORD, a token "
+        "or an NKEY's seed; empty: nothing",
+    )
+    nats_name: str = text(
+        "", 0, 64, "the name under which this process speaks over NATS; empty: the user of USER:PASSWORD, or none"
+    )
+    nats_roles: str = text(
+        "", 0, 64, "the roles in which it speaks over NATS, as client+observer: what the server permits it; empty: all"
+    )
+    nats_ca_file: str = path("", "the certificates by which tls:// servers are trusted; empty: the system's")
+    nats_certificate: str = path(
+        "", "the file of this process's own certificate, for tls:// servers that verify their clients; empty: none"
+    )
+    nats_certificate_key: str = path("", "the file of that certificate's key; empty: it is in the same file")
+    insecure: bool = flag(
+        "whether tcp addresses beyond loopback may be used without keys, and those of NATS without TLS and credentials",
+        default=False,
+    )
 
     def _check_rules(self) -> None:
         _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
@@ -122,6 +148,14 @@ class BusSettings(Section):
         _at_least(self, "reconnect_max_ms", "bus.reconnect_ms", self.reconnect_ms)
         # Else a peer that comes back as slowly as it may is lost before it has said a word.
         _at_least(self, "heartbeat_timeout_ms", "bus.reconnect_max_ms", self.reconnect_max_ms)
+        if not _NATS_NAME.fullmatch(self.nats_name):
+            raise SettingsError("bus.nats_name", "letters, digits, _ and -", self.nats_name)
+        if self.nats_certificate_key and not self.nats_certificate:
+            limit = "only beside bus.nats_certificate"
+            raise SettingsError("bus.nats_certificate_key", limit, self.nats_certificate_key)
+        if not _NATS_ROLES.fullmatch(self.nats_roles):
+            limit = "of worker, client, observer and handoff, with + between"
+            raise SettingsError("bus.nats_roles", limit, self.nats_roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +322,13 @@ class GatewaySettings(Section):
     section = "gateway"
 
     address: str = host_and_port("127.0.0.1:8000", "where it serves HTTP; port 0: any free one; it cannot be empty")
+    processes: int = count(
+        1,
+        "processes",
+        "how many serve that address together, each a client of the bus on a core of its own; more than 1 wants a "
+        "system that passes sockets between processes, as Linux and macOS do",
+        high=64,
+    )
     metrics_address: str = host_and_port(
         "", "where it serves its metrics too, on a thread of their own; port 0: any; empty: nowhere"
     )
@@ -364,6 +405,12 @@ class GatewaySettings(Section):
     answer_bytes: int = size(
         67_108_864, "the most that is collected for an answer that is not streamed; then its request ends"
     )
+    compression: Literal["off", "gzip"] = choice(
+        "off",
+        ("off", "gzip"),
+        "whether answers to clients that accept gzip are compressed, an event at a time: less to send for more "
+        "processor time (docs/gateway.md says how much)",
+    )
     write_timeout_ms: int = milliseconds(
         10_000, "how long a client may take nothing of what waits for it; then it is cut off"
     )
@@ -417,6 +464,49 @@ class MetricsSettings(Section):
     stall_timeout_ms: int = milliseconds(
         5000, "after how long an event loop that does not answer makes its process unhealthy"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DurableLogSettings(Section):
+    """The log of all workers' streams in a JetStream stream. One that exists keeps what it was made with."""
+
+    section = "durable_log"
+
+    address: str = text(
+        "",
+        0,
+        1024,
+        "the servers of the log, and its name, as nats://HOST:PORT/NAME; without one it is `log`; empty: a processor "
+        "keeps none",
+    )
+    durable: bool = flag(
+        "whether a processor lets a worker forget an item only once the log has acknowledged it; otherwise what does "
+        "not fit into buffer_bytes is left out of the log, and named there",
+        default=False,
+    )
+    replicas: int = count(
+        1, "servers", "how many of a cluster's servers keep each item; at least 3 with durable", high=5
+    )
+    monitors: str = text(
+        "",
+        0,
+        1024,
+        "where the log's servers serve their monitoring, as HOST:PORT, with commas between: with durable, each must "
+        "say there that it syncs always; empty: they are not asked",
+    )
+    max_bytes: int = size(1_073_741_824, "the most that it keeps; the oldest items make room")
+    max_age_hours: int = count(168, "h", "for how long it keeps an item", high=24 * 3650)
+    message_bytes: int = size(524_288, "the most of a worker's items that go into one message, unless one is larger")
+    buffer_bytes: int = size(
+        67_108_864, "the most that a writer holds until the log has acknowledged it, and that a reader has fetched"
+    )
+
+    def _check_rules(self) -> None:
+        if self.durable and not self.address:
+            raise SettingsError("durable_log.address", "needed with durable_log.durable", self.address)
+        if self.durable and self.replicas < LEAST_REPLICAS:
+            limit = f"at least {LEAST_REPLICAS} with durable_log.durable"
+            raise SettingsError("durable_log.replicas", limit, self.replicas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tokenbus_services.settings.sections import (
     ClientSettings,
     ClientsSettings,
     DeadLetterSettings,
+    DurableLogSettings,
     GatewaySettings,
     LogSettings,
     MetricsSettings,
@@ -24,7 +25,14 @@ from tokenbus_services.settings.sections import (
     limit_kind,
 )
 
-_HOLD_A_MESSAGE = ("bus.max_part_bytes", "worker.retention_bytes", "processor.credit_bytes", "clients.send_queue_bytes")
+_HOLD_A_MESSAGE = (
+    "bus.max_part_bytes",
+    "worker.retention_bytes",
+    "processor.credit_bytes",
+    "clients.send_queue_bytes",
+    "durable_log.max_bytes",
+    "durable_log.buffer_bytes",
+)
 _PREFIX = "TOKENBUS_"
 _FILE_VARIABLE = "TOKENBUS_SETTINGS"
 # The contract's own, and those of FastDeploy's ops.
@@ -52,6 +60,7 @@ class Settings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     dead_letters: DeadLetterSettings = field(default_factory=DeadLetterSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    durable_log: DurableLogSettings = field(default_factory=DurableLogSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

@@ -89,6 +89,19 @@ class DescribesModel(Protocol):
         """The LoRA adapters that requests may name; a request for another one is not sent to it."""
 
 
+@runtime_checkable
+class DataParallelRank(Protocol):
+    """An engine that says which data-parallel rank it is, in the place of the setting `worker.dp_rank`."""
+
+    @property
+    def dp_rank(self) -> int:
+        """The rank, which the worker's handshake and its batches carry."""
+
+
+def _one_rank(rest: Sequence[str]) -> list[list[str]]:
+    return [list(rest)]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     """An engine that `tokenbus worker --engine NAME` can run, as an entry point of `tokenbus.engines` names it.
@@ -114,6 +127,8 @@ class EngineKind:
     """
     takes_rest: bool = False
     """Whether what follows `--` on the command line is the engine's own: `options.rest`, as it was typed."""
+    ranks: Callable[[Sequence[str]], list[list[str]]] = _one_rank
+    """From what follows `--`, the same for each data-parallel rank; `tokenbus up` starts a worker for each."""
 
 
 def engine_kind(name: str) -> EngineKind:

@@ -1,6 +1,7 @@
 """Publisher: what an engine embeds to publish its batches and to take its requests."""
 
 import asyncio
+import random
 import threading
 import time
 from collections import deque
@@ -24,11 +25,16 @@ from tokenbus_services.delivery.errors import brief
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link
 from tokenbus_services.loop_thread import start_loop_thread
+from tokenbus_services.processor_list import processors_at
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.engine import DescribesModel
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError, WouldWaitError
 from tokenbus_services.worker.retention import Retention
 from tokenbus_services.worker.session import HandoffPoint, WorkerSession, hello_of
+
+_BALANCE_TIMEOUTS = 2
+"""After how many heartbeat timeouts a worker first asks itself whether to go to another processor."""
+_MOST_BALANCE_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -106,14 +112,18 @@ class Publisher:
         self._requests: deque[Generate | Abort] = deque()
         self._handoffs: deque[ReceivedHandoff] = deque()
         self._arrived = threading.Condition()
+        bus = self.settings.bus
+        self._processors = processors_at(bus.workers_address, bus, worker_id=self.worker_id)
         self.session = WorkerSession(
             hello_of(self.settings, vocabulary_size, handoff, model),
             self.epoch,
             self.retention,
-            interval=self.settings.bus.heartbeat_interval_ms / 1000,
-            timeout=self.settings.bus.heartbeat_timeout_ms / 1000,
+            interval=bus.heartbeat_interval_ms / 1000,
+            timeout=bus.heartbeat_timeout_ms / 1000,
             on_request=self._take_request,
             on_room=self._room.notify_all,
+            processors=self._processors.count,
+            may_move=not self._processors.is_fixed,
         )
         self._clock = clock or SystemClock()
         self._transport = transport
@@ -176,10 +186,30 @@ class Publisher:
     async def _start(self) -> asyncio.Task[None]:
         """Connect, and return the task that sends what is published until the end."""
         transport = self._transport or transport_for(self.settings.bus)
-        running = await self.link.start(transport, self.settings.bus.workers_address)
+        running = await self.link.start(transport, self._processors)
+        balancing = asyncio.create_task(self._balance())
+        running.add_done_callback(lambda _: balancing.cancel())
         self._running = True
         running.add_done_callback(lambda _: self._stop_running())  # nothing that is published from now on would be sent
         return running
+
+    async def _balance(self) -> None:
+        """Go to a processor that has far fewer workers, where they announce how many they have.
+
+        Each worker decides for itself, at random times and with the probability that evens them out, and more rarely
+        each time. Workers that hand requests off stay: a hand-off between two processors would be lost.
+        """
+        if self._processors.is_fixed or self.settings.worker.role != "mixed":
+            return
+        seconds = _BALANCE_TIMEOUTS * self.settings.bus.heartbeat_timeout_ms / 1000
+        never = asyncio.Event()
+        while True:
+            await self._clock.wait(never, seconds * random.uniform(1, 2))  # noqa: S311 - nothing secret
+            if random.random() < self._processors.share_to_leave():  # noqa: S311
+                with self._room:
+                    self.session.move_soon(self._clock.now())
+                self.link.wake()
+                seconds = min(2 * seconds, _MOST_BALANCE_SECONDS)
 
     def _stop_running(self) -> None:
         with self._room:

@@ -15,6 +15,7 @@ from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.link import Link, SessionState
+from tokenbus_services.processor_list import processors_at
 from tokenbus_services.recording import Entry, RecordingError
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.retention import Dropped, Retention
@@ -83,6 +84,7 @@ class Replay:
         worker, bus = settings.worker, settings.bus
         self._retention = _Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
         self._retention.next_sequence = begin.hello.next_sequence
+        self._processors = processors_at(bus.workers_address, bus, worker_id=worker_id)
         self._session = WorkerSession(
             _hello(begin, worker_id),
             epoch,
@@ -91,6 +93,8 @@ class Replay:
             timeout=bus.heartbeat_timeout_ms / 1000,
             on_request=lambda _: None,  # a recording answers no request
             on_room=lambda: None,
+            processors=self._processors.count,
+            may_move=not self._processors.is_fixed,
         )
         self._link = Link(self._session, contextlib.nullcontext(), self._clock, "replay")
         self._speed = speed
@@ -106,8 +110,7 @@ class Replay:
         answer, room or last ack for `worker.block_timeout_ms`.
         """
         transport = self._transport or transport_for(self._settings.bus)
-        address = self._settings.bus.workers_address
-        running = await self._link.start(transport, address)
+        running = await self._link.start(transport, self._processors)
         running.add_done_callback(lambda _: self._link.progress.set())
         stopping = asyncio.create_task(self._forward(stop))
         self._running = running

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -18,7 +19,7 @@ from tokenbus_services.metrics.publisher import serve_publisher
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.worker.emitter import Emitter
-from tokenbus_services.worker.engine import DescribesModel, Engine, EngineBrokenError
+from tokenbus_services.worker.engine import DataParallelRank, DescribesModel, Engine, EngineBrokenError
 from tokenbus_services.worker.engine_loop import EngineLoop
 from tokenbus_services.worker.engine_thread import EngineThread
 from tokenbus_services.worker.errors import NotRunningError, RetentionFullError
@@ -151,6 +152,8 @@ async def _serve(  # noqa: PLR0913 - as above
             finally:
                 outbox.flush(drain_seconds)
 
+    if isinstance(engine, DataParallelRank):
+        settings = replace(settings, worker=replace(settings.worker, dp_rank=engine.dp_rank))
     transport = transport or transport_for(settings.bus)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))

@@ -9,10 +9,29 @@ WORDS = "the cat sat on a mat and saw one more token pass by the bus stop while 
 END = "<end>"
 CONTEXT = 256
 VOCABULARY = 512
+TEMPLATE = """\
+{%- if tools %}tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}
+{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}
+{%- for call in message.tool_calls or () %} {{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}
+{%- if message.tool_call_id %} ({{ message.tool_call_id }}){% endif %}{{ eos_token }}
+{% endfor %}
+{%- for document in documents or () %}{{ document.title }}: {{ document.text }}
+{% endfor %}
+{%- if mood is defined %}{{ mood }} {% endif %}
+{%- if add_generation_prompt %}assistant: {% endif %}"""
+"""A chat template that shows all that it may be given."""
 
 
-def make(folder: Path, *, vocabulary: int = VOCABULARY, texts: Iterable[str] = (WORDS,) * 20) -> Path:
-    """Write the model into a folder, and return it; the tokenizer learns from the texts."""
+def make(
+    folder: Path,
+    *,
+    vocabulary: int = VOCABULARY,
+    texts: Iterable[str] = (WORDS,) * 20,
+    context: int = CONTEXT,
+    template: str | None = None,
+) -> Path:
+    """Write the model into a folder, with a chat template if there is one; its tokenizer learns from the texts."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - only where vLLM is
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: PLC0415 - as above
@@ -24,7 +43,9 @@ def make(folder: Path, *, vocabulary: int = VOCABULARY, texts: Iterable[str] = (
         vocab_size=vocabulary, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     trained.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END).save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(7)
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -33,7 +54,7 @@ def make(folder: Path, *, vocabulary: int = VOCABULARY, texts: Iterable[str] = (
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         tie_word_embeddings=False,
         eos_token_id=0,
         bos_token_id=0,

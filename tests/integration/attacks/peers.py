@@ -4,13 +4,17 @@ All of them block, so a test runs them in a thread; none waits longer than `MOST
 cut off or refused: what an attack comes to is for the test to look at.
 """
 
+import asyncio
 import contextlib
+import queue
 import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 from zlib import crc32
 
@@ -35,6 +39,11 @@ from tokenbus_contracts.generated.stream_pb2 import (
     WorkerFrame,
     WorkerRole,
 )
+from tokenbus_services.bus import Connection
+from tokenbus_services.bus.addresses import is_nats
+from tokenbus_services.bus.nats import NatsTransport
+from tokenbus_services.loop_thread import start_loop_thread
+from tokenbus_services.settings import BusSettings
 
 _FORGED_ID = 4242
 """The token that every forged row consists of."""
@@ -47,7 +56,20 @@ def drawn() -> int:
     return RANDOM.getrandbits(63) | 1
 
 
-class Peer:
+class Line(Protocol):
+    """What carries an attacker's messages."""
+
+    def close(self) -> None:
+        """Vanish, without a word."""
+
+    def send(self, parts: tuple[bytes, ...]) -> None:
+        """Send one message."""
+
+    def receive(self, seconds: float) -> list[bytes] | None:
+        """Return the next message, or None: none came in time."""
+
+
+class Dealer:
     """A DEALER without a high-water mark of its own, as an attacker has it."""
 
     def __init__(self, address: str) -> None:
@@ -58,6 +80,67 @@ class Peer:
             self._socket.setsockopt(option, 0)
         self._socket.connect(address)
 
+    def close(self) -> None:
+        """Vanish, without a word."""
+        self._socket.close()
+        self._context.term()
+
+    def send(self, parts: tuple[bytes, ...]) -> None:
+        """Send one message; it waits in this process until the system takes it."""
+        self._socket.send_multipart(parts)
+
+    def receive(self, seconds: float) -> list[bytes] | None:
+        """Return the next message, or None: none came in time."""
+        if not self._socket.poll(int(1000 * seconds)):
+            return None
+        return self._socket.recv_multipart()
+
+
+class NatsLine:
+    """A connection over NATS, on an event loop and a thread of its own; tests/services/bus has attacks on those."""
+
+    def __init__(self, address: str) -> None:
+        """Connect."""
+        self._came: queue.Queue[list[bytes]] = queue.Queue()
+        self._over = asyncio.Event()
+        self._thread, (self._loop, self._connection) = start_loop_thread("attacker", partial(self._run, address))
+
+    async def _run(self, address: str, started: Future[tuple[asyncio.AbstractEventLoop, Connection]]) -> None:
+        connection = await NatsTransport(BusSettings(linger_ms=0)).connect(address)
+        started.set_result((asyncio.get_running_loop(), connection))
+        reading = asyncio.create_task(self._read(connection))
+        await self._over.wait()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await connection.close()
+
+    async def _read(self, connection: Connection) -> None:
+        while True:
+            self._came.put(await connection.receive())
+
+    def close(self) -> None:
+        """Vanish."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def send(self, parts: tuple[bytes, ...]) -> None:
+        """Send one message, unless too many wait."""
+        self._loop.call_soon_threadsafe(self._connection.send, parts)
+
+    def receive(self, seconds: float) -> list[bytes] | None:
+        """Return the next message, or None: none came in time."""
+        with contextlib.suppress(queue.Empty):
+            return self._came.get(timeout=seconds)
+        return None
+
+
+class Peer:
+    """An attacker: it says what it likes, over either transport."""
+
+    def __init__(self, address: str) -> None:
+        """Connect."""
+        self._line: Line = NatsLine(address) if is_nats(address) else Dealer(address)
+
     def __enter__(self) -> Self:
         """Attack."""
         return self
@@ -66,18 +149,15 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Vanish, without a word."""
-        self._socket.close()
-        self._context.term()
+        self._line.close()
 
     def say(self, *parts: bytes) -> None:
         """Send one message; it waits in this process until the system takes it."""
-        self._socket.send_multipart(parts)
+        self._line.send(parts)
 
     def listen(self, seconds: float) -> list[bytes] | None:
         """Return the next message, or None: none came in time."""
-        if not self._socket.poll(int(1000 * seconds)):
-            return None
-        return self._socket.recv_multipart()
+        return self._line.receive(seconds)
 
     def frames(self, kind: type[Frame], seconds: float = MOST) -> Iterator[tuple[Frame, list[bytes]]]:
         """Return the frames that come, each with its further parts, until none came for so many seconds."""

@@ -15,6 +15,7 @@ from tests.integration.deployment import Deployment, Overrides
 from tests.integration.programs import Program
 from tests.support.campaigns import IS_SOAK
 from tests.support.waiting import MOST, soon
+from tokenbus_services.bus.addresses import is_nats
 from tokenbus_services.client import Client
 
 AS_DEPLOYED: Overrides = {
@@ -129,8 +130,13 @@ async def scene(  # noqa: PLR0913 - how it differs from test to test
     before: Sequence[str] = (),
     **overrides: object,
 ) -> AsyncIterator[Scene]:
-    """Run a processor, workers, and a victim; a worker's role begins its name, its model follows =."""
-    addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+    """Run a processor, workers, and a victim; a worker's role begins its name, its model follows =.
+
+    They meet over tcp, unless the deployment has addresses of NATS.
+    """
+    addresses = [str(deployment.overrides[f"bus.{key}_address"]) for key in ("workers", "clients")]
+    if not all(map(is_nats, addresses)):
+        addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
     deployment.overrides.update(AS_DEPLOYED)
     deployment.overrides.update({"bus.workers_address": addresses[0], "bus.clients_address": addresses[1]})
     deployment.overrides.update({name.replace("__", "."): value for name, value in overrides.items()})

@@ -154,7 +154,7 @@ async def test_ten_vast_epochs_lock_no_name_out(deployment: Deployment) -> None:
 
 
 def _session(client: Client) -> int:
-    return client.session._hello().session
+    return client.sessions[0]._hello().session
 
 
 @pytest.mark.parametrize(

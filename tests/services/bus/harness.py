@@ -1,15 +1,19 @@
 """What the tests of transports share: one transport with fresh addresses, closed at the end."""
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support import nats
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Connection, Listener, Transport, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.bus.nats import NatsTransport
+from tokenbus_services.bus.transport import ignore_loss
 from tokenbus_services.settings import BusSettings
 
 MAX_PART_BYTES = 300_000
@@ -32,6 +36,8 @@ class Bus:
 
     def make(self, settings: BusSettings) -> Transport:
         """Return a transport; a subclass for another transport returns its own."""
+        if self.kind == "nats":
+            return NatsTransport(settings)
         return MemoryTransport(settings) if self.kind == "memory" else ZeroMQTransport(settings)
 
     def with_settings(self, settings: BusSettings) -> "Bus":
@@ -45,6 +51,8 @@ class Bus:
         self._addresses += 1
         if self.kind == "memory":
             return f"memory://bus-{self._addresses}"
+        if self.kind == "nats":
+            return nats.shared().address(f"bus-{secrets.token_hex(8)}")
         if self.kind == "zeromq-ipc":
             return f"ipc://{self._folder}/{id(self)}-{self._addresses}"
         # A port that is bound without listening is given only to a process that asks for its number.
@@ -60,9 +68,9 @@ class Bus:
         self._cleanup.push_async_callback(listener.close)
         return listener
 
-    async def connect(self, address: str) -> Connection:
+    async def connect(self, address: str, lost: Callable[[], None] = ignore_loss) -> Connection:
         """Connect."""
-        connection = await soon(self.transport.connect(address))
+        connection = await soon(self.transport.connect(address, lost=lost))
         self._cleanup.push_async_callback(connection.close)
         return connection
 
@@ -96,26 +104,33 @@ async def meet_again(connection: Connection, listener: Listener) -> tuple[bytes,
     """Return the id that a connection has at a new listener, and what it had sent before and was not lost.
 
     Until the connection notices that its old listener is gone, what it sends is lost; so it sends until it is heard.
+    Each call sends words of its own: those of one before may still come, from a server that stood still.
     """
-    first = asyncio.ensure_future(listener.receive())
+    probe, met = ([_PROBE + secrets.token_bytes(8)] for _ in range(2))
+    seen: list[list[bytes]] = []
+
+    async def peer_of(word: list[bytes]) -> bytes:
+        """Return who sends a word, and note what comes before."""
+        while True:
+            peer, parts = await listener.receive()
+            if parts == word:
+                return peer
+            if not parts[0].startswith(_PROBE):
+                seen.append(parts)
+
+    hearing = asyncio.ensure_future(peer_of(probe))
     try:
-        await until(lambda: first.done() or (connection.send([_PROBE]) and False))
-        peer, parts = await first
+        await until(lambda: hearing.done() or (connection.send(probe) and False))
+        peer = await hearing
         listener.admit(peer)
     finally:
-        first.cancel()
-    await until(lambda: connection.send([_MET]))
-    seen = []
-    while parts != [_MET]:
-        if parts != [_PROBE]:
-            seen.append(parts)
-        again, parts = await soon(listener.receive())
-        assert again == peer
+        hearing.cancel()
+    await until(lambda: connection.send(met))
+    assert await soon(peer_of(met)) == peer
     return peer, seen
 
 
 _PROBE = b"probe"
-_MET = b"met"
 
 
 def _fail(reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 from tests.services.bus.attackers import MIB, RawPeer, Victim, in_thread, send_without_end
-from tests.services.bus.harness import SETTINGS, Bus, meet_again
+from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.support.clock import ManualClock
 from tests.support.waiting import MOST, soon, until
 from tokenbus_services.bus import Connection, Outcome, ZeroMQTransport
@@ -258,6 +258,46 @@ async def test_disconnect(make: Make, kind: str) -> None:
     assert again != peer
     assert [b"more"] not in seen
     await until(lambda: listener.send(peer, [b"gone"]) is Outcome.GONE)  # libzmq removes the old peer in its own time
+
+
+class SeenTooEarly(dict[int, object]):
+    """A listener's connections: the guard sees none, and the first is there before it has begun to sleep."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        super().__init__()
+        self.seen, self.has_one = threading.Event(), threading.Event()
+
+    def __bool__(self) -> bool:
+        """Say what was true before the first connection came."""
+        if self.has_one.is_set():
+            return True
+        self.seen.set()
+        self.has_one.wait(MOST)
+        return False
+
+    def __setitem__(self, descriptor: int, connection: object) -> None:
+        """Take a connection."""
+        super().__setitem__(descriptor, connection)
+        self.has_one.set()
+
+
+async def test_guard_watches_what_is_accepted_while_it_falls_asleep(make: Make) -> None:
+    """A connection that the handshakes' thread accepts just then is bounded like any other."""
+    bus = make("zeromq-tcp")
+    listener = await bus.listen()
+    assert isinstance(listener, ZeroMQListener)
+    monitor = listener._monitor
+    connections = SeenTooEarly()
+    monitor.connections = connections  # type: ignore[assignment]
+    monitor.guard.release(monitor)
+    monitor.guard.watch(monitor)  # which wakes it
+    await until(connections.seen.is_set)
+    connection = await bus.connect(listener.address)
+    peer = await introduce(connection, listener)
+    listener.disconnect(peer)
+    again, _ = await meet_again(connection, listener)
+    assert again != peer
 
 
 async def test_busy_listener_cuts_nobody_off_for_silence(tmp_path: Path) -> None:

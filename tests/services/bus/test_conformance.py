@@ -12,7 +12,7 @@ from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce,
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError, ClosedError, Connection, Listener, MessageError, Outcome
 
-KINDS = ["memory", "zeromq-ipc", "zeromq-tcp"]
+KINDS = ["memory", "zeromq-ipc", "zeromq-tcp", pytest.param("nats", marks=pytest.mark.process)]
 SMALL = replace(SETTINGS, high_water_mark=8)
 BULK = 65_536  # bytes; large enough that the kernel's buffers fill after some messages
 
@@ -43,6 +43,16 @@ def fill(connection: Connection) -> int:
         sent += 1
         assert sent < 10_000
     return sent
+
+
+async def test_listener_that_retires_keeps_its_peers(bus: Bus) -> None:
+    """One that is to be found by no new peer goes on with those that it has, in both directions."""
+    listener, connection, peer = await bus.pair()
+    listener.retire()
+    assert connection.send([b"up"])
+    assert await soon(listener.receive()) == (peer, [b"up"])
+    assert listener.send(peer, [b"down"]) is Outcome.SENT
+    assert await soon(connection.receive()) == [b"down"]
 
 
 async def test_order(bus: Bus) -> None:
@@ -206,6 +216,27 @@ async def test_listener_that_comes_back_often(bus: Bus) -> None:
         peers.add((await meet_again(connection, listener))[0])
         await soon(listener.close())
     assert len(peers) == 5
+
+
+async def test_connection_that_breaks(bus: Bus) -> None:
+    """Who connected hears once of each break: of a listener that goes, of being cut off, and of no close of its own."""
+    address = bus.address()
+    breaks: list[int] = []
+    connection = await bus.connect(address, lost=lambda: breaks.append(len(breaks)))
+    first = await bus.listen(address)
+    await introduce(connection, first)
+    assert not breaks
+    await soon(first.close())
+    await until(lambda: len(breaks) == 1)
+    second = await bus.listen(address)
+    peer, _ = await meet_again(connection, second)
+    assert len(breaks) == 1
+    second.disconnect(peer)
+    await until(lambda: len(breaks) == 2)
+    again, _ = await meet_again(connection, second)
+    await soon(connection.close())
+    await until(lambda: second.send(again, [b"x"]) is Outcome.GONE)
+    assert len(breaks) == 2
 
 
 async def test_close(bus: Bus) -> None:

@@ -286,8 +286,15 @@ async def test_broken_allow_list_leaves_the_last_good_one(
     keyring.file.unlink()
     await introduce(await meeting.joined("witness"), meeting.listener)
     keyring.allow(keyring.entry("witness"), keyring.entry("w0"))
-    await until(lambda: connection.send([b"hello"]))
-    peer, _ = await soon(meeting.listener.receive())
+    receiving = asyncio.create_task(meeting.listener.receive())
+
+    def has_come() -> bool:
+        """Send again: what is sent before the connection is there again may be lost."""
+        connection.send([b"hello"])
+        return receiving.done()
+
+    await until(has_come)
+    peer, _ = await receiving
     assert meeting.listener.identity(peer).name == "w0"
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import stat
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from socket import create_server
 
@@ -20,6 +21,7 @@ from tokenbus_services.cli.local.plan import Service, environment_of, free_addre
 from tokenbus_services.cli.local.runtime import runtime_folder
 from tokenbus_services.cli.local.screen import Screen, status_line
 from tokenbus_services.settings import Settings
+from tokenbus_services.worker import engine_kind
 
 
 async def read(data: bytes) -> tuple[Child, list[News]]:
@@ -135,13 +137,23 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
         decode=0,
         gateway_address="127.0.0.1:1",
         model=tmp_path / "model",
-        rest=["--max-model-len", "64"],
+        ranks=[["--max-model-len", "64"]],
     )
     (worker,) = plan.workers
     model = str(tmp_path / "model")
     assert worker.arguments == ("worker", "--engine", "vllm", "--model", model, "--", "--max-model-len", "64")
     assert plan.gateway is not None
     assert Settings.load(environment=plan.gateway.environment).gateway.tokenizer == model
+
+
+def test_each_rank_is_a_worker(tmp_path: Path) -> None:
+    """Workers are the ranks of an engine in turn, each with an id and options of its own."""
+    ranks = engine_kind("vllm").ranks(["-dp", "2", "--max-model-len", "64"])
+    plan = plan_for(Settings(), tmp_path, engine="vllm", mixed=4, prefill=0, decode=0, ranks=ranks)
+    shared = ("worker", "--engine", "vllm", "--", "-dp", "2", "--max-model-len", "64", "--data-parallel-rank")
+    assert [(worker.name, worker.arguments) for worker in plan.workers] == [
+        (f"mixed-{number}", (*shared, str(number % 2))) for number in range(4)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +164,10 @@ def test_model_in_a_folder(tmp_path: Path) -> None:
         (
             ["--engine", "vllm", "--model", "/", "--prefill", "1"],
             "tokenbus: prefill and decode workers: some of both",
+        ),
+        (
+            ["--engine", "vllm", "--model", "/", "--", "--data-parallel-size", "100"],
+            "tokenbus: workers: 1 to 64 in all (processor.max_workers), got 100",
         ),
         (["--engine", "ngram", "--", "--max-model-len", "64"], "error: unrecognized arguments: "),
     ],
@@ -218,6 +234,21 @@ async def test_service_that_takes_too_long_is_told(folder: Path) -> None:
         with pytest.raises(StartError, match=r"^processor: not ready after 0 s \(up --start-seconds\)"):
             await system.__aenter__()
     assert [child.state for child in system.children] == ["ended", "starting"]
+
+
+async def test_service_runs_no_module_of_the_current_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that has the name of a library that services import is not run, wherever they are started."""
+    (tmp_path / "structlog.py").write_text("raise SystemExit('another structlog')")
+    (tmp_path / "numpy.py").write_text("raise SystemExit('another numpy')")
+    monkeypatch.chdir(tmp_path)
+    with runtime_folder(folder) as runtime:
+        plan = plan_for(Settings(), runtime.path, engine="synthetic", mixed=1, prefill=0, decode=0)
+        child = Child(replace(plan.processor, arguments=("processor", "--help")), lambda _: None)
+        await child.start(runtime.lock)
+        await child.ended()
+    assert (child.status, "another" in child.last_words) == (0, False)
 
 
 async def test_service_that_cannot_be_started_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

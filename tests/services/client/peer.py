@@ -8,6 +8,7 @@ from tokenbus_contracts import BatchKind, encode
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, Outputs, ServerFrame
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
+from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.link import SessionState
@@ -21,9 +22,12 @@ HELLO_FIRST = RefusalReason.REFUSAL_REASON_HELLO_FIRST
 class Peer:
     """A session, and a processor that the test plays."""
 
-    def __init__(self, most: int = 100) -> None:
-        """Let at most so many rows of a request wait."""
-        self.session = ClientSession(client_hello(), settings().limits, most, interval=INTERVAL, timeout=TIMEOUT)
+    def __init__(self, most: int = 100, *, requests: OpenRequests | None = None) -> None:
+        """Let at most so many rows of a request wait; with requests of another peer, both belong to one client."""
+        self.requests = OpenRequests(most, patience=30.0) if requests is None else requests
+        self.session = ClientSession(
+            client_hello(proof=b""), self.requests, settings().limits, interval=INTERVAL, timeout=TIMEOUT
+        )
         self.now = FIRST
         self.number = 0
 

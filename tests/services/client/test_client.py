@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.services.breaking import BreakingTransport
+from tests.services.breaking import BreakingTransport, UselessTransport
 from tests.services.builders import Wanted, batch, generate_of, hello_of, ids, item_of, settings
 from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
@@ -21,7 +21,7 @@ from tokenbus_contracts.generated.client_pb2 import (
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.bus import AddressError, Listener
-from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client, Generation, RequestEnd, StepRows
 from tokenbus_services.client.client import WatchedItem
 from tokenbus_services.delivery import RequestFailedError, Token
@@ -94,7 +94,7 @@ async def test_request_gets_its_tokens() -> None:
         processor.rows(Wanted(5, 2, 1, FINISHED))
         assert [token.id for token in await soon(taken(tokens))] == ids(5, 0, 3)
         assert (await processor.body("confirm")).confirm.through_number == 2
-    assert client.session.outstanding == 0
+    assert len(client.requests) == 0
 
 
 async def test_key_is_drawn_where_there_is_none() -> None:
@@ -217,20 +217,11 @@ async def test_requests_end_when_the_connection_fails_for_good() -> None:
         await soon(client.__aexit__(None, None, None))
 
 
-class Broken(MemoryTransport):
-    """A transport that connects to nothing."""
-
-    async def connect(self, address: str, server_key: bytes | None = None) -> MemoryConnection:
-        """Refuse."""
-        del server_key
-        raise AddressError(address, "of no use")
-
-
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
     """Starting a client raises the error of an address that cannot be used."""
     chosen = settings({"bus.clients_address": ADDRESS})
     with pytest.raises(AddressError, match="of no use"):
-        await Client(chosen, transport=Broken(chosen.bus)).__aenter__()
+        await Client(chosen, transport=UselessTransport(chosen.bus)).__aenter__()
 
 
 async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
@@ -247,9 +238,9 @@ async def test_steps_come_as_columns_and_hold_the_processor_back() -> None:
         assert first.target.request_keys.tolist() == [5]
         assert first.draft is None
         await turns()
-        assert client.session.is_paused
+        assert client.requests.is_paused
         assert [row_ids(await soon(anext(steps))) for _ in range(2)] == [[6], [7]]
-        assert not client.session.is_paused
+        assert not client.requests.is_paused
         assert (await processor.body("confirm")).confirm.through_number == 4
 
 
@@ -264,7 +255,7 @@ async def test_closed_steps_keep_nothing_back() -> None:
             processor.rows(Wanted(5 + place, 0, 1, FINISHED))
         await soon(anext(steps))
         await turns()
-        assert client.session.is_paused
+        assert client.requests.is_paused
         await steps.aclose()
         assert (await processor.body("confirm")).confirm.through_number == 4
         for place in range(4, 9):
@@ -300,6 +291,38 @@ async def test_watched_items_come_and_what_is_not_taken_is_left_out() -> None:
         await watched.aclose()
         processor.say(ServerFrame(watched_item=item_of(b"abc", 9)), b"abc")
         await turns()
+
+
+async def test_watch_that_was_closed_is_not_asked_for_again() -> None:
+    """After a reconnect the processor hears nothing of a stream that nothing reads any more."""
+    processor, client, clock = await meeting()
+    async with client:
+        await processor.welcome()
+        watched = client.watch("w")
+        await processor.body("watch")
+        await watched.aclose()
+        processor.say(ServerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING)))
+        await turns()
+        clock.advance(1)
+        await processor.welcome()
+        await turns()
+        asked = asyncio.ensure_future(client.status(timeout_seconds=60))
+        bodies = []
+        while "status" not in bodies:
+            _, parts = await soon(processor.listener.receive())
+            bodies.append(str(read_frame(ClientFrame, parts[0]).WhichOneof("body")))
+        assert "watch" not in bodies
+        asked.cancel()
+
+
+async def test_second_watch_is_refused_without_a_processor() -> None:
+    """It is an error whether a processor is connected or not: the first would get nothing any more."""
+    client = Client(settings({"bus.clients_address": "nats://127.0.0.1:1/clients.*"}))
+    watched = client.watch("w")
+    with pytest.raises(RuntimeError, match="close that iterator first"):
+        client.watch("w")
+    await watched.aclose()
+    await client.watch("w").aclose()
 
 
 async def test_status_is_what_the_processor_answers() -> None:

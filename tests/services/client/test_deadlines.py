@@ -1,11 +1,13 @@
 """A request's deadline is a moment: its client says it each time it asks, and ends the request if no end comes."""
 
+import asyncio
+
 import pytest
 
 from tests.services.builders import Wanted, generate_of, ids
 from tests.services.client.peer import HELLO_FIRST, TIMEOUT, opened
 from tests.services.client.test_client import meeting, taken
-from tests.support.waiting import turns
+from tests.support.waiting import soon, turns
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
@@ -78,7 +80,7 @@ async def test_request_whose_end_is_not_heard_ends_here() -> None:
         ) as failed:
             await anext(tokens)
         assert (failed.value.code, failed.value.emitted_tokens) == (DEADLINE, 2)
-    assert client.session.outstanding == 0
+    assert len(client.requests) == 0
 
 
 async def test_request_that_ends_in_time_is_left_alone() -> None:
@@ -99,25 +101,42 @@ def test_processors_word_comes_first() -> None:
     """Within the grace the processor's own word ends the request; beyond it the client asks for its end."""
     peer = opened()
     for key, deadline in ((5, 1000), (6, 1000), (7, 0)):
-        peer.session.open(generate_of(key, deadline_unix_ms=deadline))
+        peer.requests.open(generate_of(key, deadline_unix_ms=deadline))
     list(peer.says_all())
-    peer.session.end_overdue(1000 + GRACE_MS)
+    peer.requests.end_overdue(1000 + GRACE_MS)
     assert peer.session.outstanding == 3
     told = RequestError(request_key=5, code=DEADLINE, message="it took longer than it may")
     peer.numbered(error=told)
-    peer.session.end_overdue(1001 + GRACE_MS)
-    assert set(peer.session.requests) == {7}
+    peer.requests.end_overdue(1001 + GRACE_MS)
+    assert set(peer.requests.requests) == {7}
     assert [frame.abort.request_key for frame in peer.says_all() if frame.HasField("abort")] == [6]
 
 
 def test_what_the_processor_settles_replaces_what_was_asked() -> None:
     """The settled moment counts, also for a request that named none; an answer without one changes nothing."""
     peer = opened()
-    peer.session.open(generate_of(5))
-    peer.session.open(generate_of(6, deadline_unix_ms=9000))
+    peer.requests.open(generate_of(5))
+    peer.requests.open(generate_of(6, deadline_unix_ms=9000))
     peer.numbered(admitted=admitted(5, 4000))
     peer.numbered(admitted=admitted(6, 0))
-    assert [request.deadline_unix_ms for request in peer.session.requests.values()] == [4000, 9000]
+    assert [request.deadline_unix_ms for request in peer.requests.requests.values()] == [4000, 9000]
     peer.numbered(admitted=admitted(6, 2**64 - 1))
-    peer.session.end_overdue(4001 + GRACE_MS)
-    assert set(peer.session.requests) == {6}
+    peer.requests.end_overdue(4001 + GRACE_MS)
+    assert set(peer.requests.requests) == {6}
+
+
+async def test_request_whose_deadline_passes_while_the_client_drains_ends_then() -> None:
+    """A client that closes waits for its requests no longer than they may take."""
+    processor, client, clock = await meeting({"client.drain_timeout_ms": 600_000})
+    async with client:
+        await processor.welcome()
+        generation = client.generate(generate_of(5, deadline_ms=6000))
+        await processor.body("generate")
+        closing = asyncio.create_task(client.__aexit__(None, None, None))
+        await turns()
+        assert not closing.done()
+        clock.advance((6000 + GRACE_MS) / 1000 + 1)
+        await soon(closing)
+        with pytest.raises(RequestFailedError) as failed:
+            await anext(generation)
+        assert failed.value.code == DEADLINE

@@ -265,7 +265,7 @@ async def test_wrong_argument_is_refused_in_one_line(call: Callable[[Client], Ge
         with pytest.raises(ContractError) as refused:
             call(client)
         assert str(refused.value) == line
-        assert client.session.outstanding == 0
+        assert len(client.requests) == 0
 
 
 # Closing what generate returns.
@@ -297,7 +297,7 @@ async def test_closed_generation_ends_its_request_and_is_not_waited_for(way: str
         del generation
         gc.collect()
         assert (await processor.body("abort")).abort.request_key == 5
-        assert client.session.outstanding == 0
+        assert len(client.requests) == 0
 
 
 async def test_generation_that_is_iterated_where_it_is_made_ends_when_the_loop_is_left() -> None:
@@ -332,40 +332,40 @@ async def test_generation_that_ended_needs_no_abort() -> None:
         assert generation.status is FINISHED
         del generation
         await turns()
-        assert client.session.open_count == 0
+        assert client.requests.open_count == 0
     await processor.body("goodbye")
 
 
 def test_rows_of_a_closed_request_are_dropped_until_the_processor_ended_it() -> None:
     """Late rows of a closed request cause no second abort; its last row ends it, and its id is free again."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
-    peer.session.discard(5)
-    peer.session.discard(5)
-    assert (tokens.status, peer.session.outstanding, peer.session.is_open(5)) == (ABORTED, 0, True)
+    peer.requests.discard(5)
+    peer.requests.discard(5)
+    assert (tokens.status, peer.session.outstanding, peer.requests.is_open(5)) == (ABORTED, 0, True)
     assert peer.bodies() == ["abort"]
     peer.rows(Wanted(5, 0, 2))
     assert "abort" not in peer.bodies()
     assert len(tokens) == 0
     peer.rows(Wanted(5, 2, 0, ABORTED))
-    assert not peer.session.is_open(5)
+    assert not peer.requests.is_open(5)
 
 
 @pytest.mark.parametrize("ending", ["error", "taken up", "given up"])
 def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
     """An error of the processor ends a closed request as its last row does, and so does giving everything up."""
     peer = opened()
-    peer.session.open(generate_of(5))
+    peer.requests.open(generate_of(5))
     list(peer.says_all())
-    peer.session.discard(5)
+    peer.requests.discard(5)
     if ending == "given up":
-        peer.session.give_up("over")
+        peer.requests.give_up("over")
     else:
         taken_up = ErrorCode.ERROR_CODE_TAKEN_UP
         code = taken_up if ending == "taken up" else ErrorCode.ERROR_CODE_ENGINE
         peer.numbered(error=RequestError(request_key=5, code=code, message="over"))
-    assert not peer.session.is_open(5)
+    assert not peer.requests.is_open(5)
     list(peer.says_all())
     if ending == "taken up":
         peer.rows(Wanted(5, 0, 1))
@@ -375,10 +375,10 @@ def test_closed_request_is_forgotten_however_it_ends(ending: str) -> None:
 def test_abort_of_a_closed_request_is_said_again_after_a_broken_connection() -> None:
     """An abort that a processor may not have received is sent again, so that the engine does not go on."""
     peer = opened()
-    peer.session.open(generate_of(5))
+    peer.requests.open(generate_of(5))
     list(peer.says_all())
     peer.rows(Wanted(5, 0, 2))
-    peer.session.discard(5)
+    peer.requests.discard(5)
     list(peer.says_all())
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
@@ -391,9 +391,9 @@ def test_closed_request_that_was_never_sent_is_never_sent() -> None:
     peer = opened()
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
-    peer.session.open(generate_of(5))
-    peer.session.discard(5)
-    assert peer.session.open_count == 0
+    peer.requests.open(generate_of(5))
+    peer.requests.discard(5)
+    assert peer.requests.open_count == 0
     peer.welcome()
     assert "generate" not in peer.bodies()
 
@@ -427,14 +427,14 @@ def test_each_end_comes_once_after_the_rows_before_it() -> None:
     """Last rows, errors of the processor, gaps, deadlines, closing and giving up all end in the one ordered stream."""
     peer = opened()
     outputs: list[StepRows | RequestEnd] = []
-    peer.session.open_stream(outputs.append)
+    peer.requests.open_stream(outputs.append)
     for key in range(1, 8):
-        peer.session.open(generate_of(key, deadline_unix_ms=1000 if key == 4 else 0))
+        peer.requests.open(generate_of(key, deadline_unix_ms=1000 if key == 4 else 0))
     peer.rows(*(Wanted(key, 0, 2) for key in range(1, 8)))
     peer.rows(Wanted(1, 2, 1, FINISHED), Wanted(3, 9, 1), Wanted(2, 2, 1))
     peer.numbered(error=RequestError(request_key=2, code=ErrorCode.ERROR_CODE_ENGINE, message="broke"))
-    peer.session.end_overdue(10_000)
-    peer.session.discard(5)
+    peer.requests.end_overdue(10_000)
+    peer.requests.discard(5)
     with pytest.raises(ContractError):
         peer.numbered(b"no batch", outputs=Outputs())
     assert _ends(outputs) == {

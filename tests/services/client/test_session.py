@@ -17,7 +17,7 @@ BROKEN = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_ENGINE, message="
 def test_request_goes_out_and_its_tokens_come_in() -> None:
     """A request is sent once the handshake is done, and its rows wait for their iterator, until the last one."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     assert [frame.generate.request_key for frame in peer.says_all()] == [5]
     peer.rows(Wanted(5, 0, 2))
     peer.rows(Wanted(9, 0, 1, FINISHED), Wanted(5, 2, 1, FINISHED))
@@ -29,8 +29,8 @@ def test_request_goes_out_and_its_tokens_come_in() -> None:
 def test_nothing_is_asked_before_the_handshake() -> None:
     """What is wanted while there is no connection is asked for when there is one, and once (case 19)."""
     peer = Peer()
-    peer.session.open(generate_of(5))
-    peer.session.resume(6, 3, include_drafts=True)
+    peer.requests.open(generate_of(5))
+    peer.requests.resume(6, 3, include_drafts=True)
     peer.session.watch("w", lambda _frame, _payload: None)
     assert peer.bodies() == ["hello"]
     peer.welcome()
@@ -51,9 +51,9 @@ def test_request_that_breaks_its_bounds_is_refused_where_it_is_asked_for(field: 
     else:
         setattr(generate, field, 500 if field == "top_logprobs" else 0)
     with pytest.raises(ContractError):
-        peer.session.open(generate)
+        peer.requests.open(generate)
     with pytest.raises(ContractError):
-        peer.session.resume(0, 0, include_drafts=False)
+        peer.requests.resume(0, 0, include_drafts=False)
     assert peer.session.outstanding == 0
     assert peer.bodies() == []
 
@@ -62,7 +62,7 @@ def test_request_is_what_it_was_when_it_was_asked_for() -> None:
     """What the application does with its message later does not change what is asked for again."""
     peer = Peer()
     generate = generate_of(5, 4)
-    peer.session.open(generate)
+    peer.requests.open(generate)
     generate.sampling.max_tokens = 99
     generate.top_logprobs = 500
     peer.says()
@@ -74,13 +74,13 @@ def test_request_is_what_it_was_when_it_was_asked_for() -> None:
 def test_repeated_and_overlapping_rows_are_taken_once() -> None:
     """Rows that were there before are left out, and those that overlap keep what is new (case 14, 17)."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     for position, count in ((0, 2), (0, 2), (1, 1), (1, 3)):
         peer.rows(Wanted(5, position, count))
     peer.rows(Wanted(5, 3, 0, RowStatus.IDLE))
     peer.rows(Wanted(5, 4, 0, RowStatus.PREEMPTED))
     assert positions(tokens) == [(0, 2), (1, 3), (4, 0)]
-    assert peer.session.repeated == 3
+    assert peer.requests.repeated == 3
     peer.rows(Wanted(5, 4, 0, FINISHED))
     assert tokens.status is FINISHED
 
@@ -88,7 +88,7 @@ def test_repeated_and_overlapping_rows_are_taken_once() -> None:
 def test_hole_ends_the_request_and_says_what_is_missing() -> None:
     """Tokens that never came end their request with an error that names them, and the client aborts it (case 21)."""
     peer = opened()
-    tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
+    tokens, other = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
     list(peer.says_all())
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 2))
     peer.rows(Wanted(5, 3, 1), Wanted(6, 2, 1))
@@ -102,7 +102,7 @@ def test_hole_ends_the_request_and_says_what_is_missing() -> None:
 def test_resumed_request_goes_on_where_it_was_left() -> None:
     """A request that is taken up from a position takes what comes from there on, and nothing before it twice."""
     peer = opened()
-    tokens = peer.session.resume(5, 3, include_drafts=False)
+    tokens = peer.requests.resume(5, 3, include_drafts=False)
     peer.rows(Wanted(5, 1, 2))
     peer.rows(Wanted(5, 2, 3))
     assert positions(tokens) == [(2, 3)]
@@ -112,7 +112,7 @@ def test_resumed_request_goes_on_where_it_was_left() -> None:
 def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
     """As many rows as may wait do; one more ends the request as slow, with what waits still to be taken (case 20)."""
     peer = opened(most=2)
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     for position in range(2):
         peer.rows(Wanted(5, position, 1))
     assert not tokens.has_ended
@@ -127,7 +127,7 @@ def test_consumer_that_leaves_too_much_waiting_is_ended() -> None:
 def test_errors_end_their_requests() -> None:
     """An error from the processor ends its request; an error for an unknown request is dropped."""
     peer = opened()
-    tokens, other = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
+    tokens, other = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
     peer.numbered(error=BROKEN)
     peer.numbered(error=RequestError(request_key=99, code=ErrorCode.ERROR_CODE_GAP, message="x"))
     assert tokens.error == BROKEN
@@ -138,15 +138,15 @@ def test_errors_end_their_requests() -> None:
 def test_abort_is_asked_once_and_the_end_comes_as_usual() -> None:
     """An abort goes out once; the request ends with its last row, and what has ended needs no abort."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
     for _ in range(2):
-        peer.session.abort(5)
-    peer.session.abort(99)
+        peer.requests.abort(5)
+    peer.requests.abort(99)
     assert peer.bodies() == ["abort"]
     peer.rows(Wanted(5, 0, 0, ABORTED))
     assert tokens.status is ABORTED
-    peer.session.abort(5)
+    peer.requests.abort(5)
     assert "abort" not in peer.bodies()
 
 
@@ -165,7 +165,7 @@ def test_strays_are_bounded() -> None:
     for key in range(1, 1100):
         peer.rows(Wanted(key))
         list(peer.says_all())
-    assert len(peer.session._ended_ids) <= 1025
+    assert len(peer.requests._ended_ids) <= 1025
 
 
 # Acks.
@@ -183,28 +183,28 @@ def test_what_came_is_confirmed() -> None:
 def test_nothing_is_confirmed_while_nothing_is_taken() -> None:
     """A client that takes nothing for now acks nothing, so that the processor stops sending (case 20)."""
     peer = opened()
-    peer.session.is_paused = True
+    peer.requests.is_paused = True
     peer.rows(Wanted(5, 0, 1, FINISHED))
     assert peer.bodies() == []
-    peer.session.is_paused = False
+    peer.requests.is_paused = False
     assert peer.bodies() == ["confirm"]
 
 
 def test_frame_that_comes_again_is_dropped() -> None:
     """A frame whose number was there before changes nothing."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     peer.rows(Wanted(5, 0, 1))
     peer.number = 0
     peer.rows(Wanted(5, 1, 1))
     assert positions(tokens) == [(0, 1)]
-    assert peer.session.repeated == 1
+    assert peer.requests.repeated == 1
 
 
 def test_frame_that_is_missing_is_asked_for() -> None:
     """A number that was skipped is a frame that was lost: after a hello all that was not acked comes (case 17)."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
     peer.number = 1
     peer.rows(Wanted(5, 1, 1))
@@ -219,7 +219,7 @@ def test_frame_that_is_missing_is_asked_for() -> None:
 def test_outputs_that_cannot_be_read_end_the_requests_they_may_have_been_of() -> None:
     """A batch that breaks the contract is lost: any open request may have had rows in it, and none waits for them."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     with pytest.raises(ContractError):
         peer.numbered(encode(batch([Wanted(5)]))[:-1], outputs=Outputs())
     assert tokens.error is not None
@@ -245,8 +245,8 @@ def test_whole_outputs_are_shown_with_their_drafts() -> None:
     """A caller that wants outputs as columns gets each step's rows, and what was drafted for them beside (case 4)."""
     peer = opened()
     seen: list[StepRows | RequestEnd] = []
-    peer.session.open_stream(seen.append)
-    tokens = [peer.session.open(generate_of(key)) for key in (5, 6)]
+    peer.requests.open_stream(seen.append)
+    tokens = [peer.requests.open(generate_of(key)) for key in (5, 6)]
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1), drafted=[Wanted(5, 0, 3)])
     (rows,) = seen
     assert isinstance(rows, StepRows)
@@ -261,9 +261,9 @@ def test_columns_have_each_row_and_each_token_once() -> None:
     """What is sent again is left out of the columns, and so are the tokens that were there before (case 14, 17)."""
     peer = opened()
     outputs: list[StepRows | RequestEnd] = []
-    peer.session.open_stream(outputs.append)
+    peer.requests.open_stream(outputs.append)
     for key in (5, 6):
-        peer.session.open(generate_of(key))
+        peer.requests.open(generate_of(key))
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
     peer.rows(Wanted(5, 0, 2), Wanted(6, 0, 1))
     peer.rows(Wanted(5, 1, 2), Wanted(6, 0, 1), Wanted(9, 0, 1))
@@ -289,11 +289,11 @@ def test_watched_items_are_shown() -> None:
 def test_same_processor_is_not_asked_for_what_it_knows() -> None:
     """After a broken connection only what may not have arrived is asked for again."""
     peer = opened()
-    peer.session.open(generate_of(5))
-    peer.session.open(generate_of(6))
+    peer.requests.open(generate_of(5))
+    peer.requests.open(generate_of(6))
     list(peer.says_all())
     peer.numbered(admitted=Admitted(request_key=5, worker_id="w", epoch=1, prompt_tokens=1))
-    peer.session.abort(5)
+    peer.requests.abort(5)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
     peer.welcome(resumed=True)
@@ -306,11 +306,11 @@ def test_same_processor_is_not_asked_for_what_it_knows() -> None:
 def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> None:  # noqa: FBT001 - pytest names it
     """A processor that does not know the session is asked to go on with each request, from what is held here."""
     peer = opened()
-    peer.session.open(generate_of(5, include_draft_logprobs=True))
-    peer.session.open(generate_of(6))
+    peer.requests.open(generate_of(5, include_draft_logprobs=True))
+    peer.requests.open(generate_of(6))
     list(peer.says_all())
     peer.rows(Wanted(5, 0, 2))
-    peer.session.abort(6)
+    peer.requests.abort(6)
     peer.session.watch("w", lambda _frame, _payload: None)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
@@ -325,9 +325,9 @@ def test_other_processor_is_asked_for_the_rest_of_everything(resumed: bool) -> N
 def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
     """An aborted request that no worker has ends: it is not sent anew, since no later abort would end it."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
-    peer.session.abort(5)
+    peer.requests.abort(5)
     peer.hear(refusal=Refusal(reason=HELLO_FIRST, message="again"))
     peer.says()
     peer.welcome(processor_id="other")
@@ -341,8 +341,8 @@ def test_aborted_request_that_nobody_has_is_not_asked_for_anew() -> None:
 def test_aborted_request_that_nobody_was_asked_for_ends_at_once() -> None:
     """While there is no processor, requests that were given up do not pile up, and no processor hears of them."""
     peer = Peer()
-    tokens = peer.session.open(generate_of(5))
-    peer.session.abort(5)
+    tokens = peer.requests.open(generate_of(5))
+    peer.requests.abort(5)
     assert tokens.status is ABORTED
     assert peer.session.outstanding == 0
     peer.says()
@@ -353,7 +353,7 @@ def test_aborted_request_that_nobody_was_asked_for_ends_at_once() -> None:
 def test_request_that_nobody_has_is_asked_for_anew() -> None:
     """What was asked for and never came anywhere is asked for once more; what had come somewhere ends (case 21)."""
     peer = opened()
-    fresh, taken = peer.session.open(generate_of(5)), peer.session.open(generate_of(6))
+    fresh, taken = peer.requests.open(generate_of(5)), peer.requests.open(generate_of(6))
     list(peer.says_all())
     peer.rows(Wanted(6, 0, 2))
     list(peer.says_all())
@@ -369,7 +369,7 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
 def test_frames_before_the_handshake_change_nothing() -> None:
     """Rows and errors of a connection whose handshake is not done are left alone."""
     peer = Peer()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     peer.says()
     peer.rows(Wanted(5))
     peer.numbered(error=BROKEN)

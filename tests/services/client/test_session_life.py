@@ -97,7 +97,7 @@ def test_processor_that_leaves_is_greeted_after_an_interval() -> None:
 def test_goodbye_is_the_last_word() -> None:
     """After its goodbye the session neither says nor hears anything."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     frame = read_frame(ClientFrame, peer.session.goodbye(GoodbyeReason.GOODBYE_REASON_STOPPED, "done")[0])
     assert frame.goodbye.message == "done"
     peer.rows(Wanted(5))
@@ -109,9 +109,9 @@ def test_goodbye_is_the_last_word() -> None:
 def test_giving_up_ends_every_request() -> None:
     """When there was no processor for too long, each open request ends with an error that says how far it got."""
     peer = opened()
-    tokens = [peer.session.open(generate_of(key)) for key in (5, 6)]
+    tokens = [peer.requests.open(generate_of(key)) for key in (5, 6)]
     peer.rows(Wanted(5, 0, 2))
-    peer.session.give_up("nobody there")
+    peer.requests.give_up("nobody there")
     assert peer.session.outstanding == 0
     errors = [each.error for each in tokens]
     assert [error.emitted_tokens for error in errors if error is not None] == [2, 0]
@@ -124,18 +124,18 @@ def test_processor_is_missed_only_while_there_are_requests() -> None:
     peer.says()
     assert peer.session.lost_since is None
     peer.now += 60.0
-    peer.session.open(generate_of(5))
+    peer.requests.open(generate_of(5))
     peer.says()
     assert peer.session.lost_since == FIRST + 60.0
     peer.now += 5.0
     peer.says()
     assert peer.session.lost_since == FIRST + 60.0
-    peer.session.give_up("nobody there")
+    peer.requests.give_up("nobody there")
     assert peer.session.lost_since is None
     peer.now += 1.0
     peer.says()
     assert peer.session.lost_since is None
-    peer.session.open(generate_of(6))
+    peer.requests.open(generate_of(6))
     peer.now += 1.0
     peer.says()
     assert peer.session.lost_since == FIRST + 67.0

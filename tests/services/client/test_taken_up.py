@@ -18,7 +18,7 @@ TAKEN_UP = RequestError(
 def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -> None:
     """It ends with that error; it is neither aborted nor resumed, asked for again, or ended for its last rows."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     list(peer.says_all())
     if has_rows:
         peer.rows(Wanted(5, 0, 2))
@@ -26,8 +26,8 @@ def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -
     assert tokens.error is not None
     assert tokens.error.code == ErrorCode.ERROR_CODE_TAKEN_UP
     peer.rows(Wanted(5, 2, 2))
-    peer.session.abort(5)
-    peer.session.end_overdue(2**64)
+    peer.requests.abort(5)
+    peer.requests.end_overdue(2**64)
     peer.welcome(resumed=resumed)
     peer.rows(Wanted(5, 0, 2))
     assert {frame.WhichOneof("body") for frame in peer.says_all()} <= {"confirm", "heartbeat"}
@@ -36,8 +36,8 @@ def test_request_that_was_taken_up_is_let_go(*, resumed: bool, has_rows: bool) -
 def test_request_that_was_taken_up_while_it_was_aborted_is_let_go_too() -> None:
     """An abort that was on its way changes nothing of that."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
-    peer.session.abort(5)
+    tokens = peer.requests.open(generate_of(5))
+    peer.requests.abort(5)
     list(peer.says_all())
     peer.numbered(error=TAKEN_UP)
     assert tokens.error is not None
@@ -51,21 +51,21 @@ def test_strays_forget_the_oldest_first() -> None:
     for key in range(100, 1200):
         peer.rows(Wanted(key))
         list(peer.says_all())
-    peer.session.open(generate_of(5))
+    peer.requests.open(generate_of(5))
     peer.numbered(error=TAKEN_UP)
     for key in range(2000, 3000):
         peer.rows(Wanted(key))
         list(peer.says_all())
     peer.rows(Wanted(5))
     assert "abort" not in peer.bodies()
-    assert len(peer.session._ended_ids) <= 1024
+    assert len(peer.requests._ended_ids) <= 1024
 
 
 @pytest.mark.parametrize(("position", "rows", "came"), [(0, 2, 2), (30, 0, 30), (30, 2, 32)])
 async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, came: int) -> None:
     """Of an error a client learns how many tokens it has in order, and beside that how many there were."""
     peer = opened()
-    tokens = peer.session.resume(5, position, include_drafts=False)
+    tokens = peer.requests.resume(5, position, include_drafts=False)
     if rows:
         peer.rows(Wanted(5, position, rows))
     lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_WORKER_LOST, message="gone", emitted_tokens=40)
@@ -82,7 +82,7 @@ async def test_error_counts_the_tokens_that_came_here(position: int, rows: int, 
 async def test_processor_that_knows_of_fewer_tokens_takes_none_away() -> None:
     """Where a processor that came later has seen fewer tokens than the client, both numbers are the client's."""
     peer = opened()
-    tokens = peer.session.open(generate_of(5))
+    tokens = peer.requests.open(generate_of(5))
     peer.rows(Wanted(5, 0, 2))
     lost = RequestError(request_key=5, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
     peer.numbered(error=lost)
@@ -98,8 +98,8 @@ def test_rows_beyond_what_can_be_resumed_end_their_request(*, by_columns: bool) 
     """Places that no Resume could name end that request; the connection and the others go on."""
     peer = opened()
     if by_columns:
-        peer.session.open_stream(lambda _output: None)
-    far, other = peer.session.resume(5, 2**31 - 2, include_drafts=False), peer.session.open(generate_of(6))
+        peer.requests.open_stream(lambda _output: None)
+    far, other = peer.requests.resume(5, 2**31 - 2, include_drafts=False), peer.requests.open(generate_of(6))
     peer.rows(Wanted(5, 2**31 - 2, 1), Wanted(6, 0, 1))
     assert not far.has_ended
     peer.rows(Wanted(5, 2**31 - 1, 1), Wanted(6, 1, 1))

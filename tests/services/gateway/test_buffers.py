@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tokenbus_services.gateway.buffers import Buffers, Outbox, Sending
 
 
@@ -49,7 +51,7 @@ async def test_chunks_pass_by_only_while_nothing_waits() -> None:
     written: list[bytes] = []
     room = True
 
-    def write(chunk: bytes, _produced_at_ns: int) -> bool:
+    def write(chunk: bytes, *_produced_at_ns: int) -> bool:
         """Write, while there is room."""
         if room:
             written.append(chunk)
@@ -69,6 +71,32 @@ async def test_chunks_pass_by_only_while_nothing_waits() -> None:
     outbox.put(b"3")
     assert (await waiting).data == b"23"
     assert written == [b"1"]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_gathered_chunks_are_written_at_once(has_room: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """What is put between `gather` and `flush` is one write, with the times of all; without room it waits in order."""
+    written: list[tuple[bytes, tuple[int, ...]]] = []
+
+    def write(chunk: bytes, *produced_at_ns: int) -> bool:
+        """Write, if there is room."""
+        if has_room:
+            written.append((chunk, produced_at_ns))
+        return has_room
+
+    outbox = Outbox(100, lambda: None, Buffers(2**30))
+    outbox.write = write
+    waiting = asyncio.create_task(_next(outbox))
+    await asyncio.sleep(0)
+    outbox.gather()
+    outbox.put(b"1", 11)
+    outbox.put(b"2", 12)
+    outbox.close()
+    assert not written
+    outbox.flush()
+    last = await waiting
+    assert last.is_last
+    assert (written, last.data) == (([(b"12", (11, 12))], b"") if has_room else ([], b"12"))
 
 
 async def test_what_waits_can_be_thrown_away_until_it_is_taken() -> None:
@@ -111,4 +139,17 @@ def test_who_holds_the_most_ends_first() -> None:
     buffers.evict(1, beside={answers[0]: 100})
     assert answers[0].is_evicted
     buffers.evict(1, at_least=31)
+    assert buffers.evicted == 2
+
+
+def test_an_answer_is_evicted_once() -> None:
+    """One whose socket stays full after its end counts once, and the next time the one after it ends."""
+    buffers = Buffers(2**30)
+    second, first = _Answer(buffers, 10), _Answer(buffers, 20)
+    first.outbox.unsent = second.outbox.unsent = lambda: 1000
+    buffers.evict(1, most=1)
+    assert (first.is_evicted, second.is_evicted, buffers.evicted) == (True, False, 1)
+    buffers.evict(1, most=1)
+    assert (second.is_evicted, buffers.evicted) == (True, 2)
+    buffers.evict(1, most=1)
     assert buffers.evicted == 2

@@ -19,6 +19,7 @@ from tokenbus_services.gateway.buffers import Buffers, Outbox
 from tokenbus_services.gateway.dispatcher import Dispatcher
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.tallies import Tally
 from tokenbus_services.gateway.vocabulary import vocabulary_of
 
 
@@ -42,13 +43,15 @@ class _Listener:
 
 
 @asynccontextmanager
-async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
+async def _running(
+    buffers: Buffers | None = None, total: Tally | None = None
+) -> AsyncIterator[tuple[Processor, Dispatcher, Caller]]:
     """Run a dispatcher, whose processor the test plays."""
     processor, client, _ = await meeting({"client.drain_timeout_ms": 0})
     chosen = settings().gateway
     async with client:
         await processor.welcome()
-        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30))
+        dispatcher = Dispatcher(client, vocabulary_of("numbers"), chosen, buffers or Buffers(2**30), total)
         running = asyncio.create_task(dispatcher.run())
         await turns()
         yield processor, dispatcher, Caller(None, chosen, time.monotonic)
@@ -57,7 +60,8 @@ async def _running(buffers: Buffers | None = None) -> AsyncIterator[tuple[Proces
 
 
 def _answer(*listeners: _Listener) -> Any:  # noqa: ANN401 - the part of an answer that the dispatcher uses
-    return cast("Any", SimpleNamespace(listeners=listeners))
+    outbox = Outbox(2**30, lambda: None, Buffers(2**30))
+    return cast("Any", SimpleNamespace(listeners=listeners, outbox=outbox))
 
 
 @pytest.mark.parametrize(("emitted", "most", "told"), [(7, 1000, 7), (30, 12, 12)])
@@ -102,6 +106,34 @@ async def test_aborted_request_takes_its_callers_room_until_the_bus_has_ended_it
         processor.rows(Wanted(5, 0, 0, RowStatus.ABORTED))
         await turns()
         assert caller.open_requests == 0
+
+
+class _Published(Tally):
+    """Keeps the count that the other processes see."""
+
+    count = 0
+
+    def publish(self, count: int) -> None:
+        """Keep it."""
+        self.count = count
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+async def test_other_processes_count_no_request_whose_rows_were_handed_out(is_failed: bool) -> None:  # noqa: FBT001
+    """When requests have ended, the other processes of a gateway hear of it, though nothing more comes here."""
+    published = _Published()
+    async with _running(total=published) as (processor, dispatcher, caller):
+        dispatcher.open([generate_of(key) for key in range(5, 13)], _answer(*(_Listener() for _ in range(8))), caller)
+        await processor.body("generate")
+        assert published.count == 8
+        if is_failed:
+            for key in range(5, 13):
+                processor.fails(key, ErrorCode.ERROR_CODE_ENGINE, "broke")
+        else:
+            processor.rows(*(Wanted(key, 0, 1, RowStatus.FINISHED_LENGTH) for key in range(5, 13)))
+        await turns()
+        assert len(dispatcher) == 0
+        assert published.count == 0
 
 
 @pytest.mark.parametrize("tokens_of_the_other", [1, 8])

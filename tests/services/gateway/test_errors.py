@@ -1,10 +1,17 @@
 """Errors over HTTP: each code of the bus has its status, in OpenAI's shape."""
 
+from typing import Any
+
 import pytest
 
+from tests.services.builders import settings
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestFailedError
-from tokenbus_services.gateway.errors import of_request
+from tokenbus_services.gateway.answer import WholeAnswer
+from tokenbus_services.gateway.buffers import Buffers
+from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.errors import ApiError, of_request
+from tokenbus_services.gateway.openai_format import Envelope
 
 STATUSES = {
     "INVALID_REQUEST": 400,
@@ -23,6 +30,12 @@ STATUSES = {
     "INTERNAL": 500,
     "TAKEN_UP": 409,
 }
+
+
+def refused(reason: str) -> ApiError:
+    """Return the error of a request that an engine refused."""
+    failed = RequestFailedError(RequestError(request_key=1, code="ERROR_CODE_INVALID_REQUEST", message=reason))
+    return of_request(failed, 0)
 
 
 def test_every_code_has_a_status() -> None:
@@ -56,13 +69,44 @@ def test_error_is_told_in_openais_shape(name: str) -> None:
         ("sampling.include_stop_string: only False", "include_stop_str_in_output: only False"),
         ("sampling.structured_output: none", "response_format: none"),
         ("top_logprobs: at most 20, got 21", "top_logprobs: at most 20, got 21"),
+        ("tokens.token_ids: at most 7 tokens, got 8", "prompt: at most 7 tokens, got 8"),
+        ("tokens.token_ids[3]: below 7, got 8", "prompt[3]: below 7, got 8"),
     ],
 )
 def test_field_is_named_as_the_client_wrote_it(reason: str, message: str) -> None:
     """A sampling parameter that an engine refuses has the API's name in `param` and message, not the contract's."""
-    failed = RequestFailedError(RequestError(request_key=1, code="ERROR_CODE_INVALID_REQUEST", message=reason))
-    error = of_request(failed, 0)
+    error = refused(reason)
     assert (error.message, error.param) == (message, message.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields", "message"),
+    [
+        ("tokens.token_ids: at most 7 tokens", {}, "prompt: at most 7 tokens"),
+        ("tokens.token_ids: at most 7 tokens", {"is_chat": True}, "messages: at most 7 tokens"),
+        ("tokens.token_ids[3]: below 7", {"is_chat": True}, "messages[3]: below 7"),
+        ("sampling.structured_output: none", {"form_field": "tool_choice"}, "tool_choice: none"),
+        (
+            "sampling.structured_output.regex: none",
+            {"form_field": "structured_outputs"},
+            "structured_outputs.regex: none",
+        ),
+    ],
+)
+async def test_answer_names_the_field_of_its_own_body(reason: str, fields: dict[str, Any], message: str) -> None:
+    """A prompt is a chat's messages, and an output's form is what the body has for it."""
+    asked = CompletionRequest(model="tokenbus", prompts=[[1]], **fields)
+    answer = WholeAnswer(asked, Envelope(asked, 1), settings().gateway, Buffers(2**30))
+    answer.begin(lambda: None)
+    answer.end(refused(reason))
+    assert answer.error is not None
+    assert (answer.error.message, answer.error.param) == (message, message.partition(":")[0])
+
+
+def test_reason_that_names_no_field_is_told_as_it_is() -> None:
+    """What stands before a colon is a field's name only where it looks like one."""
+    reason = "Grammar error: at 1(8): invalid regex"
+    assert (refused(reason).message, refused(reason).param) == (reason, None)
 
 
 def test_code_of_a_newer_minor_is_a_server_error() -> None:

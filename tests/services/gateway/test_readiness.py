@@ -74,6 +74,7 @@ def test_panel_shows_each_worker() -> None:
         workers=[
             WorkerStatus(
                 worker_id="w",
+                processor_id="p",
                 epoch=2**63,
                 role=WorkerRole.WORKER_ROLE_DECODE,
                 is_connected=True,
@@ -86,3 +87,4 @@ def test_panel_shows_each_worker() -> None:
     (worker,) = bus_panel(status, 0.0)["workers"]
     assert (worker["id"], worker["role"], worker["epoch"]) == ("w", "decode", str(2**63))
     assert (worker["open_requests"], worker["acceptance_by_head"]) == (3, [0.75, 0.5])
+    assert worker["processor"] == "p"

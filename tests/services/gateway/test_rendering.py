@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 
 from tests.services.builders import Wanted, batch
 from tests.services.gateway.rendering import array, chunks, joined, said
+from tests.support.model_folder import END, byte_level, write_model
 from tokenbus_contracts import BatchKind, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_services.gateway.completion_request import CompletionRequest
-from tokenbus_services.gateway.vocabulary import vocabulary_of
+from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
+from tokenbus_services.model_files import ModelTokenizer
 
 VOCABULARIES = {name: vocabulary_of(name) for name in ("ngram", "bytes", "numbers")}
 KEYS = (3, 4)
@@ -74,17 +77,15 @@ async def test_lists_say_what_the_columns_hold(vocabulary: str, top_k: int) -> N
         assert joined(found, "tokens") == names
         assert np.array(joined(found, "token_logprobs"), np.float32).tolist() == logprobs
         tops = joined(found, "top_logprobs")
-        for top, pairs, name, logprob in zip(tops, _pairs(rows), names, logprobs, strict=False):
+        for top, pairs, name, logprob in zip(tops, _pairs(rows), names, logprobs, strict=True):
             wanted = {_name(vocabulary, token): value for token, value in pairs} | {name: logprob}
             assert {key: float(np.float32(value)) for key, value in top.items()} == wanted
         at_once = whole["choices"][place]["logprobs"]
-        assert {name: joined(found, name) or None for name in at_once} == at_once | {
-            "top_logprobs": at_once["top_logprobs"] or None
-        }
+        assert {name: joined(found, name) for name in at_once} == at_once
         text = "".join(choice["text"] for choice in _choices(streamed, place))
         assert text == whole["choices"][place]["text"]
         pieces = b"".join(VOCABULARIES[vocabulary].pieces[token] for token in ids)
-        assert text == pieces.decode(errors="replace")
+        assert text == pieces.decode(errors="replace").rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("top_k", [0, 2])
@@ -231,6 +232,32 @@ async def test_stop_token_ends_the_text_before_it(
     assert "".join(choice["text"] for choice in choices) == "".join(f" {each}" for each in ids[: 3 + is_included])
     assert [token for choice in choices for token in choice.get("token_ids", ())] == ids
     assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", ids[3])
+
+
+@pytest.mark.parametrize(
+    ("others", "stop", "text", "reason"),
+    [
+        ({}, 0, "ab", None),
+        ({"include_special_tokens": True}, 0, f"{END}ab", None),
+        ({"include_special_tokens": True, "include_stop_string": True}, 0, f"{END}ab{END}", None),
+        ({"include_special_tokens": True, "stop_token_ids": [1]}, 1, f"{END}ab", "id"),
+        ({"include_special_tokens": True}, 2, f"{END}a", f"b{END}"),
+    ],
+)
+async def test_special_tokens_are_in_the_text_where_they_are_wanted(
+    tmp_path: Path, others: dict[str, Any], stop: int, text: str, reason: str | None
+) -> None:
+    """Special tokens' names are in the text if it is to have them; the token that ends it is left out as a stop is."""
+    tokenizer = ModelTokenizer(write_model(tmp_path, byte_level()))
+    ids = tokenizer.encode(f"{END}ab{END}")
+    made = batch([Wanted(3, 0, len(ids), RowStatus.FINISHED_STOP, stop=stop)], step=1)
+    made = LogprobBatch.of_views(made.header, made.columns | {"token_ids": np.array(ids, np.uint32)})
+    asked = CompletionRequest(
+        model="tokenbus", prompts=[[1]], stop=(f"b{END}",) if stop > 1 else (), others=others, wants_ids=True
+    )
+    (choice,) = json.loads(await said(asked, [(made, None)], Vocabulary(tokenizer)))["choices"]
+    assert (choice["text"], choice["token_ids"]) == (text, ids)
+    assert choice["stop_reason"] == (ids[-1] if reason == "id" else reason)
 
 
 async def test_stop_text_that_only_the_worker_saw_is_named() -> None:

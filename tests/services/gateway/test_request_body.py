@@ -265,6 +265,7 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
         "bad_words": ["b"],
         "allowed_token_ids": [3, 0],
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
         "structured_outputs": {"regex": "a"},
         "priority": -7,
         "cache_salt": "salt",
@@ -290,6 +291,7 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
         bad_words=["b"],
         allowed_token_ids=[3, 0],
         include_stop_string=True,
+        include_special_tokens=True,
         structured_output={"regex": {"pattern": "a"}},
         priority=-7,
         cache_salt="salt",
@@ -301,7 +303,6 @@ def test_every_sampling_parameter_reaches_the_bus(route: str) -> None:
 
 
 NOT_IN_THE_API = {
-    "include_special_tokens",  # the gateway writes no special tokens
     "lora_adapter",  # in OpenAI's and vLLM's API the model's name says it
 }
 
@@ -311,12 +312,12 @@ def test_adapter_is_asked_for_as_a_model() -> None:
     reader = Reader(settings(), vocabulary_of("bytes"))
     reader.learn_models(
         [
-            WorkerStatus(model="m", lora_adapters=["ada", "n"], max_model_tokens=9),
-            WorkerStatus(model="n", lora_adapters=["bob"], max_model_tokens=7),
+            WorkerStatus(model="m", lora_adapters=["ada", "n"], max_model_tokens=90),
+            WorkerStatus(model="n", lora_adapters=["bob"], max_model_tokens=70),
             WorkerStatus(lora_adapters=["eve"]),
         ]
     )
-    assert reader.models == {"m": 9, "n": 7, "tokenbus": 0, "ada": 9, "bob": 7, "eve": 0}
+    assert reader.models == {"m": 90, "n": 70, "tokenbus": 0, "ada": 90, "bob": 70, "eve": 0}
     assert reader.parents == {"ada": "m", "bob": "n", "eve": "tokenbus"}
     for named, model, adapter in (("ada", "m", "ada"), ("n", "n", ""), ("eve", "", "eve"), ("tokenbus", "", "")):
         for route in ("completion", "chat"):
@@ -342,6 +343,33 @@ def test_zero_is_said_and_minus_one_is_all() -> None:
     assert sampling.HasField("min_p")
     assert not sampling.HasField("frequency_penalty")
     assert sampling.top_k == 0
+
+
+def test_choices_of_each_prompt_begin_with_the_seed() -> None:
+    """Choice number i of a prompt has the seed plus i, whichever of the prompts it is."""
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    request = reader.completion({"model": DEFAULT_MODEL, "prompt": ["a", "b"], "n": 3, "seed": -1})
+    seeds = [request.generate(index).sampling.seed for index in range(request.choices)]
+    assert seeds == [2**64 - 1, 0, 1] * 2
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "line"),
+    [
+        ("completion", {"max_tokens": 10}, "max_tokens: at most 9, the model's context, got 10"),
+        ("chat", {"max_tokens": 10}, "max_tokens: at most 9, the model's context, got 10"),
+        ("chat", {"max_completion_tokens": 10}, "max_completion_tokens: at most 9, the model's context, got 10"),
+    ],
+)
+def test_answer_must_fit_into_the_context(route: str, fields: dict[str, Any], line: str) -> None:
+    """More tokens than the model's context are refused by the field that asks for them; as many as it are not."""
+    reader = Reader(settings(), vocabulary_of("bytes"))
+    reader.learn_models([WorkerStatus(model="m", max_model_tokens=9), WorkerStatus(model="unknown")])
+    with pytest.raises(ApiError) as raised:
+        getattr(reader, route)(VALID[route][1] | fields)
+    assert (raised.value.message, raised.value.param) == (line, line.partition(":")[0])
+    assert getattr(reader, route)(VALID[route][1] | dict.fromkeys(fields, 9)).max_tokens == 9
+    assert getattr(reader, route)(VALID[route][1] | fields | {"model": "unknown"}).max_tokens == 10
 
 
 def test_body_that_is_no_object_has_no_field_to_name() -> None:

@@ -18,9 +18,21 @@ def test_folder_of_a_model(tmp_path: Path) -> None:
     assert vocabulary.decode(ids) == f"hello{END}"
 
 
+def test_names_of_a_models_tokens(tmp_path: Path) -> None:
+    """A special token has its name, in lists and as a key, and no text; an unknown id has neither, but a key."""
+    vocabulary = vocabulary_of(str(write_model(tmp_path / "model", byte_level())))
+    (special,) = vocabulary.encode(END)
+    unknown = 1_000_000
+    assert [vocabulary.pieces[each] for each in (special, unknown)] == [b"", b""]
+    assert [vocabulary.texts[each] for each in (special, unknown)] == [b'"<|end|>"', b'""']
+    assert [vocabulary.names[each] for each in (special, unknown)] == [b'"<|end|>"', b'"<|1000000|>"']
+    assert vocabulary.keys[special] == b',"<|end|>":'
+
+
 def test_numbers() -> None:
-    """Without texts, tokens are decoded as their ids."""
+    """Without texts, tokens are decoded as their ids, also where an engine has a vocabulary but no such id."""
     assert vocabulary_of("numbers").decode([7, 12]) == " 7 12"
+    assert vocabulary_of("ngram").pieces[1_000_000] == b" 1000000"
 
 
 @pytest.mark.parametrize("name", ["qwen", "./nowhere"])

@@ -59,6 +59,16 @@ def test_lost_worker_is_shown_as_lost(page: Page, gateway: ScriptedGateway) -> N
     expect(page.locator("#pulse")).to_have_text("2 workers")
 
 
+def test_processor_of_a_worker_is_shown_where_there_are_several(page: Page, gateway: ScriptedGateway) -> None:
+    """With workers at two processors each says at which it is; with one processor none does."""
+    gateway.bus["workers"] = [worker("one", processor="p-0"), worker("other", processor="p-0")]
+    expect(card(page, "other")).to_be_visible()
+    expect(page.locator(".processor")).to_have_count(0)
+    gateway.bus["workers"] = [worker("one", processor="p-0"), worker("other", processor="p-1")]
+    expect(card(page, "one").locator(".processor")).to_have_text("at p-0")
+    expect(card(page, "other").locator(".processor")).to_have_text("at p-1")
+
+
 def test_bus_out_of_sight_says_why(open_page: Open, gateway: ScriptedGateway) -> None:
     """Where the bus cannot be asked the page says why, keeps what it knew, and goes on when it can be asked again."""
     page = open_page(gateway.url, refused=("bus",))

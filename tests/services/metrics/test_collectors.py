@@ -25,6 +25,7 @@ from tokenbus_services.worker import RetentionFullError
 UNITS = (
     {
         "seconds",
+        "servers",
         "bytes",
         "items",
         "steps",
@@ -53,6 +54,7 @@ UNITS = (
             "files",
             "batches",
             "processors",
+            "processes",
             "handshakes",
         )
     }

@@ -131,6 +131,15 @@ def test_tokenizer_that_cannot_be_read(content: str | None, line: str, tmp_path:
     assert "\n" not in str(raised.value)
 
 
+def test_folder_with_sentencepieces_file_alone(tmp_path: Path) -> None:
+    """A folder that has only a tokenizer.model is refused in one line that says what makes it a tokenizer.json."""
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a")
+    line = "no such file; of its tokenizer.model transformers makes one: AutoTokenizer.from_pretrained"
+    with pytest.raises(ModelFilesError, match=line) as raised:
+        ModelTokenizer(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
 def test_folder_that_is_none(tmp_path: Path) -> None:
     """A path without a folder is refused."""
     with pytest.raises(ModelFilesError, match=r"nowhere: no such folder$"):

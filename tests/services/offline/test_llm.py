@@ -181,13 +181,35 @@ def test_texts_end_where_their_stops_begin(llm: LLM) -> None:
     )
     assert (stopped.finish_reason, stopped.text) == ("stop", whole.text.partition(stop)[0])
     assert (included.finish_reason, included.text) == ("stop", stopped.text + stop)
-    last = int(whole.token_ids[3])
-    (at_token,) = llm.generate(PROMPTS[:1], max_tokens=12, temperature=0.0, stop_token_ids=[last])
-    assert whole.text.startswith(at_token.text)
-    assert at_token.token_ids.tolist() == whole.token_ids[: at_token.token_ids.size].tolist()
     (short,) = llm.generate(PROMPTS[:1], max_tokens=3, temperature=0.0, ignore_end_token=True)
     assert short.finish_reason == "length"
     assert pickle.loads(pickle.dumps(llm.generate(PROMPTS[:1], max_tokens=3, temperature=0.0)))[0].text == short.text  # noqa: S301
+
+
+def test_output_names_the_stop_that_ended_it(llm: LLM) -> None:
+    """The text of a stop or the id of a stop token comes back; neither does for the length and the model's own end."""
+    (whole,) = llm.generate(PROMPTS[:1], max_tokens=12, temperature=0.0)
+    ids, stop = whole.token_ids.tolist(), whole.text[8:12]
+    place = next(place for place, each in enumerate(ids) if place and each not in ids[:place])
+    wanted: list[RequestParameters] = [
+        {"stop": ["never there", stop]},
+        {"stop_token_ids": [ids[place]]},
+        {"stop_token_ids": [ids[place]], "include_stop_string": True},
+        {"ignore_end_token": True},
+        {"max_tokens": ENDLESS, "temperature": 1.0, "seed": 1},
+    ]
+    outputs = llm.generate(PROMPTS[:1] * len(wanted), wanted, max_tokens=12, temperature=0.0)
+    assert [(output.finish_reason, output.stop_reason) for output in outputs] == [
+        ("stop", stop),
+        *[("stop", ids[place])] * 2,
+        ("length", None),
+        ("stop", None),
+    ]
+    before, included = outputs[1], outputs[2]
+    assert before.token_ids.tolist() == included.token_ids.tolist() == ids[: place + 1]
+    assert whole.text.startswith(included.text)
+    assert len(before.text) < len(included.text)
+    assert [each.stop_reason for each in pickle.loads(pickle.dumps(outputs))[:2]] == [stop, ids[place]]  # noqa: S301
 
 
 def test_engine_without_text_has_none() -> None:
@@ -330,7 +352,7 @@ def test_interrupted_call_ends(llm: LLM) -> None:
         endless(llm)
     thread.join()
     assert len(llm.generate(PROMPTS, max_tokens=2, n=WINDOW)) == WINDOW * len(PROMPTS)
-    assert llm._system._client.session.open_count == 0
+    assert llm._system._client.requests.open_count == 0
 
 
 async def test_call_within_a_running_event_loop(llm: LLM) -> None:

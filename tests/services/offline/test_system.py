@@ -102,3 +102,31 @@ def test_interrupt_does_not_wait_for_the_engine(go: threading.Event) -> None:
     assert not engine.is_closed
     go.set()
     wait_until(lambda: engine.is_closed)
+
+
+def test_interrupt_as_the_thread_starts_ends_it(go: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt before this thread waits for the engine ends the system's thread too, and closes the engine."""
+    engine, begun = Breaking(), threading.Event()
+
+    def make(_settings: Settings) -> Engine:
+        begun.set()
+        go.wait(MOST)
+        return engine
+
+    class Interrupted(threading.Thread):
+        """One whose starter is interrupted."""
+
+        def start(self) -> None:
+            """Start it, and be interrupted."""
+            super().start()
+            if self.name == "tokenbus-llm":
+                begun.wait(MOST)
+                raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedSystem(make, SETTINGS, "slow")
+    go.set()
+    wait_until(lambda: engine.is_closed)
+    wait_until(lambda: set(threading.enumerate()) <= before)

@@ -11,9 +11,10 @@ from tests.support.clock import ManualClock
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import RequestError
 from tokenbus_services.delivery import Step
+from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.requests import NO_OWNER, Request, Slots, Source
+from tokenbus_services.processor.requests import NO_OWNER, Request, Source
 from tokenbus_services.processor.router import Rows
 
 

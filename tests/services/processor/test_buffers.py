@@ -87,11 +87,10 @@ async def test_who_gave_up_waiting_is_forgotten() -> None:
     made = Fixture(1)
     waiting = asyncio.ensure_future(made.tokens[1].__anext__())
     await turns()
-    assert len(made.buffers._hungry) == 1
+    assert len(made.buffers._wake_ups._waiting) == 1
     waiting.cancel()
     await turns()
-    made.buffers.check(0)
-    assert not made.buffers._hungry
+    assert not made.buffers._wake_ups._waiting
 
 
 def test_request_is_over_full_beyond_its_bound() -> None:

@@ -74,6 +74,32 @@ def test_worker_that_leaves_is_given_nothing_more() -> None:
     assert bench.core.registry.table.get(1) is not None
 
 
+def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
+    """What crossed a worker's word that it leaves goes to another worker; what it has begun ends as it says."""
+    bench = Bench()
+    leaving, staying = bench.worker("a"), bench.worker("b")
+    for key in range(1, 5):
+        submit(bench, generate_of(key))
+    leaving.admit(1)
+    for key in (1, 3):
+        leaving.fail(RequestError(request_key=key, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    assert (keys(leaving), keys(staying)) == ([1, 3], [2, 4, 3])
+    assert bench.core.registry.table.get(1) is None
+    assert bench.core.registry.counts.failed == {"overloaded": 1}
+    submit(bench, generate_of(5))
+    assert keys(staying) == [5], "the one that refuses is sent no more"
+
+
+def test_request_that_the_last_worker_refuses_ends() -> None:
+    """Without another worker the request ends at the next tick, with the error that lets its client try again."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    client.ask(generate_of(1))
+    worker.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+    bench.advance(0.1)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_OVERLOADED}
+
+
 def test_worker_takes_exactly_as_many_as_it_says() -> None:
     """A worker is given as many requests as it takes, and the next one is refused with a time to try again."""
     bench = Bench()

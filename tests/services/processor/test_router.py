@@ -1,15 +1,18 @@
 """Router: each row is settled against what its request has had, and goes to its consumer exactly once."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.services.builders import Wanted, batch, ids, row_values, rows
-from tests.services.processor.settling import Arrival, Model, Recorder, Table, draft_for
+from tests.services.builders import Wanted, batch, ids, row_values, rows, step_of
+from tests.services.processor.settling import Arrival, Model, Recorder, Table, draft_for, source
 from tokenbus_contracts import RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.processor.requests import NO_STREAM, State
 from tokenbus_services.processor.router import UNROUTED
+from tokenbus_services.processor.stream import StreamCounts
 
 REQUESTS = {11: 0, 12: 0, 13: 1, 14: 0, 15: 1}
 ACTIVE, FINISHED, HANDED_OFF = RowStatus.ACTIVE, RowStatus.FINISHED_LENGTH, RowStatus.HANDED_OFF
@@ -156,6 +159,18 @@ def test_handed_off_request_goes_on_with_all_rows_and_tokens() -> None:
     table.route(batch([Wanted(1, 6, 1, FINISHED)], step=9), 1, takes_over=True)
     assert table.recorders[1].finished == {1: FINISHED}
     assert tokens_of(table.recorders[1], 1) == ids(1, 0, 7)
+
+
+def test_early_rows_count_for_their_worker_once_they_are_handed_out() -> None:
+    """Not when they come, and once: what a worker's rows and tokens are is all that clients got of it."""
+    table, counts = Table({1: 0}, routes=1), StreamCounts()
+    late = replace(source(1, takes_over=True), counts=counts)
+    for place in (4, 2):
+        step = step_of(batch([Wanted(1, place, 2)], step=place))
+        table.registry.router.route(step, late, table.clock.now())
+        assert (step.rows.row_count, counts.rows) == (0, 0)
+    table.route(batch([Wanted(1, 0, 2, HANDED_OFF)]), 0)
+    assert (counts.rows, counts.tokens) == (2, 4)
 
 
 def test_who_handed_off_says_nothing_more() -> None:

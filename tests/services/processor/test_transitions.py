@@ -38,6 +38,7 @@ OPENING: dict[Event, Callable[[RequestTable], Request]] = {
 }
 CHANGES: dict[Event, Change] = {
     Event.DISPATCH: lambda table, request: table.dispatch(request, 1),
+    Event.GIVE_BACK: lambda table, request: table.give_back(request),
     Event.BEGIN: lambda table, request: table.begin(request, 1),
     Event.RESUME: lambda table, request: table.resume(request, 3, 0.0),
     Event.RESUME_RUNNING: lambda table, request: table.resume(request, 3, 0.0),

@@ -19,8 +19,8 @@ FIRST = 1000.0
 class Peer:
     """A session, and a processor that the test plays."""
 
-    def __init__(self, items: int = 0, *, retention: Retention | None = None) -> None:
-        """Retain some items of one byte each."""
+    def __init__(self, items: int = 0, *, retention: Retention | None = None, processors: int = 1) -> None:
+        """Retain some items of one byte each, and know some processors."""
         self.retention = retention or Retention(100, 1000, checksum=True)
         for number in range(items):
             self.retention.keep(BATCH, bytes([number]))
@@ -32,6 +32,7 @@ class Peer:
             timeout=TIMEOUT,
             on_request=self._request,
             on_room=self._room,
+            processors=processors,
         )
         self.on_request: Callable[[Generate | Abort], None] = lambda _: None
         self.on_room: Callable[[], None] = lambda: None

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.services.cli.helpers import generate, memory_settings
-from tests.support.waiting import MOST, until
+from tests.support.waiting import MOST, soon, until
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.processor import Processor
@@ -53,6 +53,29 @@ async def test_engine_is_made_stepped_and_closed_on_one_thread() -> None:
     assert len(engine.threads) >= 5
     assert set(engine.threads) == {engine.threads[0]}
     assert engine.threads[0] is not threading.current_thread()
+
+
+class Rank(SyntheticEngine):
+    """An engine that is one rank of several."""
+
+    dp_rank = 3
+
+
+async def test_rank_of_the_engine_is_the_workers() -> None:
+    """An engine that says which data-parallel rank it is has it in the handshake and in every batch."""
+    settings = memory_settings()
+    transport, stop = MemoryTransport(settings.bus), asyncio.Event()
+    async with Processor(settings, transport=transport) as processor:
+        steps = processor.steps()
+        working = asyncio.create_task(serve_engine(Rank(), settings, stop, transport=transport))
+        await until(lambda: processor.workers.by_id)
+        assert [worker.stream.hello.dp_rank for worker in processor.workers.by_id.values()] == [3]
+        tokens = processor.generate(generate(9))
+        assert (await soon(anext(steps))).target.header.dp_rank == 3
+        await steps.aclose()
+        assert len([token async for token in tokens]) > 0
+        stop.set()
+        await asyncio.wait_for(working, MOST)
 
 
 def refuse() -> SyntheticEngine:

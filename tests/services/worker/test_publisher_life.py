@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.breaking import BreakingTransport
+from tests.services.breaking import BreakingTransport, UselessTransport
 from tests.services.builders import EPOCH, batch, generate_of, rows, settings
 from tests.support.clock import ManualClock
 from tests.support.waiting import soon, turns
@@ -16,7 +16,7 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Ack, Credit, ProcessorFrame, Welcome, WorkerFrame
 from tokenbus_services.bus import AddressError, Listener
-from tokenbus_services.bus.memory import MemoryConnection, MemoryTransport
+from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import NotRunningError, Publisher, WouldWaitError
 from tokenbus_services.worker.session import HandoffPoint
@@ -265,19 +265,10 @@ def test_thread_of_its_own() -> None:
         publisher.publish(batch(rows([1])))
 
 
-class Broken(MemoryTransport):
-    """A transport that connects to nothing."""
-
-    async def connect(self, address: str, server_key: bytes | None = None) -> MemoryConnection:
-        """Refuse."""
-        del server_key
-        raise AddressError(address, "of no use")
-
-
 async def test_address_that_cannot_be_used_is_told_at_the_start() -> None:
     """Starting a publisher raises the error of an address that cannot be used, with a thread and on a loop."""
     chosen = at_memory()
-    broken = Broken(chosen.bus)
+    broken = UselessTransport(chosen.bus)
     with pytest.raises(AddressError, match="of no use"), Publisher(chosen, transport=broken):
         pass
     with pytest.raises(AddressError, match="of no use"):

@@ -50,7 +50,7 @@ _MODULE = "tokenbus_services.cli.local"
 _CHUNK = 65_536
 _LONGEST_LINE = 1_048_576
 _LAST_LINES = 20
-_TOLD = ("warning", "error", "critical")
+_SHOWN_LEVELS = ("warning", "error", "critical")
 
 
 class Child:
@@ -106,13 +106,14 @@ class Child:
     async def start(self, lock: int) -> None:
         """Start it; it inherits a lock, which is held until it has ended."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", _MODULE, f"{self.service.stop_seconds:g}", *self.service.arguments),
+            # -P: nothing of the folder that it is started in takes the place of a module.
+            *(sys.executable, "-P", "-m", _MODULE, f"{self.service.stop_seconds:g}", *self.service.arguments),
             stdin=PIPE,  # never written: its end tells the child that this process has ended
             stdout=PIPE,
             stderr=STDOUT,
             env=dict(self.service.environment),
             pass_fds=(lock,),
-            process_group=0,  # a terminal's Ctrl-C reaches this process alone, which stops the child in its turn
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which stops the child in its turn
         )
         self._tell(News(self.service.name, "started", f"started, process {self.pid}", {"pid": self.pid}))
         self._watching = asyncio.create_task(self._watch(self._process))
@@ -176,7 +177,7 @@ class Child:
             self._last.append(printable(text.strip()))
             return
         self._note(line)
-        if line.get("level") in _TOLD:
+        if line.get("level") in _SHOWN_LEVELS:
             news = logged(self.service.name, line)
             self._last.append(printable(news.text))
             self._tell(news)

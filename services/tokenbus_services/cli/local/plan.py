@@ -57,21 +57,21 @@ def plan_for(  # noqa: PLR0913 - each but the first two is given by name
     decode: int,
     gateway_address: str = "",
     model: Path | None = None,
-    rest: Sequence[str] = (),
+    ranks: Sequence[Sequence[str]] = ((),),
 ) -> Plan:
     """Return the plan of a processor, some workers of each role, and a gateway if it has an address.
 
-    `model` is the folder of an engine that reads one, and the gateway has its tokenizer; `rest` are the engine's own
-    options. Addresses that are the defaults become sockets in the folder and free ports; what was set stays as it is.
+    `model` is the folder of an engine that reads one, and the gateway has its tokenizer; `ranks` are the engine's own
+    options for each of its data-parallel ranks, which the workers are in turn. Addresses that are the defaults become
+    sockets in the folder and free ports; what was set stays as it is.
     """
     shared = _with_addresses(settings, folder)
     arguments = ["worker", "--engine", engine]
     if named := model or settings.worker.model:
         arguments += ["--model", str(named)]
-    if rest:
-        arguments += ["--", *rest]
+    own = [["--", *options] if options else [] for options in ranks]
     workers = [
-        _worker(shared, folder, f"{role}-{number}", role, arguments)
+        _worker(shared, folder, f"{role}-{number}", role, [*arguments, *own[number % len(own)]])
         for role, count in (("mixed", mixed), ("decode", decode), ("prefill", prefill))
         for number in range(count)
     ]

@@ -36,7 +36,7 @@ class LocalSystem:
 
     @property
     def children(self) -> list[Child]:
-        """All of its services, in the order in which they start."""
+        """All of its services, in the order in which they are shown."""
         return [self.processor, *self.workers, *([self.gateway] if self.gateway else [])]
 
     @property
@@ -58,10 +58,14 @@ class LocalSystem:
         """Start everything; if one does not come, stop what is there and raise a StartError."""
         try:
             await self._start([self.processor])
-            # A request must not find a prefill worker whose decode workers are not there yet: all of them come first.
-            await self._start(self.workers)
+            # Before the workers, which may take minutes: it takes its port soon after that was chosen, and a tokenizer
+            # that it cannot use is reported at once. It says that it is not ready until requests find a worker.
             if self.gateway is not None:
                 await self._start([self.gateway])
+            # A request must not find a prefill worker whose decode workers are not there yet.
+            decoding = [child for child in self.workers if child.service.name.startswith("decode")]
+            await self._start(decoding)
+            await self._start([child for child in self.workers if child not in decoding])
         except BaseException:
             await self.stop()
             raise

@@ -46,7 +46,8 @@ export class Bus {
     for (const worker of workers) this.#seen.set(worker.id, { worker, lostAt: null });
     this.#forget();
     const rows = [...this.#seen.values()].sort((one, other) => one.worker.id.localeCompare(other.worker.id));
-    this.#box.replaceChildren(totals(processor, clients), element("ul", { class: "workers" }, ...rows.map((row) => card(row, now))));
+    const isSpread = new Set(workers.map((worker) => worker.processor)).size > 1;
+    this.#box.replaceChildren(totals(processor, clients), element("ul", { class: "workers" }, ...rows.map((row) => card(row, now, isSpread))));
     if (!rows.length) this.#box.append(element("p", { class: "note" }, "No worker has connected yet. Start one with: tokenbus worker"));
     this.#beat(rows);
   }
@@ -100,7 +101,7 @@ function totals(processor, clients) {
   return element("dl", { class: "totals" }, ...measures(figures));
 }
 
-function card({ worker, lostAt }, now) {
+function card({ worker, lostAt }, now, isSpread) {
   const state = lostAt ? "lost" : worker.connected ? "connected" : "away";
   const word = lostAt ? `lost ${since(now - lostAt)} ago` : worker.connected ? "connected" : "away";
   // What the worker retains until it is acknowledged; absent where the gateway does not report it.
@@ -117,6 +118,7 @@ function card({ worker, lostAt }, now) {
       element("span", { class: "state" }, word),
     ),
     worker.model ? element("p", { class: "note" }, `${worker.model} · epoch ${worker.epoch}`) : null,
+    isSpread && worker.processor ? element("p", { class: "note processor" }, `at ${worker.processor}`) : null,
     element("div", { class: "doing" }, element("dl", {}, ...measures(figures)), acceptance(worker.acceptance_by_head)),
   );
 }

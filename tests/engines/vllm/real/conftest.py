@@ -16,6 +16,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
     VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",  # else all engines of a machine compute on the same core
     VLLM_NO_USAGE_STATS="1",
 )
 

@@ -25,6 +25,10 @@ SHARED: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "block_size": 32,
 }
+WHOLE: dict[str, Any] = {**SHARED, "dtype": "float32", "max_num_batched_tokens": SHARED["max_num_seqs"] * CONTEXT}
+"""With room for all prompts in a step: on a CPU vLLM itself fails where it splits a seeded request's prompt, which
+happens where requests come as they like.
+"""
 LEAST = -9999.0
 """What a message has for a logprob of minus infinity, as of a token that the form of an output rules out."""
 Result = TypeVar("Result")
@@ -96,12 +100,14 @@ def apart(function: Callable[..., Result], *arguments: object) -> Result:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vllm.entrypoints.llm", "vllm.v1.engine.core"])
-    with ProcessPoolExecutor(1, context, _run_models_here) as process:
+    with ProcessPoolExecutor(1, context, _run_models_here, (dict(os.environ),)) as process:
         return process.submit(function, *arguments).result()
 
 
-def _run_models_here() -> None:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+def _run_models_here(environment: Mapping[str, str]) -> None:
+    """Take the environment as it is now: the server that forks has the one of its own start."""
+    os.environ.clear()
+    os.environ.update(environment, VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
 def reference(

@@ -1,5 +1,7 @@
 """How the engine waits for vLLM's own processes."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,7 @@ from tokenbus_engines.vllm.children import sleep_while_they_compute
 
 
 def test_engine_sleeps_until_a_process_has_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of vLLM's own queue no longer spins, also just after a message, and gets what comes."""
+    """A reader of vLLM's own queue spins no longer than a moment after a message, and gets what comes."""
     from vllm.distributed.device_communicators import shm_broadcast
 
     spins: list[None] = []
@@ -19,9 +21,33 @@ def test_engine_sleeps_until_a_process_has_computed(monkeypatch: pytest.MonkeyPa
     for message in ("first", "second"):
         writer.enqueue(message)
         assert reader.dequeue(timeout=60) == message
+        reader._spin_condition.last_read -= 0.01  # vLLM would spin for a second
         with pytest.raises(TimeoutError):
             reader.dequeue(timeout=0.01)
     assert not spins
+
+
+def test_message_without_a_wake_up_is_seen() -> None:
+    """What a process writes is read soon also where vLLM's own writer leaves the wake-up out, as under load."""
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    writer = shm_broadcast.MessageQueue(1, 1)
+    reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
+    sleep_while_they_compute(SimpleNamespace(workers=[SimpleNamespace(worker_response_mq=reader)]))
+    is_waiting = Event()
+    wait = reader._spin_condition.wait
+
+    def said(timeout_ms: int | None = None) -> None:
+        is_waiting.set()
+        wait(timeout_ms=timeout_ms)
+
+    reader._spin_condition.wait = said
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(reader.dequeue)
+        is_waiting.wait()
+        writer._spin_condition.notify = lambda: None
+        writer.enqueue("unannounced")
+        assert found.result(60) == "unannounced"
 
 
 def test_engine_without_processes_waits_for_none() -> None:

@@ -11,7 +11,8 @@ from tests.engines.vllm.real.runs import SHARED, Answer, Case, answered, answers
 from tests.engines.vllm.tiny_model import CONTEXT, VOCABULARY, make_adapter
 from tokenbus_contracts import Limits, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
-from tokenbus_engines.vllm import VllmEngine
+from tokenbus_engines.vllm import VllmEngine, compatibility
+from tokenbus_engines.vllm import engine as engine_module
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import StepAssembler
 
@@ -107,8 +108,8 @@ def survives(engine: VllmEngine) -> None:
         (Case("cat " * CONTEXT), rf"text\.text: at most {CONTEXT - 1} tokens, got \d+"),
         (Case("cat " * 100_000), rf"text\.text: at most {CONTEXT - 1} tokens, got at least \d+"),
         (Case([1], top_logprobs=21), "top_logprobs: at most 20, got 21"),
-        (Case([1], {"temperature": 2.5}), r"temperature must be in \[0, 2\]"),
-        (Case([1], {"max_tokens": 0}), "max_tokens must be at least 1"),
+        (Case([1], {"temperature": 2.5}), r"^sampling\.temperature: temperature must be in \[0, 2\], got 2\.5\.$"),
+        (Case([1], {"max_tokens": 0}), "^sampling.max_tokens: max_tokens must be at least 1"),
         (Case([1], {"priority": 3}), "sampling.priority: 0, without --scheduling-policy priority, got 3"),
         (Case([1], adapter=Path("x")), "sampling.lora_adapter: none, without --lora-modules, got 'x'"),
         (Case([1], {"structured_output": {"json_schema": {"schema": "{"}}}), "JSON|json"),
@@ -236,3 +237,32 @@ def test_limits_and_options_are_compared_first(
     with pytest.raises(ValueError, match=line) as raised:
         VllmEngine(model, arguments, settings)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("lacking", ["InputProcessor.tokenizer", "CachedTokenizer.max_chars_per_token"])
+def test_what_vllm_lacks_is_found_at_the_start_and_leaves_nothing(
+    model: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version without something that text requests need is refused by its name, and its engine core is shut down."""
+    from vllm.v1.engine.core import EngineCore
+
+    used, shut = compatibility.check_members, []
+    core_shutdown = EngineCore.shutdown
+
+    def shut_down(core: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Count, and do it."""
+        shut.append(core)
+        core_shutdown(core)
+
+    def checked(owner: object, names: tuple[str, ...]) -> None:
+        """Check as it is done, with one member missing."""
+        for name in names:
+            if lacking.endswith(f".{name}") and not hasattr(owner, "step_fn"):
+                raise compatibility.VersionError(f"vLLM: {lacking} is not there")
+        used(owner, names)
+
+    monkeypatch.setattr(engine_module, "check_members", checked)
+    monkeypatch.setattr("vllm.v1.engine.core.EngineCore.shutdown", shut_down)
+    with pytest.raises(ValueError, match=f"vLLM: {lacking} is not there"):
+        VllmEngine(model, arguments(SHARED))
+    assert len(shut) == 1

@@ -8,17 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tokenbus
-from tests.engines.vllm.real.runs import SHARED, Answer, Case, check, reference
+from tests.engines.vllm.real.runs import WHOLE, Answer, Case, check, reference
 from tests.engines.vllm.real.test_engine import GREEDY, LONG, SEEDED, SHORT
 from tests.support.model_folder import TEMPLATE
 from tests.support.waiting import wait_until
 
-OPTIONS: dict[str, Any] = {**SHARED, "dtype": "float32"}
 MODES = (None, 0, 5, 20)
 
 
@@ -34,7 +32,7 @@ def chatting(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(chatting: Path) -> Iterator[tokenbus.LLM]:
     """Return an LLM as a user starts it: vLLM runs the model in a process of its own."""
-    with tokenbus.LLM(chatting, settings=tokenbus.Settings(), **OPTIONS) as made:
+    with tokenbus.LLM(chatting, settings=tokenbus.Settings(), **WHOLE) as made:
         yield made
     assert not multiprocessing.active_children()
 
@@ -54,7 +52,7 @@ def answer(output: tokenbus.Output) -> Answer:
         output.logprobs.tolist() if output.logprobs is not None else [],
         output.ranks.tolist() if output.ranks is not None else [],
         [dict(zip(ids, values, strict=True)) for ids, values in pairs] if is_scored else [],
-        output.text,
+        text=output.text,
     )
 
 
@@ -79,7 +77,7 @@ def expected(model: Path) -> list[tuple[list[Case], list[Answer]]]:
         ]
         for k in MODES
     ]
-    return reference(model, OPTIONS, *groups, stops_of=2)
+    return reference(model, WHOLE, *groups, stops_of=2)
 
 
 @pytest.mark.parametrize("group", range(len(MODES) + 1))

@@ -22,7 +22,7 @@ def url(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run a system with the model, and return where its gateway serves."""
     monkeypatch.setattr(programs, "MOST", MOST)
     with tempfile.TemporaryDirectory(prefix="tb-") as folder:
-        deployment = Deployment(Path(folder))
+        deployment = Deployment(Path(folder), {"gateway.address": "127.0.0.1:0"})
         command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
         options = {**SHARED, "dtype": "float32", "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
         modules = ["--lora-modules", f"ada={make_adapter(Path(folder) / 'ada', 1)}"]

@@ -1,4 +1,4 @@
-"""Processes below a system's own: the processor time of each role. Linux alone has what is read here."""
+"""Processes and all below them: the processor time of each role. Linux alone has what is read here."""
 
 import os
 from collections import defaultdict
@@ -27,7 +27,7 @@ def seconds(roots: Mapping[str, Iterable[int]]) -> Seconds:
             found[role] += 0  # one that has not used any time yet is there too
             for pid in below(root):
                 try:
-                    found[_role(pid, role)] += _seconds_of(pid)
+                    found[_role(pid, role)] += processor_seconds(pid)
                 except OSError:  # it has ended meanwhile
                     continue
     return dict(found)
@@ -55,6 +55,7 @@ def _role(pid: int, role: str) -> str:
     return next((own for begin, own in _TITLES.items() if title.startswith(begin)), role)
 
 
-def _seconds_of(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
+    """Return the processor seconds of one process so far; raises OSError if there is none."""
     fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_A_SECOND

@@ -1,0 +1,1 @@
+"""Several processors beside one."""

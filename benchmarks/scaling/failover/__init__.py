@@ -1,0 +1,1 @@
+"""How long requests pause when a processor goes, or a NATS server."""

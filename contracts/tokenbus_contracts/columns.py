@@ -1,0 +1,85 @@
+"""Where a batch's columns come from: arrays that are there, or the message they lie in until they are read."""
+
+from collections.abc import Callable, Sequence
+from struct import Struct, unpack_from
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
+from tokenbus_contracts.schema import COLUMNS
+
+_CODES = {1: "B", 4: "I", 8: "Q"}
+_ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
+_FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
+"""What reads a value of each column that has one for a row: these are the first columns."""
+_COUNT = len(COLUMNS)
+_PLACES = {
+    column.name: (place, place + _COUNT, column.dtype, _CODES[column.item_bytes], column.empty)
+    for place, column in enumerate(COLUMNS)
+}
+Index = npt.NDArray[np.intp]
+Selected = tuple[bytes, Sequence[int]]
+Select = Callable[[bytes, Sequence[int], Index], Selected | None]
+
+
+class MessageColumns:
+    """The columns of a plain message that keeps the contract, each read from its bytes when it is asked for.
+
+    Args:
+        data: the message.
+        places: each column's offset in it, and then each column's number of elements.
+        select: returns some rows of such a message, in the order in which they are named, as the fields of their
+            columns, and the places of those; None if a row is not there or named twice.
+        is_bare: whether the message is those fields, as `select` writes them, without a header.
+    """
+
+    __slots__ = ("_data", "_is_bare", "_places", "_select")
+
+    def __init__(self, data: bytes, places: Sequence[int], select: Select, *, is_bare: bool = False) -> None:
+        """Look at nothing yet."""
+        self._data = data
+        self._places = places
+        self._select = select
+        self._is_bare = is_bare
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are."""
+        return self._places[_COUNT]
+
+    def first(self) -> list[int]:
+        """Return the first row's value in each column that has one for a row."""
+        return [read(self._data, at)[0] for read, at in zip(_FIRSTS, self._places, strict=False)]
+
+    def fields(self) -> bytes:
+        """Return the columns' fields as a message has them behind its header."""
+        if self._is_bare:
+            return self._data
+        found = self.select(np.arange(self.row_count))
+        if found is None:
+            raise RuntimeError("a message has no rows of its own")
+        return found.fields()
+
+    def select(self, rows: Index) -> "MessageColumns | None":
+        """Return some rows' columns, in the order in which the rows are named; None: one is not there, or twice."""
+        selected = self._select(self._data, self._places, rows)
+        return None if selected is None else MessageColumns(*selected, self._select, is_bare=True)
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a column as an array, a view of the message."""
+        at, items, dtype, _, empty = _PLACES[name]
+        count = self._places[items]
+        return np.frombuffer(self._data, dtype, count, self._places[at]) if count else empty
+
+    def numbers(self, name: str) -> Sequence[int]:
+        """Return an integer column's values; for a short column this is cheaper than an array is."""
+        at, items, _, code, _ = _PLACES[name]
+        begin, count = self._places[at], self._places[items]
+        if code == "B":
+            return self._data[begin : begin + count]
+        if count == 1:
+            return _ONE[code](self._data, begin)
+        values: tuple[int, ...] = unpack_from(f"<{count}{code}", self._data, begin)
+        return values

@@ -1,0 +1,112 @@
+"""Login: what a process proves to a NATS server."""
+
+import base64
+import binascii
+import ssl
+import stat
+from pathlib import Path
+from typing import Any
+
+from tokenbus_services.bus.addresses import NatsEndpoint
+from tokenbus_services.settings import BusSettings, SettingsError
+
+_KEY = "bus.nats_credentials"
+_FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
+_MOST_BYTES = 65_536
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_JWT, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
+_USER_SEED, _USER = b"\x95\x00", b"\xa0"
+"""The first bytes of a user's seed and of its public key, as NKEYS has them; the seed shares its last three bits."""
+_SEED_BYTES = 36
+
+
+class Login:
+    """What this process proves, and whether it wants TLS; read from files once."""
+
+    def __init__(self, endpoint: NatsEndpoint, settings: BusSettings) -> None:
+        """Read the files; raises SettingsError for one that cannot be used."""
+        self.options: dict[str, Any] = {}
+        """For nats-py's `connect`."""
+        self.user = ""
+        self.public_nkey: str | None = None
+        self.is_tls = endpoint.is_tls
+        if settings.nats_credentials:
+            self._take(settings.nats_credentials, _read(settings.nats_credentials))
+        if endpoint.is_tls or settings.nats_ca_file:
+            try:
+                self.options["tls"] = ssl.create_default_context(cafile=settings.nats_ca_file or None)
+            except OSError as error:
+                limit = f"a file of certificates that can be read: {(error.strerror or str(error)).lower()}"
+                raise SettingsError("bus.nats_ca_file", limit, settings.nats_ca_file) from None
+            if settings.nats_certificate:
+                self._show_certificate(settings)
+
+    def _show_certificate(self, settings: BusSettings) -> None:
+        """Show a server that asks for it this process's certificate."""
+        certificate, key = settings.nats_certificate, settings.nats_certificate_key
+        _check_mode("bus.nats_certificate_key" if key else "bus.nats_certificate", key or certificate)
+        try:
+            # Without a password of our own, Python would ask for one on the terminal.
+            self.options["tls"].load_cert_chain(certificate, key or None, password=lambda: b"")
+        except OSError as error:  # of what ssl raises, too
+            reason = str(getattr(error, "reason", None) or error.strerror or error).lower().replace("_", " ")
+            limit = f"a certificate in PEM and its key, not encrypted: {reason}"
+            raise SettingsError("bus.nats_certificate", limit, certificate) from None
+
+    def _take(self, path: str, text: str) -> None:
+        lines = text.split("\n")
+        if _JWT in lines and _SEED in lines:
+            jwt, seed = (lines[lines.index(mark) + 1 : lines.index(mark) + 2] for mark in (_JWT, _SEED))
+            self.options["user_jwt_cb"] = lambda: bytearray("".join(jwt).encode())
+            self._sign_with(path, "".join(seed))
+        elif len(lines) > 1 or not text or not text.isprintable():
+            raise SettingsError(_KEY, _FORMS, path)
+        elif ":" in text:
+            self.user, _, self.options["password"] = text.partition(":")
+            self.options["user"] = self.user
+        elif text.startswith("SU"):
+            self.public_nkey = self._sign_with(path, text)
+        else:
+            self.options["token"] = text
+
+    def _sign_with(self, path: str, seed: str) -> str:
+        """Sign what the server asks for with a seed, and return the public key."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - for these alone
+
+        try:
+            raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+        except ValueError:
+            raw = b""
+        if len(raw) != _SEED_BYTES or not _is_whole(raw) or (raw[0], raw[1] & 0xF8) != tuple(_USER_SEED):
+            raise SettingsError(_KEY, "a user's NKEY seed, which begins with SU", path)
+        key = Ed25519PrivateKey.from_private_bytes(raw[2:-2])
+        self.options["signature_cb"] = lambda nonce: base64.b64encode(key.sign(nonce.encode()))
+        public = _USER + key.public_key().public_bytes_raw()
+        return base64.b32encode(public + binascii.crc_hqx(public, 0).to_bytes(2, "little")).decode().rstrip("=")
+
+
+def _is_whole(raw: bytes) -> bool:
+    return binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") == raw[-2:]
+
+
+def _check_mode(name: str, path: str) -> None:
+    """Raise a SettingsError for a secret that other users may read, or that cannot be read at all."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise SettingsError(name, f"a file that can be read: {reason}", path) from None
+    if mode & _OTHERS:
+        limit = "a file that only its owner may read (chmod 600)"
+        raise SettingsError(name, limit, f"{path} of mode {stat.S_IMODE(mode):04o}")
+
+
+def _read(path: str) -> str:
+    _check_mode(_KEY, path)
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(_MOST_BYTES).decode().strip().replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise SettingsError(_KEY, f"a file that can be read: {reason}", path) from None
+    return text

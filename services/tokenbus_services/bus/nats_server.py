@@ -1,0 +1,377 @@
+"""ServerConnection: one connection to a NATS server, and the servers that are tried in turn for one.
+
+nats-py's own reconnecting is off. It would send after a break what was published before it, into conversations that
+have ended; here a broken connection ends all of them, and another one is made.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import inf
+from urllib.parse import ParseResult
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+from nats.protocol.command import pub_cmd
+
+from tokenbus_services.bus.addresses import NatsEndpoint, TcpEndpoint
+from tokenbus_services.bus.nats_frames import LEAST_PAYLOAD
+from tokenbus_services.bus.nats_login import Login
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.settings import BusSettings
+
+_CLOSE_SECONDS = 0.2
+"""How long a closing connection may take that sends nothing any more."""
+_CANCEL_SECONDS = 0.1
+_LONG_SECONDS = 86_400
+_READ_BYTES = 1_048_576
+"""How much is read at a time. nats-py reads 32 KiB, and stops the socket at twice that: several turns a step."""
+_MOST_BUFFERED = 65_536
+"""While fewer bytes wait for the socket, what is published is written at once."""
+_TRIES = 2
+_NO_RESPONDERS = "503"
+_log = logger("bus")
+
+Receive = Callable[[str, bytes, bool], None]
+"""Takes a message: its subject, its payload, and whether it says that the subject it answers has no subscriber."""
+
+
+class ServerError(Exception):
+    """A server cannot be used: one line with the reason."""
+
+
+_FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
+
+
+class Servers:
+    """The servers of an address, which are tried in turn."""
+
+    def __init__(self, endpoint: NatsEndpoint, settings: BusSettings, login: Login | None = None) -> None:
+        """Take what this process proves to them, by default read now; raises SettingsError."""
+        self.endpoint = endpoint
+        self.reason = "no server was tried yet"
+        """Why the last try failed, or the last connection was lost."""
+        self._login = login or Login(endpoint, settings)
+        self.user = self._login.user
+        self._settings = settings
+        self._rotation = list(endpoint.servers)
+        random.shuffle(self._rotation)
+        self._repeated_log = DeduplicatedLog()
+        self._connections_log = DeduplicatedLog()
+        """What goes wrong with connections once they are made: the next may have the same."""
+        self._last: ServerConnection | None = None
+        self._last_began = -inf
+        self._seconds = 0.0
+
+    async def connect(self) -> "ServerConnection":
+        """Return a connection to the first that can be used; waits for as long as there is none.
+
+        After a connection that was lost soon it waits, too: a server may accept each one only to close it.
+        """
+        loop = asyncio.get_running_loop()
+        if self._last is not None:
+            self.reason = self._last.reason or self.reason
+        if loop.time() - self._last_began < self._settings.reconnect_max_ms / 1000:
+            await self._pause()
+        else:
+            self._seconds = self._settings.reconnect_ms / 1000
+        while True:
+            self._rotation.append(self._rotation.pop(0))
+            is_only = len(self._rotation) == 1
+            connection = ServerConnection(self._settings, self._connections_log, is_only=is_only)
+            try:
+                await connection.open(self._rotation[-1], self._login)
+            except ServerError as error:
+                self.reason = str(error)
+                self._repeated_log.begin(self.reason, _log.warning, "no nats server yet", reason=self.reason)
+            else:
+                self._repeated_log.close()
+                self._last, self._last_began = connection, loop.time()
+                return connection
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait before the next try, longer each time."""
+        await asyncio.sleep(self._seconds)
+        self._seconds = min(2 * self._seconds, self._settings.reconnect_max_ms / 1000)
+
+
+class _Transport(TcpTransport):
+    """nats-py's own, with larger reads, and with writes that do not wait."""
+
+    def __init__(self) -> None:
+        """Begin unconnected."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        """Connect to a server."""
+        await super().connect(uri, max(buffer_size, _READ_BYTES), connect_timeout)
+
+    async def read(self, buffer_size: int) -> bytes:
+        """Return what has come, at least a byte, unless the server has closed."""
+        return bytes(await super().read(max(buffer_size, _READ_BYTES)))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what is written now goes to the socket soon."""
+        return self._io_writer is not None and self._io_writer.transport.get_write_buffer_size() < _MOST_BUFFERED
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+
+class ServerConnection:
+    """One connection to a server, from its handshake to its end."""
+
+    def __init__(self, settings: BusSettings, repeated_log: DeduplicatedLog, *, is_only: bool) -> None:
+        """Connect with `open`; `is_only`: there is no other server to go to."""
+        self.lost = asyncio.Event()
+        self.max_payload = 0
+        self.denied = ""
+        """What the server did not permit last."""
+        self.pending_bytes = 0
+        """Bytes that were published and not yet written."""
+        self.reason = ""
+        """Why it was lost."""
+        self._client = Client()
+        self._transport = _Transport()
+        self._client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
+        self._settings = settings
+        self._is_only = is_only
+        self._is_closed = False
+        self._outgoing: deque[tuple[str, str, bytes]] = deque()  # bounded by the conversations' windows
+        self._wake, self._written = asyncio.Event(), asyncio.Event()
+        self._written.set()
+        self._subscriptions: list[Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._repeated_log = repeated_log
+
+    @property
+    def client(self) -> Client:
+        """nats-py's own connection, for what NATS offers besides core messages."""
+        return self._client
+
+    async def open(self, server: TcpEndpoint, login: Login) -> None:
+        """Connect to a server; raises ServerError."""
+        options = dict(login.options)
+        for secret in {"password", "token"} & options.keys():
+            options[secret] = partial(self._if_private, options[secret], is_tls=login.is_tls)
+        self._client._public_nkey = login.public_nkey  # noqa: SLF001 - it makes it itself only with another package
+        try:
+            await self._client.connect(
+                f"nats://{str(server).removeprefix('tcp://')}",
+                error_cb=self._failed,
+                closed_cb=self._closed,
+                lame_duck_mode_cb=self._leave_lame_duck,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=max(1, self._settings.heartbeat_timeout_ms // 1000),
+                ping_interval=_LONG_SECONDS,
+                no_echo=True,
+                name="tokenbus",
+                **options,
+            )
+            self._if_private("", is_tls=login.is_tls)
+            self.max_payload = self._client.max_payload
+            if self.max_payload < LEAST_PAYLOAD:
+                raise ServerError(f"its max_payload is {self.max_payload} bytes, at least {LEAST_PAYLOAD} are needed")  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 - nats-py raises any, where it cannot read what came
+            is_vague = isinstance(error, nats.errors.NoServersError)
+            reason = self.reason if is_vague else _reason(error)
+            if not isinstance(error, _FAILURES):
+                reason = f"what answers there is no NATS server: {reason}"
+            await self.close(0)
+            raise ServerError(f"{str(server).removeprefix('tcp://')}: {reason}") from None
+        except BaseException:
+            await self.close(0)
+            raise
+        self.lost.clear()
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._watch())]
+
+    def _if_private(self, secret: str, *, is_tls: bool) -> str:
+        """Return a secret; nats-py would send it in the clear to whatever answers in the place of a server with TLS."""
+        if is_tls and not self._client._server_info.get("tls_required"):  # noqa: SLF001 - nothing else tells
+            raise ServerError("it offers no TLS, which a tls:// address needs")
+        return secret
+
+    async def subscribe(self, subject: str, receive: Receive) -> Subscription:
+        """Receive what is published to a subject."""
+
+        async def take(message: Msg) -> None:
+            """Take a message of it."""
+            receive(message.subject, message.data, (message.headers or {}).get("Status") == _NO_RESPONDERS)
+
+        limit = self._settings.max_total_pending_bytes
+        try:
+            subscription = await self._client.subscribe(subject, cb=take, pending_bytes_limit=limit)
+        except _FAILURES as error:
+            self._lose(_reason(error))
+            raise ServerError(self.reason) from None
+        self._subscriptions.append(subscription)
+        return subscription
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Receive nothing more of a subscription."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+        with contextlib.suppress(*_FAILURES):
+            await subscription.unsubscribe()
+        subscription._stop_processing()  # noqa: SLF001 - a close of nats-py's that fails halfway leaves its task
+
+    def publish(self, subject: str, reply: str, payload: bytes) -> None:
+        """Publish, without waiting; where `subject` has no subscriber, `reply` receives a message that says so."""
+        if self.lost.is_set():
+            return
+        if self._written.is_set() and self._transport.has_room and self._client.is_connected:
+            self._write_now(subject, reply, payload)
+        else:
+            self._outgoing.append((subject, reply, payload))
+            self.pending_bytes += len(payload)
+            self._written.clear()
+            self._wake.set()
+
+    def _write_now(self, subject: str, reply: str, payload: bytes) -> None:
+        """Do what nats-py's `publish` and its flusher do, but in this turn of the event loop, not two turns later."""
+        client = self._client
+        waiting, client._pending = client._pending, []  # noqa: SLF001
+        client._pending_data_size = 0  # noqa: SLF001
+        self._transport.write(b"".join((*waiting, pub_cmd(subject, reply, payload))))  # type: ignore[no-untyped-call]
+
+    async def close(self, seconds: float) -> None:
+        """Close, once what was published has reached the server, or after so many seconds."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._tasks and not self.lost.is_set():
+            await _within(seconds, self._finish())
+        self.lost.set()
+        for task in self._tasks:
+            task.cancel()
+        for subscription in tuple(self._subscriptions):
+            await _within(_CLOSE_SECONDS, self.unsubscribe(subscription))
+        closing = asyncio.create_task(self._client.close())
+        try:
+            await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+        finally:
+            if not closing.done():  # nats-py waits without end for a server that does not read; or this is cancelled
+                self._transport.abort()
+                closing.cancel()
+        await end_tasks(closing, *self._tasks)
+
+    async def _finish(self) -> None:
+        await first_of(self._written, self.lost)
+        for subscription in tuple(self._subscriptions):
+            await self.unsubscribe(subscription)
+        # A flush writes its ping before what is pending, so only the second one comes behind that.
+        await self._client.flush(_LONG_SECONDS)
+        await self._client.flush(_LONG_SECONDS)
+
+    async def _write(self) -> None:
+        while not self.lost.is_set():
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outgoing and not self.lost.is_set():  # nats-py swallows a cancellation in here
+                subject, reply, payload = self._outgoing.popleft()
+                try:
+                    await self._client.publish(subject, payload, reply)
+                except _FAILURES as error:
+                    self._lose(_reason(error))
+                self.pending_bytes -= len(payload)
+            self._written.set()
+
+    async def _watch(self) -> None:
+        """Ask the server for a sign of life, again and again."""
+        while not self.lost.is_set():
+            await asyncio.sleep(self._settings.heartbeat_interval_ms / 1000)
+            self._repeated_log.expire()
+            # Not with nats-py's own limit: an answer that came after it would end its reading.
+            answer = asyncio.create_task(self._client.flush(_LONG_SECONDS))
+            answer.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whatever it is
+            try:
+                for _ in range(_TRIES):  # what stood still may have been this process
+                    await asyncio.wait({answer}, timeout=self._settings.heartbeat_timeout_ms / 1000)
+                if not answer.done():
+                    self._lose(f"no answer within {_TRIES * self._settings.heartbeat_timeout_ms} ms")
+                elif (error := answer.exception()) is not None:
+                    self._lose(_reason(error))
+            finally:
+                answer.cancel()
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost.is_set():
+            self.reason = reason = self._said() or reason
+            self.lost.set()
+            if self._tasks:
+                self._repeated_log.begin(reason, _log.warning, "nats server lost", reason=reason)
+
+    def _said(self) -> str:
+        """Return why the server closes the connection; empty: it has not said."""
+        error = self._client.last_error
+        reason = "" if error is None or isinstance(error, nats.errors.UnexpectedEOF) else _reason(error)
+        return "" if reason == self.denied else reason
+
+    async def _failed(self, error: Exception) -> None:
+        reason = _reason(error)
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._repeated_log.begin("slow", _log.warning, "dropped what came too fast", reason=reason)
+        elif "permissions violation" in reason:
+            self.denied = reason
+            self._repeated_log.begin(reason, _log.warning, "not permitted by the nats server", reason=reason)
+        else:
+            self._lose(reason)
+
+    async def _closed(self) -> None:
+        self._lose("closed by the server")
+
+    async def _leave_lame_duck(self) -> None:
+        if not self._is_only:
+            self._lose("it is about to stop")
+
+
+async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    """Wait until one of some events is set, or for so long."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+async def end_tasks(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks until they have ended: nats-py swallows a cancellation at some of its waits."""
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=_CANCEL_SECONDS)
+    await asyncio.gather(*tasks, return_exceptions=True)  # what they raised was seen
+
+
+async def _within(seconds: float, doing: Coroutine[None, None, None]) -> bool:
+    """Do something for at most so long, even if it cannot be cancelled, and return whether it has ended."""
+    task = asyncio.create_task(doing)
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        task.cancel()
+        return False
+    with contextlib.suppress(Exception):
+        task.result()
+    return True
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno and error.errno > 0:
+        text = os.strerror(error.errno)
+    return text if isinstance(error, ServerError) else text.removeprefix("nats: ").strip("'").lower()

@@ -1,0 +1,75 @@
+"""Progress: how far each open request has come, in arrays, so that a step's rows are compared all at once."""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_services.delivery.slots import SlotMap, Slots
+from tokenbus_services.delivery.step import Step
+
+MOST_POSITION = 2**31 - 1
+"""The largest position that a Resume can name; a row's last token may lie beyond it."""
+NO_SENDER = 0
+_ACTIVE = int(RowStatus.ACTIVE)
+
+
+class Progress:
+    """For each open request its next position, the session that its rows come from, and where they wait."""
+
+    def __init__(self) -> None:
+        """Begin without a request."""
+        self._slots = SlotMap()
+        self._positions = np.zeros(64, np.int64)
+        self._senders = np.full(64, NO_SENDER, np.int64)
+        self.waiting: list[deque[tuple[Step, int]]] = []
+        """By slot."""
+
+    def open(self, request_id: int, position: int, waiting: deque[tuple[Step, int]]) -> None:
+        """Add a request; no session sends its rows yet."""
+        slot = self._slots.add(request_id)
+        if slot == len(self.waiting):
+            self.waiting.append(waiting)
+            if slot == self._positions.size:
+                self._positions = np.resize(self._positions, 2 * slot)
+                self._senders = np.resize(self._senders, 2 * slot)
+        self.waiting[slot] = waiting
+        self._positions[slot], self._senders[slot] = position, NO_SENDER
+
+    def close(self, request_id: int) -> int:
+        """Forget a request and what waits for it, and return its next position."""
+        position = self.next_position(request_id)
+        self.waiting[self._slots[request_id]] = deque(maxlen=0)
+        self._slots.remove(request_id)
+        return position
+
+    def next_position(self, request_id: int) -> int:
+        """Return a request's next position."""
+        return int(self._positions[self._slots[request_id]])
+
+    def go_on(self, request_id: int, position: int) -> None:
+        """Learn that a request has its tokens up to before a position."""
+        self._positions[self._slots[request_id]] = position
+
+    def set_sender(self, request_id: int, sender: int) -> None:
+        """Learn which session has a request and has answered for it; NO_SENDER: none that is known."""
+        self._senders[self._slots[request_id]] = sender
+
+    def advance(self, sender: int, target: LogprobBatch) -> tuple[Slots, npt.NDArray[np.bool_]]:
+        """Count the rows that are next and not last for their requests; return every row's slot, and which those are.
+
+        The others change nothing: what they mean is looked at one by one.
+        """
+        slots = self._slots.find(target.request_keys)
+        ends = target.positions + target.token_counts
+        is_next: npt.NDArray[np.bool_] = (
+            (self._positions[slots] == target.positions)
+            & (self._senders[slots] == sender)
+            & (target.statuses == _ACTIVE)
+            & (target.token_counts > 0)
+            & (ends <= MOST_POSITION)
+            & (slots >= 0)
+        )
+        self._positions[slots[is_next]] = ends[is_next]
+        return slots, is_next

@@ -1,0 +1,683 @@
+"""OpenRequests: a client's open requests, which processor has each, and where those are looked for that lost theirs."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain, count, repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
+from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
+from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
+from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
+from tokenbus_services.delivery.errors import request_error
+from tokenbus_services.delivery.slots import Slots
+from tokenbus_services.delivery.step import FINISHED
+from tokenbus_services.delivery.tokens import stop_of
+from tokenbus_services.delivery.waiter import WakeUps
+from tokenbus_services.link import SessionState
+
+if TYPE_CHECKING:
+    from tokenbus_services.client.session import ClientSession
+
+_MOST_ENDED_IDS = 1024
+_NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
+"""What a processor answers to a new request that another one may take."""
+_NOT_HERE = frozenset(
+    {ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_HANDOFF}
+)
+"""What a processor says of a request whose worker may have gone to another one."""
+
+
+class StepRows(NamedTuple):
+    """A client's rows of one step, as columns: an item of `Client.steps`.
+
+    Each row and each token comes once, in the order in which its request had it. Compare `isinstance(item, StepRows)`,
+    or match as in the example of `Client.steps`.
+
+    Example:
+        assert tokenbus.StepRows._fields == ("target", "draft")
+    """
+
+    target: LogprobBatch
+    """The tokens that were accepted."""
+    draft: LogprobBatch | None
+    """What the draft model proposed for the same step, where a request asked for that; else None."""
+
+
+class RequestEnd(NamedTuple):
+    """How one request ended: an item of `Client.steps`, after the request's last rows.
+
+    Example:
+        end = tokenbus.RequestEnd(request_id=7, status=tokenbus.RowStatus.FINISHED_STOP, error=None)
+        assert end.error is None
+    """
+
+    request_id: int
+    """The request."""
+    status: RowStatus | None
+    """The status of its last row; None: it ended with an error."""
+    error: RequestFailedError | None
+    """The error that it ended with, and how many tokens came before; None: it has a status."""
+    stop: int | str | None = None
+    """The stop token or the stop text that ended it, as `Generation.stop`."""
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """A request that no processor is known to have: what the processors said of it."""
+
+    error: RequestError | None = None
+    """What it ends with if none of them has it."""
+    without: "set[ClientSession]" = field(default_factory=set)
+    """The processors that said that they do not have it, or do not take it."""
+    since: float | None = None
+    quiet_since: float | None = None
+    """Since when no processor has come or come back, in seconds."""
+    is_final: bool = False
+    """Whether its worker has had the time to come: what a processor says now counts."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """A request that has not ended."""
+
+    tokens: RequestTokens
+    progress: Progress
+    """Where its next position is, while it is open."""
+    generate: Generate | None
+    """The request as it was sent, until a processor is known to have taken it."""
+    include_drafts: bool
+    stop_texts: tuple[str, ...] = ()
+    deadline_unix_ms: int = 0
+    """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
+    home: "ClientSession | None" = None
+    """The processor that it was sent to, or that sent what came of it last; None: it is looked for."""
+    sent_to: str = ""
+    """The id of the processor's life that may have received it; empty: none."""
+    is_answered: bool = False
+    """Whether that processor has answered the last Generate or Resume of it."""
+    is_aborted: bool = False
+    is_submitted: bool = False
+    """Whether only the output stream gives its rows: no iterator of its own."""
+    search: Search | None = None
+    closed_at: int | None = None
+    """Its next position when it was closed or ended here; None: it is open."""
+
+    @property
+    def next_position(self) -> int:
+        """The position of the next token that is to come from a processor."""
+        return self.progress.next_position(self.tokens.request_id) if self.closed_at is None else self.closed_at
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether no processor can have it."""
+        return self.generate is not None and not self.sent_to
+
+
+class OpenRequests:
+    """A client's open requests, at one processor or several.
+
+    With one, a request stays there, through its restarts. With several each has a home, which is lost when that is
+    silent, closes, or says that it has no worker for the request any more. Then all are asked, each time that a worker
+    comes to one; the first that sends something of the request is its new home. A worker has one processor at a time,
+    so rows of a request are one sequence whichever processor sends them, and its positions tell what is new.
+    """
+
+    def __init__(self, max_rows: int, patience: float, *, others_may_come: bool = False) -> None:
+        """Take how many rows of a request may wait, and how many seconds a request waits for a processor.
+
+        `others_may_come`: the client's processors come and go.
+        """
+        self._others_may_come = others_may_come
+        self._max_rows = max_rows
+        self._patience = patience
+        self._on_output: Callable[[StepRows | RequestEnd], None] | None = None
+        self._ends: list[RequestEnd] = []
+        """Ends that go into the output stream once the rows before them are there."""
+        self._ended_ids: dict[int, None] = {}
+        """Requests that ended here and whose late rows need no abort any more, the oldest first."""
+        self._discarded: dict[int, OpenRequest] = {}
+        """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
+        self._homeless: dict[int, OpenRequest] = {}
+        self._wake_ups = WakeUps()
+        self._fenced: dict[int, tuple[str, int] | None] = {}
+        """Requests that were sent anew, and the stream that has each: another worker may work on them, too."""
+        self.sessions: list[ClientSession] = []
+        self._ordinals = count(NO_SENDER + 1)
+        self._progress = Progress()
+        self.requests: dict[int, OpenRequest] = {}
+        self.repeated = 0
+        """How many rows and frames came again."""
+        self.is_paused = False
+        """Whether nothing is acked for now, because the output stream is full: backpressure for the processor."""
+
+    def __len__(self) -> int:
+        """Return how many requests have not ended, without those that their consumers closed."""
+        return len(self.requests)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there are several processors, or others may come."""
+        return self._others_may_come or len(self.sessions) > 1
+
+    @property
+    def open_count(self) -> int:
+        """How many requests a processor may still have open for this client."""
+        return len(self.requests) + len(self._discarded)
+
+    def is_open(self, request_id: int) -> bool:
+        """Tell whether a processor may still have a request open for this client."""
+        return request_id in self.requests or request_id in self._discarded
+
+    def join(self, session: "ClientSession") -> int:
+        """Add a session, and return a number that no other has."""
+        self.sessions.append(session)
+        return next(self._ordinals)
+
+    # Calls of the application.
+
+    def open(self, generate: Generate, *, is_submitted: bool = False) -> RequestTokens:
+        """Send a request; a ContractError says which bound it breaks.
+
+        One that is submitted ends with the output stream, which must be open: else RuntimeError.
+        """
+        if is_submitted and self._on_output is None:
+            raise RuntimeError("submit() needs steps() to be open: rows of the request would go nowhere")
+        frame = ClientFrame(generate=generate)
+        home, sent_to = self._best(generate.model), ""
+        if home is None:
+            write_frame(frame)
+        elif home.say(frame):
+            sent_to = home.processor_id
+            home.used(generate.model)
+        tokens = RequestTokens(generate.request_key, wake_ups=self._wake_ups)
+        drafts = generate.include_draft_logprobs
+        # The frame's own copy: the application may change its message afterwards.
+        deadline = generate.deadline_unix_ms
+        texts = tuple(generate.sampling.stop)
+        request = OpenRequest(
+            tokens, self._progress, frame.generate, drafts, texts, deadline, home, sent_to, is_submitted=is_submitted
+        )
+        self._add(request, 0)
+        if home is None:
+            request.search = Search()
+            self._homeless[tokens.request_id] = request
+        return tokens
+
+    def resume(
+        self, request_id: int, position: int, *, include_drafts: bool, deadline_unix_ms: int = 0
+    ) -> RequestTokens:
+        """Ask for the rest of a request, from a position on."""
+        tokens = RequestTokens(request_id, position, wake_ups=self._wake_ups)
+        request = OpenRequest(tokens, self._progress, None, include_drafts, deadline_unix_ms=deadline_unix_ms)
+        request.closed_at = position
+        frame = ClientFrame(resume=_resume(request))
+        write_frame(frame)
+        self._add(request, position)
+        if self.has_several:
+            self._lose_home(request, None)
+        else:
+            request.home = self.sessions[0]
+            request.home.say(frame)
+        return tokens
+
+    def _add(self, request: OpenRequest, position: int) -> None:
+        self.requests[request.tokens.request_id] = request
+        self._progress.open(request.tokens.request_id, position, request.tokens.waiting)
+        request.closed_at = None
+
+    def abort(self, request_id: int) -> None:
+        """End a request at its worker; tokens on their way still come, and then its last row."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_aborted:
+            return
+        request.is_aborted = True
+        if request.is_unsent:
+            self._never_began(request)
+            self._flush_ends()
+        else:
+            self._say_abort(request)
+
+    def discard(self, request_id: int) -> None:
+        """End a request at its worker and here at once: rows of it that still come are dropped."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return
+        self._remove(request)
+        if request.home is not None and not request.is_unsent:
+            self._discarded[request_id] = request
+            if not request.is_aborted:
+                request.is_aborted = True
+                self._say_abort(request)
+        self._ended(request, RowStatus.ABORTED)
+        self._flush_ends()
+
+    def open_stream(self, take: Callable[[StepRows | RequestEnd], None]) -> None:
+        """Give the rows and the ends of all requests to a function from now on; RuntimeError: another one has them."""
+        if self._on_output is not None:
+            raise RuntimeError("steps() is being iterated over already: close that iterator first")
+        self._on_output = take
+
+    def close_stream(self) -> None:
+        """Give rows to their own requests again, and end the requests that were submitted for the stream."""
+        self._on_output = None
+        self.is_paused = False
+        for request_id in [key for key, request in self.requests.items() if request.is_submitted]:
+            self.discard(request_id)
+
+    def _say_abort(self, request: OpenRequest) -> None:
+        if request.home is not None:
+            request.home.say(ClientFrame(abort=Abort(request_key=request.tokens.request_id)))
+
+    # Ends.
+
+    def _remove(self, request: OpenRequest) -> None:
+        request_id = request.tokens.request_id
+        del self.requests[request_id]
+        request.closed_at = self._progress.close(request_id)
+        self._homeless.pop(request_id, None)
+        self._fenced.pop(request_id, None)
+
+    def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
+        request.tokens.finish(status, stop)
+        if self._on_output is not None:
+            self._ends.append(RequestEnd(request.tokens.request_id, status, None, stop))
+
+    def _broken(self, request: OpenRequest, error: RequestError) -> None:
+        """End a request with an error of a processor; it counts the tokens that came here."""
+        self._remove(request)
+        generated, error.emitted_tokens = error.emitted_tokens, request.next_position
+        request.tokens.fail(error, generated)
+        if self._on_output is not None:
+            failed = RequestFailedError(error, generated)
+            self._ends.append(RequestEnd(request.tokens.request_id, None, failed))
+
+    def _flush_ends(self) -> None:
+        """Put ends into the output stream, after the rows before them."""
+        ends, self._ends = self._ends, []
+        if self._on_output is not None:
+            for end in ends:
+                self._on_output(end)
+
+    def _end(self, request: OpenRequest, code: ErrorCode, message: str) -> None:
+        """End a request with an error of this side, and at its worker."""
+        if not request.is_aborted and not request.is_unsent:
+            self._say_abort(request)
+        self._broken(request, request_error(request.tokens.request_id, code, message))
+
+    def _never_began(self, request: OpenRequest) -> None:
+        """End a request that was aborted before any processor had it."""
+        self._remove(request)
+        self._ended(request, RowStatus.ABORTED)
+
+    def end_all(self, code: ErrorCode, message: str, of: "ClientSession | None" = None) -> None:
+        """End every request with an error, or those at one processor."""
+        for request in list(self.requests.values()):
+            if of is None or request.home is of:
+                self._end(request, code, message)
+        self._flush_ends()
+
+    def give_up(self, message: str) -> None:
+        """End every request with an error: there has been no processor for too long, or the client leaves."""
+        self.end_all(ErrorCode.ERROR_CODE_DEADLINE, message)
+        self._discarded.clear()
+        for session in self.sessions:
+            session.lost_since = None
+
+    def end_overdue(self, unix_ms: int) -> None:
+        """End each request whose deadline passed so long ago that the processor's own end for it is overdue."""
+        grace = round(max((session.timeout for session in self.sessions), default=0) * 1000)
+        for request in list(self.requests.values()):
+            if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:
+                message = f"deadline_unix_ms: no end was heard by {late} ms after it"
+                self._end(request, ErrorCode.ERROR_CODE_DEADLINE, message)
+        self._flush_ends()
+
+    # Rows, admissions and errors, as a processor sends them.
+
+    def take_step(self, session: "ClientSession", target: LogprobBatch, draft: LogprobBatch | None) -> None:
+        """Take the rows of a step."""
+        header = target.header
+        step = Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
+        slots, is_next = self._progress.advance(session.ordinal, target)
+        had = is_next.astype(np.intp) - 1
+        for place in np.flatnonzero(had).tolist():
+            key, status = int(target.request_keys[place]), RowStatus(target.statuses[place])
+            request = self._within_fence((header.worker_id, header.epoch), key)
+            if request is not None:
+                had[place] = self._row(session, request, step, place, status)
+            else:
+                self._late_row(session, key, status)
+        if self._on_output is None:
+            self._put(step, slots[is_next], np.flatnonzero(is_next))
+        else:
+            self._give_columns(target, draft, had)
+        self._flush_ends()
+
+    def _put(self, step: Step, slots: Slots, places: Slots) -> None:
+        """Let rows wait for the iterators of their requests."""
+        waiting = list(map(self._progress.waiting.__getitem__, slots.tolist()))
+        # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
+        deque(map(deque.append, waiting, zip(repeat(step), places.tolist(), strict=False)), maxlen=0)
+        self._wake_ups.look()
+        if max(map(len, waiting), default=0) > self._max_rows:
+            for key, rows in zip(step.rows.request_keys[places].tolist(), waiting, strict=True):
+                if len(rows) > self._max_rows:
+                    self._end_slow(self.requests[key])
+
+    def _within_fence(self, stream: tuple[str, int], request_id: int) -> OpenRequest | None:
+        """Return an open request, unless it was sent anew and the rows are another worker's than those before."""
+        if request_id in self._fenced:
+            pinned = self._fenced[request_id]
+            if pinned not in (None, stream):
+                return None
+            self._fenced[request_id] = stream
+        return self.requests.get(request_id)
+
+    def _late_row(self, session: "ClientSession", request_id: int, status: RowStatus) -> None:
+        """Drop a row of a request that ended here, and end the request at its worker."""
+        if request_id in self._discarded:  # its abort was sent
+            if status in FINISHED:
+                del self._discarded[request_id]
+        elif status not in FINISHED and request_id not in self._ended_ids:
+            # It ended here, as when a request was sent twice and the first answer was an error.
+            self._ignore_rows_of(request_id)
+            session.say(ClientFrame(abort=Abort(request_key=request_id)))
+
+    def _ignore_rows_of(self, request_id: int) -> None:
+        """Remember that rows of a request that ended here need no abort."""
+        self._ended_ids[request_id] = None
+        if len(self._ended_ids) > _MOST_ENDED_IDS:
+            del self._ended_ids[next(iter(self._ended_ids))]
+
+    def _row(self, session: "ClientSession", request: OpenRequest, step: Step, place: int, status: RowStatus) -> int:
+        """Add a row to its request; return how many of its tokens that had before, or -1 if the row is not for it."""
+        position, tokens = int(step.rows.positions[place]), int(step.rows.token_counts[place])
+        if status is RowStatus.ABORTED and not request.is_aborted and self.has_several:
+            # Not by this client: a processor at which it had not claimed the request told the worker to end it.
+            if request.home is session:
+                self._lose_home(request, None)
+            return -1
+        expected = request.next_position
+        is_known = position + tokens < expected or (tokens and position + tokens == expected)
+        if not request.is_answered or (request.home is not session and not is_known):
+            self._found(request, session)
+        if position > expected:
+            lost = f"tokens {expected} to {position - 1} never came from the processor"
+            self._end(request, ErrorCode.ERROR_CODE_GAP, lost)
+            return -1
+        if position + tokens > MOST_POSITION:
+            limit = f"at most {MOST_POSITION} tokens, got {position + tokens}"
+            self._end(request, ErrorCode.ERROR_CODE_GAP, f"tokens came that cannot be counted: {limit}")
+            return -1
+        if is_known:
+            self.repeated += 1
+            return -1
+        self._progress.go_on(request.tokens.request_id, position + tokens)
+        # The output stream has the rows where there is one: its consumer would not take them from here.
+        if self._on_output is None and request.tokens.put(step, place) > self._max_rows:
+            self._end_slow(request)
+        elif status in FINISHED:
+            self._remove(request)
+            self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
+        elif status is RowStatus.HANDED_OFF and request.tokens.request_id in self._fenced:
+            self._fenced[request.tokens.request_id] = None  # another worker goes on with it
+        return expected - position
+
+    def _end_slow(self, request: OpenRequest) -> None:
+        lost = f"its consumer left {self._max_rows} steps' tokens waiting, from token {request.tokens.position} on"
+        self._end(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, lost)
+
+    def _give_columns(self, target: LogprobBatch, draft: LogprobBatch | None, had: npt.NDArray[np.intp]) -> None:
+        """Put the new rows into the output stream, without those that were sent again after a connection broke."""
+        if self._on_output is None or not (had >= 0).any():
+            return
+        if had.any():
+            skipped = np.maximum(had, 0)
+            new = np.flatnonzero(had >= 0)
+            target = target.between(skipped, target.token_counts).select(new)
+            draft = None if draft is None or skipped.any() else draft.select(_places(draft, target))
+        self._on_output(StepRows(target, draft))
+
+    def admitted(self, session: "ClientSession", admitted: Admitted) -> None:
+        """Learn that a worker has a request."""
+        request_id = admitted.request_key
+        request = self.requests.get(request_id) or self._discarded.get(request_id)
+        if request is None:
+            return
+        # Of a request that was sent anew, only rows say which worker it is.
+        if request.home is session or (request.home is None and request_id not in self._fenced):
+            self._found(request, session)
+            request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
+
+    def _found(self, request: OpenRequest, session: "ClientSession") -> None:
+        """Learn which processor has a request."""
+        was_lost = request.home is None
+        request.generate, request.is_answered, request.home = None, True, session
+        if request.closed_at is None and request.tokens.request_id not in self._fenced:  # whose rows are all looked at
+            self._progress.set_sender(request.tokens.request_id, session.ordinal)
+        if was_lost:
+            self._homeless.pop(request.tokens.request_id, None)
+            if request.is_aborted:
+                self._say_abort(request)
+        request.search = None
+
+    def _forget_answer(self, request: OpenRequest) -> None:
+        """Look at the request's next row by itself: it says which processor has the request."""
+        request.is_answered = False
+        if request.closed_at is None:
+            self._progress.set_sender(request.tokens.request_id, NO_SENDER)
+
+    def failed(self, session: "ClientSession", error: RequestError) -> None:
+        """Learn that a request ended with an error, or was not taken."""
+        if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection has it: rows that still come need no abort
+            self._ignore_rows_of(error.request_key)
+        request = self.requests.get(error.request_key)
+        if request is None:
+            self._discarded.pop(error.request_key, None)
+        elif request.home not in (None, session):
+            return  # it went on at another processor
+        elif request.home is None and request.search is not None and error.code in _NOT_HERE | _NOT_TAKEN:
+            request.search.without.add(session)
+            self._conclude(request, request.search)
+        elif self.has_several and request.generate is not None and error.code in _NOT_TAKEN:
+            self._not_taken(request, session, error)
+        elif self.has_several and error.code in _NOT_HERE:
+            self._lose_home(request, error)
+        elif error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
+            if request.is_aborted:
+                self._never_began(request)
+            else:
+                self._send(request, session)
+        else:
+            self._broken(request, error)
+        self._flush_ends()
+
+    # One processor: what it may have missed is asked for again.
+
+    def welcomed(self, session: "ClientSession", *, resumed: bool) -> None:
+        """Tell a processor that welcomed this client what is wanted of it: `resumed` if it knew this client."""
+        homeless = list(self._homeless.values())
+        if not resumed:
+            self.lost(session)
+        for request in chain(self.requests.values(), self._discarded.values()):
+            if request.home is not session:
+                continue
+            # An earlier life of the processor may have given it to a worker: sent anew, it could go to another one
+            # beside that. It is sent again only when the processor says that no worker has it.
+            if request.generate is not None and request.sent_to in ("", session.processor_id):
+                self._send(request, session)
+            elif not (resumed and request.is_answered):
+                self._forget_answer(request)
+                session.say(ClientFrame(resume=_resume(request, only_if_here=self.has_several)))
+            if request.is_aborted:
+                self._say_abort(request)
+        self._forget_refusals(session)
+        for request in homeless:
+            if request.search is not None:  # its worker may be on its way to this processor
+                request.search.since = request.search.quiet_since = None
+                request.search.is_final = False
+            self._ask(session, request)
+
+    def _send(self, request: OpenRequest, session: "ClientSession") -> None:
+        """Send a new request to a processor, perhaps again."""
+        if request.generate is not None:
+            request.home, request.sent_to = session, session.processor_id
+            self._homeless.pop(request.tokens.request_id, None)
+            session.say(ClientFrame(generate=request.generate))
+            session.used(request.generate.model)
+
+    # Several processors: where a request goes, and where it is looked for.
+
+    def _best(self, model: str, search: Search | None = None) -> "ClientSession | None":
+        """Return the processor with the most room for a model among those that are there, or None."""
+        if not self.has_several:
+            return self.sessions[0]
+        without = search.without if search is not None else set()
+        able = [each for each in self.sessions if each.state is SessionState.OPEN and each not in without]
+        return max(able, key=lambda session: session.room_for(model), default=None)
+
+    def lost(self, session: "ClientSession") -> None:
+        """Look for the requests of a processor that is silent or closes; with one alone, they wait for it."""
+        if not self.has_several:
+            return
+        for request in [each for each in self.requests.values() if each.home is session]:
+            self._lose_home(request, None)
+        for request_id in [key for key, request in self._discarded.items() if request.home is session]:
+            del self._discarded[request_id]
+
+    def forget(self, session: "ClientSession") -> None:
+        """Ask a processor nothing more: it has gone for good."""
+        self.sessions.remove(session)
+        self.lost(session)
+        for request in self._homeless.values():
+            if request.search is not None:
+                request.search.without.discard(session)
+
+    def _lose_home(self, request: OpenRequest, error: RequestError | None) -> None:
+        request.home, request.search = None, Search(error)
+        self._forget_answer(request)
+        self._homeless[request.tokens.request_id] = request
+        for session in self.sessions:
+            self._ask(session, request)
+
+    def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
+        """Ask a processor for a request that is looked for, or send it one that none has."""
+        if session.state is not SessionState.OPEN:
+            return
+        if not request.is_unsent:
+            session.say(ClientFrame(resume=_resume(request, only_if_here=True)))
+        elif request.search is None or session not in request.search.without:
+            self._send(request, session)  # it keeps in mind which processors have refused it
+
+    def arrived(self, session: "ClientSession") -> None:
+        """Learn that a worker came to a processor: it may have brought a request that is looked for."""
+        self._forget_refusals(session)
+        for request in list(self._homeless.values()):
+            self._ask(session, request)
+
+    def _forget_refusals(self, session: "ClientSession") -> None:
+        """Let every request be sent to a processor again, those too that wait at another one, which may refuse them."""
+        for request in self.requests.values():
+            if request.search is not None:
+                request.search.without.discard(session)
+
+    def _not_taken(self, request: OpenRequest, session: "ClientSession", error: RequestError) -> None:
+        """Send a new request to another processor, or end it if there is none that may take it."""
+        search = request.search = request.search or Search()
+        search.error, request.home, request.sent_to = error, None, ""
+        search.without.add(session)
+        # One whose workers are all busy says when another try makes sense; one that closes cannot.
+        session.is_closing |= error.code == ErrorCode.ERROR_CODE_OVERLOADED and not error.retry_after_ms
+        if request.is_aborted:
+            self._never_began(request)
+            return
+        self._homeless[request.tokens.request_id] = request
+        self._place(request, search)
+
+    def _place(self, request: OpenRequest, search: Search) -> None:
+        best = self._best(request.generate.model if request.generate is not None else "", search)
+        if best is not None:
+            self._send(request, best)
+        elif search.error is not None and not any(each.is_expected for each in self.sessions):
+            self._broken(request, search.error)
+
+    def _conclude(self, request: OpenRequest, search: Search) -> None:
+        """End the search for a request when all have said that they do not have it."""
+        if not search.is_final:
+            return
+        left = [each for each in self.sessions if each not in search.without]
+        if request.generate is None:
+            if not left:
+                code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
+                self._broken(request, search.error or request_error(request_id, code, "no processor has it"))
+        elif not any(each.state is SessionState.OPEN for each in left):
+            # No processor ever answered: none that is there has it, and a worker would have come by now.
+            if request.is_aborted:
+                self._never_began(request)
+            elif (best := self._best(request.generate.model)) is not None:
+                self._fenced[request.tokens.request_id] = None
+                request.search = None
+                self._send(request, best)
+
+    def look(self, now: float) -> None:
+        """End the searches whose time is over; to be called once a heartbeat's interval."""
+        for request in list(self._homeless.values()):
+            search = request.search
+            if search is None:
+                continue
+            search.since = now if search.since is None else search.since
+            if search.quiet_since is None or not self.sessions:  # where none is known, none can have said anything
+                search.quiet_since, search.is_final = now, False
+            if now - search.since >= self._patience:
+                message = f"no processor answered for {round(self._patience * 1000)} ms"
+                code, request_id = ErrorCode.ERROR_CODE_DEADLINE, request.tokens.request_id
+                self._broken(request, search.error or request_error(request_id, code, message))
+            elif request.is_unsent:
+                if any(each.is_expected for each in self.sessions):  # its workers may be at one that had none
+                    search.without &= {each for each in self.sessions if each.is_closing}
+                self._place(request, search)
+            elif search.is_final:
+                self._conclude(request, search)
+            elif self.sessions and now - search.quiet_since >= self._grace(request):
+                search.is_final = True
+                search.without.clear()
+                for session in self.sessions:
+                    self._ask(session, request)
+        self._flush_ends()
+
+    def _grace(self, request: OpenRequest) -> float:
+        """How long a request's worker may take to come to another processor, in seconds.
+
+        It may notice the loss of its processor only after the timeout, asks each processor in turn for an interval, and
+        then again for longer. A request that no worker is known to have does not wait for so late a worker: sent anew,
+        it has the rows of one of the two alone.
+        """
+        is_with_worker = request.generate is None
+        return max(
+            (
+                (2 * each.timeout if is_with_worker else each.interval) + each.interval * len(self.sessions)
+                for each in self.sessions
+            ),
+            default=0,
+        )
+
+
+def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
+    return Resume(
+        request_key=request.tokens.request_id,
+        next_position=request.next_position,
+        include_draft_logprobs=request.include_drafts,
+        deadline_unix_ms=request.deadline_unix_ms,
+        only_if_here=only_if_here,
+    )
+
+
+def _places(draft: LogprobBatch, target: LogprobBatch) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.isin(draft.request_keys, target.request_keys))

@@ -1,0 +1,63 @@
+"""SlotMap: small numbers for open requests, which index the columns of a table."""
+
+from collections.abc import Iterator
+from itertools import repeat
+
+import numpy as np
+import numpy.typing as npt
+
+Slots = npt.NDArray[np.intp]
+
+
+class SlotMap:
+    """The slot of each open request. A slot is used again once its request has ended."""
+
+    def __init__(self) -> None:
+        """Begin without a request."""
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._is_cached = False
+        self._cached_ids = b""
+        self._cached_slots: Slots = np.zeros(0, np.intp)
+
+    def __len__(self) -> int:
+        """Return how many requests are open."""
+        return len(self._slots)
+
+    def __contains__(self, request_id: int) -> bool:
+        """Tell whether a request is open."""
+        return request_id in self._slots
+
+    def __getitem__(self, request_id: int) -> int:
+        """Return an open request's slot."""
+        return self._slots[request_id]
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the slots that are in use, of the oldest request first."""
+        return iter(self._slots.values())
+
+    def get(self, request_id: int) -> int | None:
+        """Return a request's slot, or None: it is not open."""
+        return self._slots.get(request_id)
+
+    def add(self, request_id: int) -> int:
+        """Return a slot for a new request; the first that was never used before is as large as all others together."""
+        slot = self._free.pop() if self._free else len(self._slots)
+        self._slots[request_id] = slot
+        self._is_cached = False
+        return slot
+
+    def remove(self, request_id: int) -> None:
+        """Free a request's slot."""
+        self._free.append(self._slots.pop(request_id))
+        self._is_cached = False
+
+    def find(self, request_ids: npt.NDArray[np.uint64]) -> Slots:
+        """Return the slot of each request; -1 where none is open."""
+        contents = request_ids.tobytes()
+        # Step after step has the same requests, most of the time.
+        if not (self._is_cached and contents == self._cached_ids):
+            found = map(self._slots.get, request_ids.tolist(), repeat(-1))
+            self._cached_slots = np.fromiter(found, np.intp, request_ids.size)
+            self._is_cached, self._cached_ids = True, contents
+        return self._cached_slots

@@ -1,0 +1,294 @@
+"""read_log: iterates over a log's items; each reader has a position of its own, which the server does not keep."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from io import BytesIO
+from typing import NamedTuple
+
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
+
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode
+from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.generated.request_pb2 import RequestEvent
+from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
+from tokenbus_services.bus.nats_server import ServerConnection, ServerError
+from tokenbus_services.durable_log.stream import ASK_SECONDS, FAILURES, LogError, LogStream, reason_of, unless_lost
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.recording import RecordingError, entries
+from tokenbus_services.settings import Settings
+
+_LIMITS = Limits.schema()
+_POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})")
+_MOST_FETCHED = 64
+_IDLE_SECONDS = 2.0
+"""After how long without a message the server is asked again."""
+_FORGET_SECONDS = 60.0
+"""After how long without a reader the server forgets it."""
+_RETRY_SECONDS = 0.2
+_ROUNDING = timedelta(microseconds=1)
+"""How far `logged_at` may be behind the server's own time, which has nanoseconds."""
+_log = logger("log")
+
+
+@dataclass(frozen=True, eq=False)
+class LogItem:
+    """One item of a worker's stream, as the worker published it.
+
+    Example:
+        async def tokens_of(log: str, request_id: int) -> list[int]:
+            items = [item async for item in tokenbus.read_log(log, request_id=request_id)]
+            rows = [row for item in items if item.batch is not None for row in item.batch.rows()]
+            return [int(token) for row in rows if row.key == request_id for token in row.token_ids]
+    """
+
+    hello: Hello
+    """What the worker introduced itself with: its id, model, vocabulary, limits and schema version."""
+    epoch: int
+    sequence: int
+    kind: PayloadKind
+    payload: bytes
+    missing_items: int
+    """How many items before it, of the same epoch, are not in the log."""
+    logged_at: datetime
+    """When the server took it."""
+    position: str
+    """Where it is in the log: `read_log(after=...)` goes on behind it."""
+
+    @property
+    def worker_id(self) -> str:
+        """The worker that published it."""
+        return self.hello.worker_id
+
+    @property
+    def schema_version(self) -> str:
+        """The version of the schema in which the worker speaks, as `1.1`."""
+        return f"{self.hello.schema_major}.{self.hello.schema_minor}"
+
+    @cached_property
+    def batch(self) -> LogprobBatch | None:
+        """The batch, or None for a request event; raises ContractError if it breaks the contract."""
+        return decode(self.payload, _LIMITS) if self.kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH else None
+
+    @cached_property
+    def event(self) -> RequestEvent | None:
+        """The request event, or None for a batch; raises ContractError if it breaks the contract."""
+        return read_frame(RequestEvent, self.payload) if self.kind == PayloadKind.PAYLOAD_KIND_REQUEST_EVENT else None
+
+    def has_request(self, request_id: int) -> bool:
+        """Return whether it has a row or an event of a request.
+
+        Args:
+            request_id: the request's id.
+
+        Returns:
+            whether it has; False for an item that breaks the contract.
+
+        Example:
+            def of_both(item: tokenbus.LogItem) -> bool:
+                return item.has_request(1) and item.has_request(2)
+        """
+        try:
+            if self.batch is not None:
+                return request_id in self.batch.request_keys
+            body = self.event.WhichOneof("event") if self.event is not None else None
+            return body is not None and getattr(self.event, body).request_key == request_id
+        except ContractError:
+            return False
+
+
+class _Place(NamedTuple):
+    """A message's number, and an item's in it, from 1."""
+
+    message: int
+    item: int
+
+    @classmethod
+    def read(cls, text: str) -> "_Place":
+        """Return the place of a position; raises ValueError."""
+        if (match := _POSITION.fullmatch(text)) is None:
+            raise ValueError(f"after: a position of a LogItem, got {text[:80]!r}")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        """Return the position."""
+        return f"{self.message}.{self.item}"
+
+
+async def read_log(  # noqa: PLR0913 - each is given by name
+    address: str | None = None,
+    *,
+    worker_id: str = "",
+    after: str | None = None,
+    since: datetime | None = None,
+    request_id: int | None = None,
+    follow: bool = False,
+    settings: Settings | None = None,
+) -> AsyncGenerator[LogItem, None]:
+    """Iterate over the items of a durable log: of each life of a worker in order, each once.
+
+    Any number of readers may read, each at its own place; none delays a writer or another reader. It holds at most
+    `durable_log.buffer_bytes` that are not taken yet, or one message. A server that goes away is waited for.
+
+    Args:
+        address: the log, as `nats://127.0.0.1:4222/log`; default: `durable_log.address`.
+        worker_id: the worker whose items are read; empty: every worker's.
+        after: the `position` of the last item that was taken, to go on behind it; default: the beginning.
+        since: the time from which on items are read, by the server's clock: exact to one message.
+        request_id: the request whose items alone are read; all others are read and left out.
+        follow: whether to wait for further items at the end, instead of ending there.
+        settings: all settings; default: those of the environment and of the file that it names.
+
+    Returns:
+        an async generator of each item as a `LogItem`; close it, as by `contextlib.aclosing`, if it is left early.
+
+    Raises:
+        AddressError: the address cannot be used, or no server answers.
+        LogError: there is no such log, or something in it is none of a log's messages.
+        ValueError: `after` is not a position.
+
+    Example:
+        async def collect(log: str, last: str | None) -> None:
+            async for item in tokenbus.read_log(log, after=last, follow=True):
+                if item.batch is not None:
+                    print(item.worker_id, item.sequence, item.batch.token_ids)
+                last = item.position
+    """
+    settings = settings or Settings.load()
+    place = _Place(0, 0) if after is None else _Place.read(after)
+    stream = LogStream(settings, address)
+    reader = _Reader(stream, settings, stream.subject(worker_id))
+    info: StreamInfo | None = None
+    seconds: float | None = 2 * settings.bus.heartbeat_timeout_ms / 1000
+    while True:
+        server = await stream.connect(seconds)
+        seconds = None  # only the first time: later it will be back
+        try:
+            info = info or await stream.info(server, make=False)
+            last = None if follow else info.state.last_seq
+            async with aclosing(reader.messages(server, place, since, last)) as messages:
+                async for message in messages:
+                    for item in _items_of(stream, message):
+                        if (at := _Place.read(item.position)) <= place:
+                            continue
+                        place = at
+                        if request_id is None or item.has_request(request_id):
+                            yield item
+        except FAILURES as error:
+            reader.failed(error, place)
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return
+        finally:
+            await server.close(0)
+
+
+class _Reader:
+    """Fetches messages in order, by a consumer that the server forgets."""
+
+    def __init__(self, stream: LogStream, settings: Settings, subject: str) -> None:
+        self._stream = stream
+        self._settings = settings
+        self._subject = subject
+        self._repeated_log = DeduplicatedLog()
+
+    def failed(self, error: BaseException, place: _Place) -> None:
+        """Say that it is begun again behind a place."""
+        reason = reason_of(error)
+        self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(place))
+
+    async def messages(
+        self, server: ServerConnection, place: _Place, since: datetime | None, last: int | None
+    ) -> AsyncGenerator[Msg, None]:
+        """Yield the messages from a place on, to the last one if that is given.
+
+        Raises one of FAILURES once it must be begun again.
+        """
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        adding = jetstream.add_consumer(self._stream.name, self._config(place, since))
+        consumer = await unless_lost(server, adding)
+        if last is not None and not consumer.num_pending:
+            return
+        most = max(1, min(_MOST_FETCHED, self._settings.durable_log.buffer_bytes // server.max_payload))
+        inbox = server.client.new_inbox()
+        subscription = await server.client.subscribe(inbox, pending_bytes_limit=(most + 1) * server.max_payload)
+        ask = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream.name}.{consumer.name}"
+        wanted = json.dumps({"batch": most, "expires": int(_IDLE_SECONDS * 1e9)}).encode()
+        asked, delivered = 0, 0
+        while True:
+            if not asked:
+                await server.client.publish(ask, wanted, reply=inbox)
+                asked = most
+            message = await unless_lost(server, subscription.next_msg(timeout=_IDLE_SECONDS + ASK_SECONDS))
+            if not message.data:
+                status = (message.headers or {}).get("Status", "")
+                if status not in {"404", "408"}:
+                    raise ServerError(f"the reader was ended by the server: status {status}")
+                asked = 0
+                if last is not None and await self._is_over(server, consumer, delivered):
+                    return
+                continue
+            asked -= 1
+            delivered += 1
+            found = message.metadata
+            if found.sequence.consumer != delivered:
+                raise ServerError(f"message {delivered} of the reader did not come")
+            yield message
+            if last is not None and (found.sequence.stream >= last or not found.num_pending):
+                return
+
+    def _config(self, place: _Place, since: datetime | None) -> ConsumerConfig:
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.NONE,
+            filter_subject=self._subject,
+            inactive_threshold=_FORGET_SECONDS,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        if place.message:
+            config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, place.message
+        elif since is not None:
+            config.deliver_policy, config.opt_start_time = DeliverPolicy.BY_START_TIME, since - _ROUNDING
+        return config
+
+    async def _is_over(self, server: ServerConnection, consumer: ConsumerInfo, delivered: int) -> bool:
+        """Return whether nothing is left: what was there may have been removed since, by retention or a purge."""
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        found = await unless_lost(server, jetstream.consumer_info(self._stream.name, consumer.name))
+        if found.delivered is None or found.delivered.consumer_seq != delivered:
+            raise ServerError(f"message {delivered + 1} of the reader did not come")
+        return not found.num_pending
+
+
+def _items_of(stream: LogStream, message: Msg) -> Iterator[LogItem]:
+    """Yield the items of a message, which is a recording of a run of a worker's items."""
+    found = message.metadata
+    missing = items = 0
+    try:
+        parts = entries(BytesIO(message.data))
+        begin = next(parts).frame
+        for entry in parts:
+            if entry.frame.WhichOneof("body") == "gap":
+                missing = entry.frame.gap.last_sequence - entry.frame.gap.first_sequence + 1
+                continue
+            items += 1
+            yield LogItem(
+                hello=begin.hello,
+                epoch=begin.epoch,
+                sequence=entry.frame.item.sequence,
+                kind=entry.frame.item.payload_kind,
+                payload=entry.payload,
+                missing_items=missing,
+                logged_at=found.timestamp,
+                position=str(_Place(found.sequence.stream, items)),
+            )
+            missing = 0
+    except RecordingError as error:
+        raise LogError(stream.address, f"message {found.sequence.stream}: {error}") from None

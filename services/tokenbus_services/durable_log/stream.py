@@ -1,0 +1,184 @@
+"""LogStream: the JetStream stream that holds a log, how it is reached, made and named; docs/log.md has the format."""
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import TypeVar
+from urllib.parse import quote
+
+import nats.errors
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.errors import APIError, Error, NotFoundError, ServiceUnavailableError
+
+from tokenbus_services.bus import AddressError
+from tokenbus_services.bus.addresses import is_nats, parse_nats
+from tokenbus_services.bus.nats import NatsTransport
+from tokenbus_services.bus.nats_server import ServerConnection, ServerError, Servers
+from tokenbus_services.logs import logger
+from tokenbus_services.settings import BusSettings, Settings, listed_addresses
+
+T = TypeVar("T")
+FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
+"""What ends an exchange with a server."""
+ASK_SECONDS = 2.0
+"""How long a server may take to answer, as none does for a stream whose leader died; then it is asked again."""
+_ELECTION_SECONDS = 30.0
+"""How long a cluster may take to have a leader again: up to nine seconds, and then one for the stream."""
+_RETRY_SECONDS = 0.2
+_GROUPS = ("clients", "workers")
+"""The names of `--bus`, at which processes look for processors."""
+_NOT_READY = {10008, 10009, 10004, 10058}
+"""The codes of a cluster that has no leader yet, and of a stream that another writer has made just now."""
+_HOUR_SECONDS = 3600
+_HEADER_BYTES = 1024
+"""The most of a message's headers, and of what else counts as its payload."""
+_log = logger("log")
+
+
+class LogError(AddressError):
+    """A server has no such log, or cannot keep it as it is wanted: one line with the address and the reason."""
+
+
+class LogStream:
+    """The stream of one log."""
+
+    def __init__(self, settings: Settings, address: str | None = None) -> None:
+        """Take the address, by default `durable_log.address`; raises AddressError."""
+        address = address or settings.durable_log.address
+        scheme, _, rest = address.partition("://")
+        self.address = address if "/" in rest else f"{scheme}://{rest}/log"
+        endpoint = NatsTransport(settings.bus).endpoint(self.address)
+        if endpoint.group:
+            raise AddressError(self.address, "the name of a log has no dot")
+        if endpoint.name in (taken := _names_on_the_bus(settings.bus)):
+            limit = f"a name for the log that is none of the bus: {', '.join(sorted(taken))}"
+            raise AddressError(self.address, f"durable_log.address: {limit}; got {endpoint.name!r}")
+        self.name = f"tokenbus-{endpoint.name}"
+        self.subjects = f"tokenbus.{endpoint.name}"
+        self._settings = settings
+        self._servers = Servers(endpoint, settings.bus)
+
+    def subject(self, worker_id: str, epoch: int | None = None) -> str:
+        """Return the subject of the items of one life of a worker, of all its lives, or of all workers."""
+        token = quote(worker_id, safe="").replace(".", "%2E") if worker_id else "*"
+        return f"{self.subjects}.{token}.{'*' if epoch is None else epoch}"
+
+    async def connect(self, seconds: float | None = None) -> ServerConnection:
+        """Return a connection to a server; raises AddressError if there is none within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._servers.connect()
+        except TimeoutError:
+            raise AddressError(
+                self.address, f"no server answers within {seconds:g} s: {self._servers.reason}"
+            ) from None
+
+    async def info(self, server: ServerConnection, *, make: bool) -> StreamInfo:
+        """Return how the stream is; if `make`, one that is not there is made. One that is there stays as it is.
+
+        Raises LogError, as where `make` finds a stream that keeps less than the settings of a durable log say.
+        """
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        error: Exception = TimeoutError()
+        try:
+            async with asyncio.timeout(_ELECTION_SECONDS):
+                while True:
+                    try:
+                        info = await unless_lost(server, self._info(jetstream, make=make))
+                        break
+                    except APIError as found:
+                        error = found
+                        if error.err_code not in _NOT_READY:
+                            raise
+                    except nats.errors.TimeoutError:
+                        pass
+                    await asyncio.sleep(_RETRY_SECONDS)
+        except TimeoutError:
+            raise LogError(self.address, reason_of(error)) from None
+        except NotFoundError:
+            raise LogError(self.address, f"there is no log: no stream {self.name}") from None
+        except FAILURES as found:
+            raise LogError(self.address, reason_of(found)) from None
+        if make:
+            self._check(info)
+        return info
+
+    async def _info(self, jetstream: JetStreamContext, *, make: bool) -> StreamInfo:
+        log = self._settings.durable_log
+        try:
+            return await jetstream.stream_info(self.name)
+        except NotFoundError:
+            if not make:
+                raise
+        config = StreamConfig(
+            name=self.name,
+            subjects=[self.subject("")],
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_bytes=log.max_bytes,
+            max_age=log.max_age_hours * _HOUR_SECONDS,
+            num_replicas=log.replicas,
+        )
+        return await jetstream.add_stream(config)
+
+    def _check(self, info: StreamInfo) -> None:
+        """Say what a stream keeps less of than the settings ask for; with `durable`, that is a LogError."""
+        log, found = self._settings.durable_log, info.config
+        compared = (
+            ("replicas", log.replicas, found.num_replicas or 1),
+            ("max_bytes", log.max_bytes, _limit(found.max_bytes)),
+            ("max_age_hours", log.max_age_hours, _limit(found.max_age) / _HOUR_SECONDS),
+        )
+        less = "; ".join(
+            f"durable_log.{key} is {wanted}, the stream {self.name} has {has:.15g}"
+            for key, wanted, has in compared
+            if has < wanted
+        )
+        if less and log.durable:
+            raise LogError(self.address, less)
+        if less:
+            _log.warning("log keeps less than the settings say", log=self.address, reason=less)
+
+    def largest_message(self, server: ServerConnection, info: StreamInfo) -> int:
+        """Return the most bytes that a message may have."""
+        most = info.config.max_msg_size or -1
+        return min(server.max_payload, most if most > 0 else server.max_payload) - _HEADER_BYTES
+
+
+def _names_on_the_bus(settings: BusSettings) -> set[str]:
+    """Return the names whose subjects a log must not have: it would keep what is said there, and answer it."""
+    listed = listed_addresses(settings.workers_address) + listed_addresses(settings.clients_address)
+    endpoints = [parse_nats(each) for each in listed if is_nats(each)]
+    return {*_GROUPS, *(each.group or each.name for each in endpoints)}
+
+
+def _limit(value: float | None) -> float:
+    """Return a limit of a stream, where nothing, zero and -1 stand for none."""
+    return value if value is not None and value > 0 else math.inf
+
+
+async def unless_lost(server: ServerConnection, asking: Coroutine[None, None, T]) -> T:
+    """Await what is asked of a server; raises ServerError once the connection to it is lost."""
+    asked, lost = asyncio.ensure_future(asking), asyncio.ensure_future(server.lost.wait())
+    try:
+        await asyncio.wait({asked, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            raise ServerError("the connection to the nats server was lost")
+        return asked.result()
+    finally:
+        asked.cancel()
+        lost.cancel()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in one line why a server did not do what it was asked for."""
+    if isinstance(error, APIError) and error.description:
+        return f"jetstream: {error.description}"
+    if isinstance(error, ServiceUnavailableError):
+        return "the server has no JetStream, or this user may not use it"
+    if isinstance(error, (Error, ServerError)):
+        return str(error).removeprefix("nats: ")
+    if isinstance(error, TimeoutError):
+        return f"jetstream gave no answer within {ASK_SECONDS:g} s, as in a cluster without a quorum"
+    return str(error).removeprefix("nats: ") or type(error).__name__

@@ -1,0 +1,353 @@
+"""LogWriter: writes workers' items into a log, each once and in order, however many writers there are."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from nats.js.api import Header
+from nats.js.errors import NotFoundError
+
+from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
+from tokenbus_services.bus.nats_server import ServerConnection, ServerError, end_tasks, first_of
+from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream, reason_of, unless_lost
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.recording import entries, gap_entry, hello_entry, item_entry
+from tokenbus_services.settings import Settings
+
+_WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
+_RETRY_SECONDS = 0.1
+_MOST_LANES = 4096
+_log = logger("log")
+
+
+class StreamName(NamedTuple):
+    """One life of a worker, with its hello."""
+
+    epoch: int
+    hello: Hello
+
+
+@dataclass(slots=True)
+class LogCounts:
+    """What was written so far."""
+
+    items: int = 0
+    payload_bytes: int = 0
+    messages: int = 0
+    already_there: int = 0
+    """Items that were in the log before, written by another writer or an earlier life of this one."""
+    missing_items: int = 0
+    """Items that this writer did not have, and that the log names as missing."""
+    refused_items: int = 0
+    """Those of them that are too large for the server."""
+    write_seconds: float = 0.0
+    """How long the messages took to be acknowledged, in all."""
+    failed_writes: int = 0
+    """How often a message or a question was not answered as it should be; it is repeated."""
+
+
+@dataclass(slots=True)
+class _Item:
+    stream: StreamName
+    sequence: int
+    data: bytes
+    payload_bytes: int
+    left_out: int
+    """How many items directly before it this writer has left out."""
+    logged: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The items of one life of a worker that are to be written."""
+
+    subject: str
+    items: deque[_Item] = field(default_factory=deque)
+    last: int = 0
+    """The sequence of the last item that is known to be in the log."""
+    revision: int | None = None
+    """The number of the last message of the subject; None: it must be read."""
+    left_out: range = range(0)
+    """The items that were left out last, one behind the other."""
+    hole_since: tuple[int, float] | None = None
+    """What was last when the writer began to wait for items that it does not have, and when that was."""
+    task: asyncio.Task[None] | None = None
+
+
+class LogWriter:
+    """Writes to one log for as long as `async with` lasts; leaving waits for what was taken, for `drain_seconds`.
+
+    Each life of a worker has a subject of its own. Each message carries a run of its items, and the number of the
+    message that must be the last one of the subject. So the server takes it only behind what this writer knows;
+    otherwise the writer reads the last message and goes on behind that. Each subject has one message in flight, and
+    what comes meanwhile goes into the next.
+    """
+
+    def __init__(
+        self, stream: LogStream, settings: Settings, *, wait_seconds: float = 0, drain_seconds: float = 0
+    ) -> None:
+        """Take the log; before items are named as missing, another writer is given so much time to bring them."""
+        self.counts = LogCounts()
+        self._stream = stream
+        self._settings = settings
+        self._wait_seconds = wait_seconds
+        self._drain_seconds = drain_seconds
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._buffered = 0
+        self._room = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._server: ServerConnection | None = None
+        self._running: asyncio.Task[None] | None = None
+        self.largest_message = 0
+        """The most bytes that the server takes in a message."""
+        self._repeated_log = DeduplicatedLog()
+
+    async def __aenter__(self) -> Self:
+        """Connect, and make the stream; raises AddressError or LogError."""
+        seconds = 2 * self._settings.bus.heartbeat_timeout_ms / 1000
+        server = await self._stream.connect(seconds)
+        try:
+            info = await self._stream.info(server, make=True)
+        except BaseException:
+            await server.close(0)
+            raise
+        self.largest_message = self._stream.largest_message(server, info)
+        self._server = server
+        self._running = asyncio.create_task(self._run(server))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write what is left, within the drain's time, and disconnect."""
+        writing = {lane.task for lane in self._lanes.values() if lane.task is not None}
+        if writing and error is None:
+            await asyncio.wait(writing, timeout=self._drain_seconds)
+        if left := self.unwritten_items:
+            _log.error("items are not in the log", items=left)
+        if self._running is not None:
+            writing.add(self._running)
+        await end_tasks(*writing)
+        if self._server is not None:  # it was left before it ran
+            await self._server.close(0)
+        self._repeated_log.close()
+
+    @property
+    def unwritten_items(self) -> int:
+        """How many items wait to be in the log."""
+        return sum(len(lane.items) for lane in self._lanes.values())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to a server."""
+        return self._connected.is_set()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much they hold."""
+        return self._buffered
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what waits is below `durable_log.buffer_bytes`."""
+        return self._buffered < self._settings.durable_log.buffer_bytes
+
+    async def write(
+        self,
+        stream: StreamName,
+        sequence: int,
+        kind: PayloadKind,
+        payload: bytes,
+        *,
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        """Take an item of a stream, whose items come in order, once there is room, or `stop` is set."""
+        events = (self._room,) if stop is None else (self._room, stop)
+        while not (self.has_room or (stop is not None and stop.is_set())):
+            self._room.clear()
+            await first_of(*events)
+        self.take(stream, sequence, kind, payload)
+
+    def take(
+        self,
+        stream: StreamName,
+        sequence: int,
+        kind: PayloadKind,
+        payload: bytes,
+        logged: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take an item without regard to room; `logged` is called once it is in the log, or refused for its size."""
+        lane = self._lane(stream)
+        data = item_entry(stream.epoch, sequence, kind, payload)
+        self._buffered += len(data)
+        left_out = len(lane.left_out) if lane.left_out.stop == sequence else 0
+        lane.items.append(_Item(stream, sequence, data, len(payload), left_out, logged))
+        if lane.task is None:
+            lane.task = asyncio.create_task(self._write(lane))
+
+    def leave_out(self, stream: StreamName, sequence: int) -> None:
+        """Know that an item was here and is not written, so that no other writer is given time to bring it."""
+        lane = self._lane(stream)
+        begin = lane.left_out.start if lane.left_out.stop == sequence else sequence
+        lane.left_out = range(begin, sequence + 1)
+
+    def _lane(self, stream: StreamName) -> _Lane:
+        worker_id = stream.hello.worker_id
+        key = worker_id, stream.epoch
+        lane = self._lanes.get(key)
+        if lane is None:
+            if len(self._lanes) >= _MOST_LANES:  # what is not written just now can be learnt from the log again
+                self._lanes = {name: each for name, each in self._lanes.items() if each.task is not None}
+            lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, stream.epoch))
+        return lane
+
+    async def _run(self, server: ServerConnection) -> None:
+        """Have one connection after the other."""
+        while True:
+            self._server = server
+            self._connected.set()
+            try:
+                await server.lost.wait()
+            finally:
+                self._connected.clear()
+                self._server = None
+                await server.close(0)
+            server = await self._reconnect()
+
+    async def _reconnect(self) -> ServerConnection:
+        """Return another connection; whatever fails is tried again, since all that is written waits for it."""
+        while True:
+            try:
+                return await self._stream.connect()
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                reason = reason_of(error)
+                self._repeated_log.begin(reason, _log.warning, "not written to the log yet", reason=reason)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _write(self, lane: _Lane) -> None:
+        """Write the items of a life until there are none."""
+        while lane.items:
+            await self._connected.wait()
+            if (server := self._server) is None:
+                continue
+            try:
+                if lane.revision is None:
+                    await self._read_last(lane, server)
+                self._drop_known(lane)
+                if lane.items and not await self._is_waiting(lane):
+                    await self._write_next(lane, server)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the items stay, and are written later
+                lane.revision = None
+                if getattr(error, "err_code", 0) != _WRONG_LAST_SEQUENCE:
+                    await self._failed(server, error)
+        lane.task = None
+
+    async def _failed(self, server: ServerConnection, error: Exception) -> None:
+        """Say that something could not be written yet, and wait a little."""
+        self.counts.failed_writes += 1
+        if getattr(error, "err_code", 0) == _NO_STREAM:
+            try:
+                await self._stream.info(server, make=True)
+            except LogError as found:
+                error = found
+        reason = reason_of(error)
+        if not isinstance(error, ServerError):
+            self._repeated_log.begin(reason, _log.warning, "not written to the log yet", reason=reason)
+        await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _read_last(self, lane: _Lane, server: ServerConnection) -> None:
+        """Learn what is the last item of a life in the log."""
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        try:
+            message = await unless_lost(server, jetstream.get_last_msg(self._stream.name, lane.subject))
+        except NotFoundError as error:
+            if error.err_code == _NO_STREAM:
+                raise
+            lane.revision = 0
+            return
+        *_, last = entries(BytesIO(message.data or b""))
+        lane.last = max(lane.last, last.frame.item.sequence)
+        lane.revision = message.seq
+
+    def _drop_known(self, lane: _Lane) -> None:
+        """Forget items that are in the log."""
+        while lane.items and lane.items[0].sequence <= lane.last:
+            self.counts.already_there += 1
+            self._forget_first(lane)
+
+    async def _is_waiting(self, lane: _Lane) -> bool:
+        """Return whether items are missing that another writer may bring, after a moment in which it may do so."""
+        first, loop = lane.items[0], asyncio.get_running_loop()
+        if first.sequence - first.left_out <= lane.last + 1:
+            lane.hole_since = None
+            return False
+        if lane.hole_since is None or lane.hole_since[0] != lane.last:
+            lane.hole_since = lane.last, loop.time()
+        if loop.time() - lane.hole_since[1] >= self._wait_seconds:
+            return False
+        lane.revision = None
+        await asyncio.sleep(_RETRY_SECONDS)
+        return True
+
+    async def _write_next(self, lane: _Lane, server: ServerConnection) -> None:
+        """Write a run of a life's items as one message behind the last one."""
+        first, begin = lane.items[0], lane.last + 1
+        missing = first.sequence - begin
+        parts = [hello_entry(first.stream.epoch, first.stream.hello, begin)]
+        if missing:
+            parts.append(gap_entry(first.stream.epoch, begin, first.sequence - 1))
+        most = min(self._settings.durable_log.message_bytes, self.largest_message)
+        size, run = sum(map(len, parts)), 0
+        for item in lane.items:
+            if item.sequence != first.sequence + run or (run and size + len(item.data) > most):
+                break
+            parts.append(item.data)
+            size += len(item.data)
+            run += 1
+        if size > self.largest_message:
+            self._refuse_first(lane, size)
+            return
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        headers = {
+            Header.EXPECTED_STREAM.value: self._stream.name,
+            Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(lane.revision),
+        }
+        publishing = jetstream.publish(lane.subject, b"".join(parts), headers=headers)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        ack = await unless_lost(server, publishing)
+        self.counts.write_seconds += loop.time() - began
+        lane.revision = ack.seq
+        lane.last = lane.items[run - 1].sequence
+        self.counts.messages += 1
+        if missing:
+            self.counts.missing_items += missing
+            worker_id, epoch = first.stream.hello.worker_id, first.stream.epoch
+            _log.warning("items are missing", stream=worker_id, epoch=epoch, before=first.sequence)
+        for _ in range(run):
+            self.counts.items += 1
+            self.counts.payload_bytes += lane.items[0].payload_bytes
+            self._forget_first(lane)
+
+    def _refuse_first(self, lane: _Lane, size: int) -> None:
+        """Leave out an item that the server does not take."""
+        item = lane.items[0]
+        self.counts.refused_items += 1
+        _log.error(
+            "item is too large for the log",
+            stream=item.stream.hello.worker_id,
+            sequence=item.sequence,
+            bytes=size,
+            most=self.largest_message,
+        )
+        self._forget_first(lane)
+
+    def _forget_first(self, lane: _Lane) -> None:
+        item = lane.items.popleft()
+        self._buffered -= len(item.data)
+        self._room.set()
+        item.logged()

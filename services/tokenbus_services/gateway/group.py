@@ -1,0 +1,127 @@
+"""Group: what a gateway says of itself, as one, however many processes it has."""
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from tokenbus_services.gateway.metrics import LOST_PROCESSES, gateway_collector
+from tokenbus_services.gateway.state import Gateway
+from tokenbus_services.metrics.health import Health
+
+_MOST = frozenset({
+    "tokenbus_build_info",
+    "tokenbus_gateway_fill_ratio",
+    "tokenbus_gateway_peak_fill_ratio",
+    "tokenbus_gateway_unread_files",
+})  # fmt: skip
+"""Of these the largest of all processes counts."""
+_LEAST = frozenset({"process_max_fds", "process_start_time_seconds", "tokenbus_gateway_connected_processors"})
+"""Of these the smallest; of all others the sum."""
+_GROWING = frozenset({"counter", "histogram"})
+_Key = tuple[str, str, tuple[tuple[str, str], ...]]
+"""A metric's name, a sample's name, and its labels."""
+
+
+Ask = Callable[[str], Awaitable[Any]]
+"""Answers a question as JSON: `metrics` with the page, `health` with problems and facts, `ready` with what keeps a
+request from finding a worker."""
+
+
+class Alone:
+    """Answers for one process."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        """Take the process's own state."""
+        self._gateway = gateway
+        self._collector = gateway_collector(gateway)
+
+    async def answer(self, what: str) -> Any:  # noqa: ANN401 - JSON
+        """Answer a question, as `Ask` says."""
+        if what == "metrics":
+            return generate_latest(self._collector).decode()
+        if what == "health":
+            health = self._gateway.health()
+            return {"problems": health.problems, "facts": health.facts}
+        return await self._gateway.why_not_ready()
+
+
+class SummedMetrics(Collector):
+    """The metrics of several processes as those of one; what processes counted that have ended still counts."""
+
+    def __init__(self) -> None:
+        """Begin with no process."""
+        self._pages: dict[int, list[Metric]] = {}
+        self._kinds: dict[str, Metric] = {}
+        self._ended: defaultdict[_Key, float] = defaultdict(float)
+
+    def take(self, place: int, page: str) -> None:
+        """Take the page of the process in a place, for the last one from there."""
+        self._pages[place] = list(text_string_to_metric_families(page))
+        for metric in self._pages[place]:
+            self._kinds[metric.name] = metric
+
+    def lost(self, place: int) -> None:
+        """Count a process that has ended unasked; what it counted, as far as it is known, is kept."""
+        growing = [metric for metric in self._pages.pop(place, ()) if metric.type in _GROWING]
+        for key, value in _sum([growing]).items():
+            self._ended[key] += value
+        self._ended[LOST_PROCESSES, f"{LOST_PROCESSES}_total", ()] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        values = _sum(list(self._pages.values()))
+        for key, value in self._ended.items():
+            values[key] = values.get(key, 0) + value
+        made = {name: Metric(name, kind.documentation, kind.type) for name, kind in self._kinds.items()}
+        for (metric, sample, labels), value in values.items():
+            if metric in made:
+                made[metric].add_sample(sample, dict(labels), value)
+        yield from made.values()
+
+
+def _sum(pages: Sequence[Sequence[Metric]]) -> dict[_Key, float]:
+    values: dict[_Key, float] = {}
+    for metric in (metric for page in pages for metric in page):
+        for sample in metric.samples:
+            key = (metric.name, sample.name, tuple(sorted(sample.labels.items())))
+            before = values.get(key)
+            if before is None:
+                values[key] = sample.value
+            elif metric.name in _MOST:
+                values[key] = max(before, sample.value)
+            else:
+                values[key] = min(before, sample.value) if metric.name in _LEAST else before + sample.value
+    return values
+
+
+def joined_health(answers: Mapping[int, Any | None], stalled_seconds: Mapping[int, float], most_ms: int) -> Health:
+    """Return the health of all processes by what each has answered; None: it has not, for so many seconds."""
+    problems = [
+        f"process {place}: {problem}" for place, each in answers.items() if each for problem in each["problems"]
+    ]
+    problems += [
+        f"process {place}: its event loop has not answered for {stalled_seconds[place]:.1f} s"
+        for place, each in answers.items()
+        if each is None and stalled_seconds[place] * 1000 > most_ms
+    ]
+    facts = [each["facts"] for each in answers.values() if each]
+    if not answers:
+        problems.append("none of its processes runs")
+    states = {fact["connection"] for fact in facts} - {"open"}
+    processors = {name for fact in facts for name in fact["processor"].split(", ") if name}
+    return Health(
+        tuple(problems),
+        {
+            "service": "gateway",
+            "processes": len(answers),
+            "connection": min(states, default="open"),
+            "processor": ", ".join(sorted(processors)),
+            "open_requests": sum(fact["open_requests"] for fact in facts),
+            "is_draining": any(fact["is_draining"] for fact in facts),
+        },
+    )

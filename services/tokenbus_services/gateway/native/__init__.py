@@ -1,0 +1,196 @@
+"""The compiled renderer: the JSON of rows' texts and alternatives, in one pass over their columns.
+
+It is optional, as the compiled check of the contract is: where no C compiler was at hand when Tokenbus was installed,
+or TOKENBUS_PURE_PYTHON is 1, `choice` and `logprob_writers` write the same bytes, as they do of what this one leaves
+to them.
+"""
+
+import ctypes
+import os
+import sys
+import warnings
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import LogprobBatch
+
+LIBRARY = Path(__file__).with_name("render.so")
+SOURCE = Path(__file__).with_name("render.c")
+_NO_FRAGMENT, _NO_ROOM = -1, -2
+_FIRST_BYTES, _MOST_BYTES = 2**16, 2**26
+_POINTERS = (
+    "token_ids",
+    "ranks",
+    "alternative_token_ids",
+    "logprobs",
+    "alternative_logprobs",
+    "token_counts",
+    "top_ks",
+)
+_WIDTHS = (4, 4, 4, 4, 4, 1, 1)
+
+
+class Form(IntEnum):
+    """What is written of a row."""
+
+    LISTS = 0
+    """Of completions: the tokens' names, logprobs and objects of alternatives, three lists."""
+    CONTENT = 1
+    """Of chats: one list of objects."""
+    TEXT = 2
+    """A JSON string; empty for a row with a token that is no text by itself."""
+
+
+class _Columns(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _POINTERS)
+
+
+class _Fragments(ctypes.Structure):
+    _fields_ = (
+        ("bytes", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
+        ("sizes", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+def available() -> bool:
+    """Tell whether the compiled renderer is in use."""
+    return _render is not None
+
+
+class Fragments:
+    """What stands before a logprob, or a text, for each token id of a vocabulary, in one block of memory."""
+
+    def __init__(self, size: int, make: Callable[[int], tuple[bytes, bool]], form: Form) -> None:
+        """Take the vocabulary's size, and what is written of a row.
+
+        `make` makes a token's fragment, of at least one byte if it says that the token's text is empty, or no text.
+        """
+        self._make = make
+        self._form = form
+        self._begins = np.full(size, -1, np.int64)
+        self._sizes = np.zeros(size, np.int32)
+        self._bytes = np.zeros(_FIRST_BYTES, np.uint8)
+        self._used = 0
+        self._out = np.zeros(_FIRST_BYTES, np.uint8)
+        self._fragments = self._described()
+
+    def render(self, columns: "Columns", begin: int, end: int) -> list[tuple[bytes, ...]] | None:
+        """Return some rows as JSON, lists without brackets; None: they are for Python to write."""
+        if _render is None or not self._begins.size or not (columns.are_scored or self._form is Form.TEXT):
+            return None
+        rows, lists = end - begin, 3 if self._form is Form.LISTS else 1
+        ends = np.empty(rows * lists, np.int64)
+        given = columns.at(begin)
+        while (written := self._written(given, rows, ends)) < 0:
+            if written == _NO_ROOM and self._out.size < _MOST_BYTES:
+                self._out = np.zeros(2 * self._out.size, np.uint8)
+            elif written != _NO_FRAGMENT or not self._add(columns.ids(begin, end)):
+                return None
+        text, places = self._out[:written].tobytes(), ends.tolist()
+        pieces = [text[first:last] for first, last in zip([0, *places], places, strict=False)]
+        return list(zip(*(pieces[place::lists] for place in range(lists)), strict=True))
+
+    def _written(self, given: _Columns, rows: int, ends: npt.NDArray[np.int64]) -> int:
+        out, fragments = self._out, self._fragments
+        count: int = _render(given, fragments, rows, self._form, _place(out), out.size, _place(ends))
+        return count
+
+    def _add(self, ids: npt.NDArray[np.uint32]) -> bool:
+        """Make the fragments of some tokens that have none yet; return False if some are none of the vocabulary's."""
+        if ids.max() >= self._begins.size:
+            return False
+        missing = np.unique(ids[self._begins[ids] < 0]).tolist()
+        for token_id in missing:
+            fragment, is_empty = self._make(token_id)
+            while self._used + len(fragment) > self._bytes.size:
+                self._bytes = np.concatenate([self._bytes, np.zeros_like(self._bytes)])
+            self._bytes[self._used : self._used + len(fragment)] = np.frombuffer(fragment, np.uint8)
+            self._begins[token_id] = self._used
+            self._sizes[token_id] = -len(fragment) if is_empty else len(fragment)
+            self._used += len(fragment)
+        self._fragments = self._described()
+        return bool(missing)
+
+    def _described(self) -> _Fragments:
+        arrays: tuple[npt.NDArray[Any], ...] = (self._bytes, self._begins, self._sizes)
+        return _Fragments(*map(_place, arrays), self._begins.size)
+
+
+class Columns:
+    """A batch's columns, by where they lie in memory."""
+
+    def __init__(self, batch: LogprobBatch, scored: int, begins: list[int], alternative_begins: list[int]) -> None:
+        """Take the batch, how many of its tokens are scored, and where each row's tokens and alternatives begin."""
+        self._arrays = [np.ascontiguousarray(getattr(batch, name)) for name in _POINTERS]
+        self._places = list(map(_place, self._arrays))
+        self._begins = begins
+        self._alternative_begins = alternative_begins
+        self.are_scored = scored == begins[-1]
+        """Whether all rows are: then a token's rank is at its own place."""
+
+    def at(self, row: int) -> _Columns:
+        """Return them from a row on."""
+        token, alternative = self._begins[row], self._alternative_begins[row]
+        begins = (token, token, alternative, token, alternative, row, row)
+        return _Columns(*(
+            place + width * begin for place, width, begin in zip(self._places, _WIDTHS, begins, strict=True)
+        ))  # fmt: skip
+
+    def ids(self, begin: int, end: int) -> npt.NDArray[np.uint32]:
+        """Return all token ids of some rows, those of alternatives too."""
+        tokens = self._arrays[0][self._begins[begin] : self._begins[end]]
+        return np.concatenate(
+            [tokens, self._arrays[2][self._alternative_begins[begin] : self._alternative_begins[end]]]
+        )
+
+
+def _place(array: npt.NDArray[Any]) -> int:
+    """Return where an array lies in memory; numpy's own way, `ctypes.data`, takes several times as long."""
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
+def number(value: float) -> bytes:
+    """Return a float32 as the compiled renderer writes it; empty: it is out of its range. For tests."""
+    out = ctypes.create_string_buffer(32)
+    size = _library.tokenbus_number(ctypes.c_float(value), out)
+    return out.raw[:size]
+
+
+def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
+    if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
+        return None
+    if not LIBRARY.exists():
+        return None
+    try:
+        # Called with the GIL held: it takes microseconds, and giving the GIL away and back costs as much.
+        library = ctypes.PyDLL(str(LIBRARY))
+        compiled_from = ctypes.c_uint32.in_dll(library, "tokenbus_source_crc32").value
+        render = library.tokenbus_render
+    except (OSError, AttributeError, ValueError) as error:
+        return _unusable(str(error))
+    if compiled_from != zlib.crc32(SOURCE.read_bytes()):
+        return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
+    render.restype = ctypes.c_int64
+    render.argtypes = [
+        ctypes.POINTER(_Columns), ctypes.POINTER(_Fragments), ctypes.c_int64, ctypes.c_int32,
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p,
+    ]  # fmt: skip
+    return library
+
+
+def _unusable(reason: str) -> None:
+    message = f"the gateway writes JSON in Python, which is slower: {reason}; install tokenbus again to mend it"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+_library = _load()
+_render: Any = None if _library is None else _library.tokenbus_render

@@ -1,0 +1,268 @@
+/*
+ * The JSON of rows' texts and alternatives, in one pass over the columns of some rows.
+ *
+ * This is an optimisation of choice and logprob_writers, which write the same bytes in Python: what this one does not
+ * write, for want of room, of a token's fragment or of a number in its range, is written there. What stands before a
+ * logprob, the token's name as JSON and what is around it, is a fragment that Python made once for each token id; so is
+ * the token's text.
+ */
+#include <stdint.h>
+#include <string.h>
+
+typedef unsigned __int128 u128;
+
+/* Columns lie in the message wherever the fields before them end. */
+typedef uint32_t u32 __attribute__((aligned(1), may_alias));
+typedef float f32 __attribute__((aligned(1), may_alias));
+
+#define MOST_NUMBER_BYTES 32
+#define MOST_DIGITS 16
+#define MOST_POWER 30
+#define NARROW 11 /* the powers of ten that 64 bits have room for, beside a mantissa and two bits */
+
+/* Why nothing was written. */
+enum { NO_FRAGMENT = -1, NO_ROOM = -2, NO_NUMBER = -3 };
+
+struct fragments {
+    const uint8_t *bytes;
+    const int64_t *begins;  /* by token id; below 0: not made yet */
+    const int32_t *sizes;   /* negative: the token's text is empty, and in its own list of alternatives its name too;
+                               of texts: it is no text by itself */
+    int64_t count;
+};
+
+struct columns {
+    const u32 *ids, *ranks, *alternative_ids;
+    const f32 *logprobs, *alternative_logprobs;
+    const uint8_t *counts, *top_ks;
+};
+
+/*
+ * Defines a function that returns the shortest decimal that is the same float again, without its point, and leaves in
+ * `power` how many of its digits are behind that. `unit` is ten to the power that leaves nine digits or ten, which are
+ * always enough. The float is mantissa / 2^(shift - 2), and is reached from half a step below it to half a step above it;
+ * from a quarter below, where smaller floats are closer together. Ends belong to even mantissas alone.
+ */
+#define SHORTEST(name, integer)                                                                                    \
+    static inline uint64_t name(integer unit, uint32_t mantissa, int shift, int *power) {                          \
+        integer exact = unit * (4 * (integer)mantissa), one = (integer)1 << shift, is_open = mantissa & 1;         \
+        integer low = exact - (mantissa == 0x800000 ? 1 : 2) * unit + is_open, high = exact + 2 * unit - is_open;  \
+        uint64_t least = (uint64_t)((low + one - 1) >> shift), most = (uint64_t)(high >> shift), scale = 1;        \
+        /* Digits may go as long as a number without them is in between. */                                       \
+        uint64_t nearest = (uint64_t)(exact >> shift);                                                             \
+        for (uint64_t rest = most / 10; *power && rest * scale * 10 >= least; rest /= 10, nearest /= 10, --*power) \
+            scale *= 10;                                                                                           \
+        integer behind = exact - (integer)(nearest * scale) * one, whole = (integer)scale * one;                   \
+        if (2 * behind > whole || (2 * behind == whole && (nearest & 1))) nearest++; /* of two as near the even */ \
+        return nearest * scale < least ? nearest + 1 : nearest;                                                    \
+    }
+SHORTEST(shortest_narrow, uint64_t)
+SHORTEST(shortest_wide, u128)
+
+/* Returns the place behind a number, as orjson writes it: the shortest decimal that is the same float; or nothing. */
+static uint8_t *number(uint8_t *out, float value, const u128 *powers) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (bits >> 31) *out++ = '-';
+    bits &= 0x7FFFFFFF;
+    if (!bits) {
+        memcpy(out, "0.0", 3);
+        return out + 3;
+    }
+    int exponent = (int)(bits >> 23) - 150;              /* value = mantissa * 2^exponent */
+    uint32_t mantissa = (bits & 0x7FFFFF) | 0x800000;
+    if (exponent > -4 || exponent < -90) return 0;       /* 2^20 and more, or below 1e-20 */
+    int shift = 2 - exponent;                            /* by which all below is larger, for quarters of a step */
+    int power = 9 + (int)((-exponent - 24) * 30103LL / 100000); /* log10(2) is 0.30103 */
+    uint64_t digits = power <= NARROW ? shortest_narrow((uint64_t)powers[power], mantissa, shift, &power)
+                                      : shortest_wide(powers[power], mantissa, shift, &power);
+    uint8_t text[2 * MOST_DIGITS] = {0};
+    int first = MOST_DIGITS;
+    do {
+        text[--first] = (uint8_t)('0' + digits % 10);
+        digits /= 10;
+    } while (digits);
+    int length = MOST_DIGITS - first;
+    const uint8_t *from = text + first;              /* copied with what is behind it, for a size that is known */
+    int before = length - power;                     /* digits before the point */
+    if (before > 0) {
+        memcpy(out, from, MOST_DIGITS);
+        out += before;
+        *out++ = '.';
+        if (!power) *out++ = '0';
+        memcpy(out, from + before, MOST_DIGITS);
+        return out + power;
+    }
+    if (before > -6) {
+        memcpy(out, "0.00000", 7);
+        out += 2 - before;
+        memcpy(out, from, MOST_DIGITS);
+        return out + length;
+    }
+    *out++ = from[0];
+    if (length > 1) {
+        *out++ = '.';
+        memcpy(out, from + 1, MOST_DIGITS);
+        out += length - 1;
+    }
+    *out++ = 'e';
+    *out++ = '-';
+    int tens = 1 - before;
+    if (tens > 9) *out++ = (uint8_t)('0' + tens / 10);
+    *out++ = (uint8_t)('0' + tens % 10);
+    return out;
+}
+
+struct writer {
+    uint8_t *at, *end;
+    const struct fragments *fragments;
+    u128 powers[MOST_POWER + 1];
+};
+
+static int text(struct writer *writer, const char *bytes, int64_t size) {
+    if (writer->end - writer->at < size) return NO_ROOM;
+    memcpy(writer->at, bytes, (size_t)size);
+    writer->at += size;
+    return 0;
+}
+
+/* Writes a token's fragment and a logprob; without the first `skipped` bytes. */
+static int pair(struct writer *writer, uint32_t id, float logprob, int skipped, int is_own) {
+    const struct fragments *fragments = writer->fragments;
+    if (id >= fragments->count || fragments->begins[id] < 0) return NO_FRAGMENT;
+    int32_t size = fragments->sizes[id];
+    const uint8_t *from = fragments->bytes + fragments->begins[id];
+    if (size < 0) {
+        size = -size;
+        if (is_own) {
+            from = (const uint8_t *)",\"\":";
+            size = 4;
+        }
+    }
+    if (writer->end - writer->at < size + MOST_NUMBER_BYTES) return NO_ROOM;
+    memcpy(writer->at, from + skipped, (size_t)(size - skipped));
+    uint8_t *at = number(writer->at + size - skipped, logprob, writer->powers);
+    if (!at) return NO_NUMBER;
+    writer->at = at;
+    return 0;
+}
+
+/* Writes a token's name, as it is in its fragment between the comma and the colon. */
+static int name(struct writer *writer, uint32_t id) {
+    const struct fragments *fragments = writer->fragments;
+    if (id >= fragments->count || fragments->begins[id] < 0) return NO_FRAGMENT;
+    int32_t size = fragments->sizes[id];
+    if (size < 0) return text(writer, "\"\"", 2);
+    return text(writer, (const char *)fragments->bytes + fragments->begins[id] + 1, size - 2);
+}
+
+/* For completions: the names of a row's tokens, */
+static int names(struct writer *writer, const struct columns *next, int count) {
+    int fault = 0;
+    for (int token = 0; token < count && !fault; token++) {
+        if (token) fault = text(writer, ",", 1);
+        if (!fault) fault = name(writer, next->ids[token]);
+    }
+    return fault;
+}
+
+/* their logprobs, */
+static int logprobs(struct writer *writer, const struct columns *next, int count) {
+    for (int token = 0; token < count; token++) {
+        if (writer->end - writer->at < MOST_NUMBER_BYTES) return NO_ROOM;
+        if (token) *writer->at++ = ',';
+        uint8_t *at = number(writer->at, next->logprobs[token], writer->powers);
+        if (!at) return NO_NUMBER;
+        writer->at = at;
+    }
+    return 0;
+}
+
+/* and an object for each, with its alternatives by their names and the token itself among them. */
+static int members(struct writer *writer, const struct columns *next, int token, int top_k) {
+    uint32_t own = next->ids[token];
+    const u32 *ids = next->alternative_ids + token * top_k;
+    const f32 *logprobs = next->alternative_logprobs + token * top_k;
+    if (!top_k) return text(writer, token ? ",null" : "null", token ? 5 : 4); /* they were dropped on the way */
+    int fault = text(writer, token ? ",{" : "{", token ? 2 : 1);
+    for (int i = 0; i < top_k && !fault; i++) fault = pair(writer, ids[i], logprobs[i], i == 0, ids[i] == own);
+    if (!fault && next->ranks[token] > (uint32_t)top_k) fault = pair(writer, own, next->logprobs[token], 0, 1);
+    return fault ? fault : text(writer, "}", 1);
+}
+
+/* For chats: an object for each token, with its alternatives inside. A fragment begins with another object's end. */
+static int entries(struct writer *writer, const struct columns *next, int token, int top_k, int is_last) {
+    const u32 *ids = next->alternative_ids + token * top_k;
+    const f32 *logprobs = next->alternative_logprobs + token * top_k;
+    int fault = pair(writer, next->ids[token], next->logprobs[token], token ? 0 : 2, 0);
+    if (!fault) fault = text(writer, ",\"top_logprobs\":[", 17);
+    for (int i = 0; i < top_k && !fault; i++) fault = pair(writer, ids[i], logprobs[i], i ? 0 : 2, 0);
+    if (!fault && top_k) fault = text(writer, "}", 1);
+    return fault ? fault : text(writer, "]}", is_last ? 2 : 1);
+}
+
+/* Of any answer: a row's text as a JSON string; nothing for a row with a token that is no text by itself. */
+static int string(struct writer *writer, const struct columns *next, int count) {
+    const struct fragments *fragments = writer->fragments;
+    uint8_t *begin = writer->at;
+    int fault = text(writer, "\"", 1);
+    for (int token = 0; token < count && !fault; token++) {
+        uint32_t id = next->ids[token];
+        if (id >= fragments->count || fragments->begins[id] < 0) return NO_FRAGMENT;
+        if (fragments->sizes[id] < 0) {
+            writer->at = begin;
+            return 0;
+        }
+        fault = text(writer, (const char *)fragments->bytes + fragments->begins[id], fragments->sizes[id]);
+    }
+    return fault ? fault : text(writer, "\"", 1);
+}
+
+/* The source that this was compiled from, so that a stale library is noticed. */
+#ifndef SOURCE_CRC32
+#define SOURCE_CRC32 0
+#endif
+const uint32_t tokenbus_source_crc32 = SOURCE_CRC32;
+
+/* What is written of a row: of completions three lists, of chats one, both of scored rows alone; or its text. */
+enum { LISTS, CONTENT, TEXT };
+
+/*
+ * Writes some rows; the columns begin with the first row's. Lists have no brackets: names, logprobs and alternatives.
+ * `ends` has where each list or text ends. Returns how many bytes were written, or why none were.
+ */
+int64_t tokenbus_render(const struct columns *columns, const struct fragments *fragments, int64_t rows, int32_t form,
+                        uint8_t *out, int64_t room, int64_t *ends) {
+    struct writer writer = {out, out + room, fragments, {1}};
+    struct columns next = *columns;
+    for (int i = 1; i <= MOST_POWER; i++) writer.powers[i] = 10 * writer.powers[i - 1];
+    for (int64_t row = 0; row < rows; row++) {
+        int count = columns->counts[row], top_k = columns->top_ks[row], fault = 0;
+        if (form == LISTS) {
+            if ((fault = names(&writer, &next, count))) return fault;
+            *ends++ = writer.at - out;
+            if ((fault = logprobs(&writer, &next, count))) return fault;
+            *ends++ = writer.at - out;
+        }
+        if (form == TEXT) fault = string(&writer, &next, count);
+        else for (int token = 0; token < count && !fault; token++)
+            fault = form == CONTENT ? entries(&writer, &next, token, top_k, token == count - 1)
+                                    : members(&writer, &next, token, top_k);
+        if (fault) return fault;
+        *ends++ = writer.at - out;
+        next.ids += count;
+        next.ranks += count;
+        next.logprobs += count;
+        next.alternative_ids += count * top_k;
+        next.alternative_logprobs += count * top_k;
+    }
+    return writer.at - out;
+}
+
+/* Writes one number, for the tests. Returns how many bytes it has, or 0: it is not in range. */
+int32_t tokenbus_number(float value, uint8_t *out) {
+    u128 powers[MOST_POWER + 1] = {1};
+    for (int i = 1; i <= MOST_POWER; i++) powers[i] = 10 * powers[i - 1];
+    uint8_t *end = number(out, value, powers);
+    return end ? (int32_t)(end - out) : 0;
+}

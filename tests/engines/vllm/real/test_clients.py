@@ -1,0 +1,371 @@
+"""OpenAI's client and plain requests against vLLM's own server and against `tokenbus up`: the same answers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.engines.vllm.real.servers import CONTEXT, Answer, Servers, answers, as_listed_by_vllm, running, streams
+from tests.engines.vllm.tiny_model import END, TEMPLATE, make
+from tests.integration.serving import error_of
+
+
+@pytest.fixture(scope="module")
+def servers(is_installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:  # noqa: ARG001 - first
+    """Run both servers for all tests."""
+    model = make(tmp_path_factory.mktemp("models") / "tiny", context=CONTEXT, template=TEMPLATE)
+    with running(model) as both:
+        yield both
+
+
+def completions(client: openai.OpenAI) -> Any:  # noqa: ANN401 - OpenAI's
+    """Return the API of texts."""
+    return client.completions
+
+
+def chats(client: openai.OpenAI) -> Any:  # noqa: ANN401
+    """Return the API of chats."""
+    return client.chat.completions
+
+
+GREEDY: dict[str, Any] = {"temperature": 0}
+MESSAGES: list[Any] = [{"role": "system", "content": "the cat"}, {"role": "user", "content": "sat on a mat"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Oslo"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city", "days"],
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "description": "tells it", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+CALLED = {"role": "assistant", "tool_calls": [
+    {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+]}  # fmt: skip
+IDS = {"return_token_ids": True}
+COMPACT = {"\n": -100, "\t": -100, "\r": -100, " ": -100}
+"""By a token's text what is added to its logit; without these, the model hardly ever ends an object of JSON."""
+SEVERAL = COMPACT | {",": 6, "w": 100}
+"""The same for several calls of one function."""
+
+
+def seeded(seed: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - any parameter
+    """Return the parameters of a random request."""
+    return {"temperature": 1.0, "seed": seed, **others}
+
+
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "greedy": {**GREEDY, "prompt": "the cat", "max_tokens": 12},
+    "default length": {**GREEDY, "prompt": "the cat"},
+    "sampled": {**seeded(7, top_p=0.9), "prompt": "the cat", "max_tokens": 12, "extra_body": {"top_k": 40}},
+    "negative seed": {**seeded(-3), "prompt": "the cat", "max_tokens": 12},
+    "logprobs 0": {**GREEDY, "prompt": "the cat", "max_tokens": 8, "logprobs": 0},
+    "logprobs 5": {**seeded(3), "prompt": "the cat", "max_tokens": 20, "logprobs": 5},
+    "no echo": {**seeded(6), "prompt": "the cat", "echo": False, "n": 2, "logprobs": 3, "max_tokens": 6},
+    "several prompts": {**seeded(3), "prompt": ["the cat", "a mat"], "n": 2, "max_tokens": 8, "logprobs": 1},
+    "token ids": {**GREEDY, "prompt": [5, 6, 7], "max_tokens": 8, "extra_body": IDS},
+    "lists of token ids": {**seeded(11), "prompt": [[5, 6, 7], [300, 2]], "max_tokens": 8, "extra_body": IDS},
+    "special tokens in a prompt": {**GREEDY, "prompt": f"a{END}b", "max_tokens": 5, "extra_body": IDS},
+    "the model's end": {**seeded(5), "prompt": "sat on", "max_tokens": 100, "logprobs": 1, "extra_body": IDS},
+    "past its end": {**seeded(5), "prompt": "sat on", "max_tokens": 90, "extra_body": IDS | {"ignore_eos": True}},
+    "least tokens": {**seeded(5), "prompt": "sat on", "max_tokens": 90, "stop": "e", "extra_body": {"min_tokens": 20}},
+    "stop": {**GREEDY, "prompt": "the cat", "max_tokens": 40, "stop": ["e", "zz"], "logprobs": 1, "extra_body": IDS},
+    "stops in one token": {**seeded(8), "prompt": "the cat", "max_tokens": 60, "stop": ["ou", "rou"], "logprobs": 0},
+    "stop included": {
+        **GREEDY, "prompt": "the cat", "max_tokens": 40, "stop": "e", "extra_body": {"include_stop_str_in_output": True}
+    },
+    "stop token": {**seeded(5), "prompt": "sat on", "max_tokens": 90, "extra_body": IDS | {"stop_token_ids": [71, 92]}},
+    "penalties": {
+        **GREEDY, "prompt": "the cat", "max_tokens": 30, "presence_penalty": 1.5, "frequency_penalty": 0.5,
+        "logit_bias": {"5": 3, "9": -50}, "extra_body": {"repetition_penalty": 1.3, "bad_words": ["rou"]},
+    },
+    "choice": {**GREEDY, "prompt": "a", "logprobs": 2, "extra_body": {"structured_outputs": {"choice": ["by", "mat"]}}},
+    "regex": {**GREEDY, "prompt": "the cat", "extra_body": {"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}},
+    "grammar": {**GREEDY, "prompt": "a", "extra_body": {"structured_outputs": {"grammar": 'root ::= "cat" | "mat"'}}},
+    "json": {**GREEDY, "prompt": "a", "max_tokens": 60, "extra_body": {"structured_outputs": {"json": CITY}}},
+    "nulls": {**GREEDY, "prompt": "a", "max_tokens": 3, "stop": None, "logprobs": None, "suffix": None, "user": "me"},
+}  # fmt: skip
+CHATS: dict[str, dict[str, Any]] = {
+    "greedy": {**GREEDY, "max_tokens": 12},
+    "conversation": {**GREEDY, "max_tokens": 8, "messages": [
+        *MESSAGES, {"role": "assistant", "content": "saw one more"}, {"role": "user", "content": "where?"}
+    ]},
+    "as many as fit": {**GREEDY, "extra_body": {"ignore_eos": True}, "messages": [
+        {"role": "user", "content": "the cat " * (CONTEXT // 2 - 20)}
+    ]},
+    "newer name of the length": {**GREEDY, "max_completion_tokens": 5},
+    "logprobs": {**GREEDY, "max_tokens": 6, "logprobs": True},
+    "alternatives": {**seeded(9), "max_tokens": 30, "logprobs": True, "top_logprobs": 3, "extra_body": IDS},
+    "several choices": {**seeded(9), "n": 2, "max_tokens": 6, "extra_body": IDS},
+    "the model's end": seeded(2),
+    "stop": {**GREEDY, "max_tokens": 50, "stop": ["e"]},
+    "parts": {**GREEDY, "max_tokens": 4, "extra_body": IDS, "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    ]},
+    "developer": {**GREEDY, "max_tokens": 4, "extra_body": IDS, "messages": [
+        *MESSAGES, {"role": "developer", "content": "be brief", "name": "Ada"}
+    ]},
+    "json object": {**GREEDY, "max_tokens": 30, "response_format": {"type": "json_object"}},
+    "json schema": {**GREEDY, "max_tokens": 60, "response_format": {
+        "type": "json_schema", "json_schema": {"name": "city", "schema": CITY}
+    }},
+    "no tool": {**GREEDY, "max_tokens": 6, "tools": TOOLS, "tool_choice": "none", "extra_body": IDS},
+    "any tool": {**GREEDY, "max_tokens": 6, "tools": TOOLS, "extra_body": IDS},
+    "named tool": {**GREEDY, "max_tokens": 90, "tools": TOOLS, "tool_choice": WEATHER, "logit_bias": COMPACT},
+    "named tool, cut off": {**GREEDY, "max_tokens": 4, "tools": TOOLS, "tool_choice": WEATHER, "extra_body": IDS},
+    "required tool": {
+        **GREEDY, "max_tokens": 90, "tools": TOOLS, "tool_choice": "required", "logprobs": True, "logit_bias": COMPACT
+    },
+    "required tool with spaces": {
+        **seeded(3), "max_tokens": 150, "tools": TOOLS, "tool_choice": "required", "frequency_penalty": 2
+    },
+    "required tools": {
+        **seeded(3), "n": 2, "max_tokens": 300, "tools": TOOLS, "tool_choice": "required", "logit_bias": SEVERAL
+    },
+    "one required tool": {
+        **seeded(3), "max_tokens": 90, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False,
+        "logit_bias": SEVERAL,
+    },
+    "required tool, cut off": {**GREEDY, "max_tokens": 8, "tools": TOOLS, "tool_choice": "required"},
+    "calls and results": {**GREEDY, "max_tokens": 4, "extra_body": IDS, "messages": [
+        *MESSAGES, CALLED, {"role": "tool", "tool_call_id": "1", "content": "rain"}
+    ]},
+    "documents and variables": {**GREEDY, "max_tokens": 4, "extra_body": IDS | {
+        "documents": [{"title": "t", "text": "x"}], "chat_template_kwargs": {"mood": "glad"}
+    }},
+    "last message continued": {
+        **GREEDY, "max_tokens": 4, "messages": [*MESSAGES, {"role": "assistant", "content": "one more "}],
+        "extra_body": IDS | {"add_generation_prompt": False, "continue_final_message": True},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ask", [answers, streams])
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_same_completions(servers: Servers, name: str, ask: Any) -> None:  # noqa: ANN401 - one of two functions
+    """Texts, tokens, logprobs, offsets, finish and stop reasons and usage are vLLM's, whole or streamed."""
+    given = {"model": servers.model, **COMPLETIONS[name]}
+    theirs, ours = (ask(server, completions, **given) for server in servers[:2])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("ask", [answers, streams])
+@pytest.mark.parametrize("name", CHATS)
+def test_same_chats(servers: Servers, name: str, ask: Any) -> None:  # noqa: ANN401
+    """Chats are, too, with what their template was given, and the calls of functions."""
+    given = {"model": servers.model, "messages": MESSAGES, **CHATS[name]}
+    if "logit_bias" in given:
+        given["logit_bias"] = {_token(servers, text): bias for text, bias in given["logit_bias"].items()}
+    theirs, ours = (ask(server, chats, **given) for server in servers[:2])
+    assert as_listed_by_vllm(ours, given.get("top_logprobs", 0)) == theirs
+    found = list(ours.choices.values())
+    if given.get("tool_choice") in ("required", WEATHER):
+        assert not any(choice.text for choice in found)
+        ended = "length" if "cut off" in name else "tool_calls" if given["tool_choice"] == "required" else "stop"
+        assert {choice.ends[0] for choice in found} == {ended}
+    if name == "required tools":
+        assert max(len(choice.calls) for choice in found) > 1
+
+
+def _token(servers: Servers, text: str) -> str:
+    """Return the id of a token as a key of JSON."""
+    (token,) = servers.theirs.plain.post("/tokenize", json={"model": servers.model, "prompt": text}).json()["tokens"]
+    return str(token)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": f"the cat{END}", "return_token_strs": True}),
+        ("/tokenize", {"prompt": "the cat", "add_special_tokens": False}),
+        ("/tokenize", {"messages": MESSAGES}),
+        ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False, "add_special_tokens": True}),
+        ("/tokenize", {"messages": [*MESSAGES, CALLED], "tools": TOOLS, "chat_template_kwargs": {"mood": "glad"}}),
+        ("/detokenize", {"tokens": [0, 5, 80, 300]}),
+    ],
+)
+def test_same_tokens(servers: Servers, path: str, body: dict[str, Any]) -> None:
+    """Texts and chats are encoded, and ids decoded, as vLLM does it."""
+    theirs, ours = (server.plain.post(path, json={"model": servers.model, **body}) for server in servers[:2])
+    assert theirs.status_code == 200
+    assert ours.json() == theirs.json()
+
+
+def test_same_models(servers: Servers) -> None:
+    """A client finds the model by listing them, as vLLM's examples do, with its context."""
+    theirs, ours = (
+        [(each.id, each.object, each.model_dump()["max_model_len"]) for each in server.openai.models.list().data]
+        for server in servers[:2]
+    )
+    assert ours == theirs == [(servers.model, "model", CONTEXT)]
+
+
+LONG = "the cat " * CONTEXT
+USER = {"messages": [{"role": "user", "content": "a"}]}
+TEXT = {"prompt": "a", "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("completions", TEXT | {"model": "other"}, 404, "model"),
+        ("chat/completions", USER | {"model": "other"}, 404, "model"),
+        ("completions", {"prompt": LONG}, 400, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, "messages"),
+        ("completions", TEXT | {"max_tokens": -1}, 400, "max_tokens"),
+        ("completions", TEXT | {"max_tokens": 0}, 400, "max_tokens"),
+        ("completions", TEXT | {"max_tokens": CONTEXT + 1}, 400, "max_tokens"),
+        ("chat/completions", USER | {"max_completion_tokens": CONTEXT + 1}, 400, "max_completion_tokens"),
+        ("completions", TEXT | {"logprobs": 21}, 400, "logprobs"),
+        ("completions", TEXT | {"logprobs": -2}, 400, "logprobs"),
+        ("chat/completions", USER | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+        ("chat/completions", USER | {"top_logprobs": 2}, 400, "top_logprobs"),
+        ("completions", TEXT | {"temperature": 3}, 400, "temperature"),
+        ("completions", TEXT | {"temperature": "hot"}, 400, "temperature"),
+        ("completions", TEXT | {"top_p": 1.5}, 400, "top_p"),
+        ("completions", TEXT | {"n": 0}, 400, "n"),
+        ("completions", TEXT | {"min_tokens": 9}, 400, "min_tokens"),
+        ("completions", TEXT | {"prompt": ""}, 400, "prompt"),
+        ("completions", TEXT | {"prompt": []}, 400, "prompt"),
+        ("completions", TEXT | {"prompt": [5, 99_999]}, 400, "prompt[1]"),
+        ("completions", TEXT | {"stop_token_ids": [99_999]}, 400, "stop_token_ids[0]"),
+        ("completions", TEXT | {"logit_bias": {"99999": 1}}, 400, "logit_bias"),
+        ("completions", TEXT | {"allowed_token_ids": [99_999]}, 400, "allowed_token_ids"),
+        ("completions", TEXT | {"structured_outputs": {"regex": "("}}, 400, None),
+        ("completions", TEXT | {"structured_outputs": {"json": "{"}}, 400, "structured_outputs.json"),
+        ("completions", TEXT | {"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs"),
+        ("completions", TEXT | {"stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ("chat/completions", {"messages": []}, 400, "messages"),
+        ("chat/completions", USER | {"tool_choice": "required"}, 400, "tool_choice"),
+        ("chat/completions", USER | {"tools": []}, 400, "tools"),
+        (
+            "chat/completions",
+            USER | {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "rain"}}},
+            400,
+            "tool_choice.function.name",
+        ),
+        ("chat/completions", USER | {"continue_final_message": True}, 400, "continue_final_message"),
+        ("nothing", {}, 404, None),
+    ],
+)  # fmt: skip
+def test_same_refusals(servers: Servers, path: str, body: dict[str, Any], status: int, param: str | None) -> None:
+    """What is wrong gets the same status from both; ours says it in one line of OpenAI's form, with the field."""
+    theirs, ours = (server.plain.post(f"/v1/{path}", json={"model": servers.model, **body}) for server in servers[:2])
+    assert (theirs.status_code, ours.status_code) == (status, status), (theirs.text, ours.text)
+    error = error_of(ours.text)
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert "\n" not in error["message"]
+    if path != "nothing":
+        assert theirs.json()["error"].keys() == error.keys()
+
+
+def test_refusals_are_the_clients_own_errors(servers: Servers) -> None:
+    """OpenAI's client raises the same errors for both."""
+    for server in servers[:2]:
+        with pytest.raises(openai.NotFoundError):
+            server.openai.completions.create(model="other", prompt="a")
+        with pytest.raises(openai.BadRequestError):
+            server.openai.completions.create(model=servers.model, prompt="a", max_tokens=-1)
+
+
+# What differs, and on purpose.
+
+
+def test_part_of_a_character_is_named_by_its_bytes(servers: Servers) -> None:
+    """A token that is part of a character has OpenAI's name for it; vLLM's is empty, or the whole character.
+
+    In `text_offset` a character counts with the first of its tokens, in vLLM with the last.
+    """
+    extra = {"structured_outputs": {"choice": ["🦊é cat"]}}
+    given = {"model": servers.model, "prompt": "a", "max_tokens": 20, "logprobs": 0, **GREEDY, "extra_body": extra}
+    theirs, ours = (answers(server, completions, **given).choices[0] for server in servers[:2])
+    assert ours.text == theirs.text == "🦊é cat"
+    assert [value for _, value in ours.tokens] == [value for _, value in theirs.tokens]
+    assert [name for name, _ in theirs.tokens] == ["", "", "", "🦊", "", "é", " cat", END]
+    bytes_ = "".join(f"\\x{byte:02x}" for byte in "🦊é".encode())
+    assert "".join(name.removeprefix("bytes:") for name, _ in ours.tokens) == f"{bytes_} cat{END}"
+    assert theirs.offsets == (0, 0, 0, 0, 1, 1, 2, 6)
+    assert ours.offsets == (0, 1, 1, 1, 1, 2, 2, 6)
+
+
+def test_character_that_is_cut_off_has_no_text(servers: Servers) -> None:
+    """Where the length ends an answer within a character, both leave it out of the text."""
+    extra = {"structured_outputs": {"choice": ["a🦊"]}, "return_token_ids": True}
+    given = {"model": servers.model, "prompt": "a", "max_tokens": 3, **GREEDY, "extra_body": extra}
+    for ask in (answers, streams):
+        theirs, ours = (ask(server, completions, **given) for server in servers[:2])
+        assert ours == theirs
+        assert (ours.choices[0].text, len(ours.choices[0].token_ids)) == ("a", 3)
+
+
+def test_special_token_takes_no_place_in_the_text(servers: Servers) -> None:
+    """Special tokens have vLLM's names; in `text_offset`, which vLLM counts in names, ours have no length."""
+    given = {"model": servers.model, "prompt": "a", "max_tokens": 20, **seeded(1, temperature=2.0), "logprobs": 1}
+    extra = {"allowed_token_ids": [0, 80, 81], "ignore_eos": True}
+    theirs, ours = (answers(server, completions, **given, extra_body=extra).choices[0] for server in servers[:2])
+    assert ours._replace(offsets=()) == theirs._replace(offsets=())
+    names = [name for name, _ in ours.tokens]
+    assert END in names[:-1]
+    lengths = [0 if name == END else len(name) for name in names]
+    assert list(ours.offsets) == [sum(lengths[:place]) for place in range(len(names))]
+
+
+@pytest.mark.parametrize("ask", [answers, streams])
+@pytest.mark.parametrize("others", [{}, {"include_stop_str_in_output": True}, {"stop_token_ids": [80]}])
+def test_special_tokens_are_shown_where_they_are_wanted(
+    servers: Servers, ask: Callable[..., Answer], others: dict[str, Any]
+) -> None:
+    """With `skip_special_tokens: false` the text, and each token's place in it, are vLLM's."""
+    given = {"model": servers.model, "prompt": "a", "max_tokens": 20, **seeded(1, temperature=2.0), "logprobs": 1}
+    extra = {"allowed_token_ids": [0, 80, 81], "ignore_eos": True, "skip_special_tokens": False, **others}
+    theirs, ours = (ask(server, completions, **given, extra_body=extra).choices[0] for server in servers[:2])
+    assert ours == theirs
+    assert END in ours.text or others
+
+
+def test_special_token_of_a_chat_has_no_bytes(servers: Servers) -> None:
+    """The bytes of a chat's tokens are its content's, so that a special token has a name, and no bytes as in vLLM."""
+    body = {"model": servers.model, **USER, "max_tokens": 1, "logprobs": True, **GREEDY}
+    theirs, ours = (
+        server.plain.post("/v1/chat/completions", json=body | {"allowed_token_ids": [0]}).json()["choices"][0]
+        for server in servers[:2]
+    )
+    assert (ours["message"]["content"], theirs["message"]["content"]) == ("", "")
+    found = [
+        [(each["token"], bytes(each["bytes"])) for each in choice["logprobs"]["content"]] for choice in (theirs, ours)
+    ]
+    assert found == [[(END, END.encode())], [(END, b"")]]
+
+
+def test_several_greedy_choices(servers: Servers) -> None:
+    """Several greedy choices of one prompt are the same text so many times, where vLLM refuses them."""
+    body = {"model": servers.model, **TEXT, "n": 2, **GREEDY}
+    theirs, ours = (server.plain.post("/v1/completions", json=body) for server in servers[:2])
+    first, second = ours.json()["choices"]
+    assert (theirs.status_code, first["text"]) == (400, second["text"])
+
+
+def test_what_the_model_writes_is_the_assistants(servers: Servers) -> None:
+    """The role of an answer is `assistant`, where vLLM repeats the last message's if none is begun."""
+    body = {"model": servers.model, "messages": MESSAGES, "add_generation_prompt": False, "max_tokens": 2, **GREEDY}
+    theirs, ours = (
+        server.plain.post("/v1/chat/completions", json=body).json()["choices"][0]["message"] for server in servers[:2]
+    )
+    assert (ours["content"], ours["role"], theirs["role"]) == (theirs["content"], "assistant", "user")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"no_such_field": 1}, "no_such_field"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
+        ({"priority": 3}, "priority"),
+    ],
+)
+def test_what_vllm_ignores_is_refused(servers: Servers, fields: dict[str, Any], param: str) -> None:
+    """A field that is not known, a role that is none, and a priority that would not count are refused, not ignored."""
+    body = {"model": servers.model, **USER, "max_tokens": 1, **fields}
+    theirs, ours = (server.plain.post("/v1/chat/completions", json=body) for server in servers[:2])
+    assert (theirs.status_code, ours.status_code, error_of(ours.text)["param"]) == (200, 400, param)

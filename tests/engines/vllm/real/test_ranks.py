@@ -1,0 +1,105 @@
+"""Data-parallel ranks of the real vLLM: `tokenbus up` starts a worker for each, which answers as `LLM.generate`."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.vllm.real.runs import WHOLE, Answer, Case, add, arguments, check, reference, stop_of
+from tests.integration import programs
+from tests.integration.deployment import COMMAND, Deployment
+from tokenbus_engines.vllm import VllmEngine
+from tokenbus_services.client import Client, RequestEnd
+
+MOST = 400.0
+CASES = [
+    Case("the cat", {"temperature": 0.0, "max_tokens": 12}, top_logprobs=5),
+    Case([5, 6, 7], {"temperature": 0.8, "seed": 7, "max_tokens": 12, "ignore_end_token": True}, top_logprobs=0),
+    Case(list(range(3, 50)), {"temperature": 1.0, "top_p": 0.9, "seed": 3, "max_tokens": 12}),
+]
+UNSEEDED = Case([5, 6, 7], {"temperature": 1.0, "max_tokens": 12, "ignore_end_token": True})
+
+
+@pytest.fixture
+def deployment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    """Return a deployment in a folder with a short path."""
+    monkeypatch.setattr(programs, "MOST", MOST)
+    with tempfile.TemporaryDirectory(prefix="tb-") as folder:
+        made = Deployment(Path(folder), {"worker.drain_timeout_ms": 10_000})
+        yield made
+        made.close()
+
+
+async def answered(client: Client, cases: list[Case]) -> list[tuple[str, int, Answer]]:
+    """Return the worker and the rank of each request, one after another, and its answer."""
+    found: list[tuple[str, int, Answer]] = []
+    async with client.steps() as steps:
+        for case in cases:
+            key, answer = len(found) + 1, Answer()
+            client.submit(case.generate(key))
+            while not isinstance(item := await asyncio.wait_for(anext(steps), MOST), RequestEnd):
+                header = item.target.header
+                for row in item.target.rows():
+                    add(answer, row)
+            assert item.error is None
+            answer.stop = stop_of(case, answer)
+            found.append((header.worker_id, header.dp_rank, answer))
+    return found
+
+
+async def test_each_rank_answers_as_vllm_itself(deployment: Deployment, model: Path) -> None:
+    """Requests go to the ranks in turn; either answers bit by bit as vLLM, and without a seed draws by itself."""
+    command = [COMMAND, "up", "--engine", "vllm", "--model", str(model), "--start-seconds", "300", "--json", "--"]
+    up = deployment.start("up", [*command, *arguments({**WHOLE, "data_parallel_size": 2})])
+    # One at a time, as the ranks have them: a sum may depend on how many requests are in a step.
+    expected = [answer for _, (answer,) in reference(model, WHOLE, *([case] for case in CASES))]
+    assert len(json.loads(up.wait_for('"event": "up"'))["services"]) == 4
+    async with Client(deployment.settings()) as client:
+        found = await answered(client, [case for case in [*CASES, UNSEEDED] for _ in range(2)])
+    ranks = [(worker, rank) for worker, rank, _ in found]
+    assert sorted(ranks[:2]) == [("mixed-0", 0), ("mixed-1", 1)]
+    assert ranks == ranks[:2] * len(found[::2])
+    for case, theirs, *both in zip(CASES, expected, found[::2], found[1::2], strict=False):
+        for _, _, mine in both:
+            check(case, mine, theirs)
+    assert found[-1][2].tokens != found[-2][2].tokens
+    up.terminate()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"data_parallel_size": 2},
+            "--data-parallel-size: a worker for each .*, got 2 without a rank",
+        ),
+        ({"data_parallel_size": 2, "data_parallel_rank": 2}, "--data-parallel-rank: at least 0 and below .*, got 2"),
+        ({"data_parallel_size": 0}, ".*data_parallel_size.*greater than or equal to 1"),
+        (
+            {"data_parallel_size": 4, "data_parallel_rank": 1, "data_parallel_size_local": 2},
+            "--data-parallel-size-local: none, where each rank is a worker .*, got 2",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_workers(model: Path, options: dict[str, int], line: str) -> None:
+    """What cannot be said of a rank is one line, before the model is loaded."""
+    with pytest.raises(ValueError, match=f"^{line}") as raised:
+        VllmEngine(model, arguments({**WHOLE, **options}))
+    assert "\n" not in str(raised.value)
+
+
+def test_ranks_of_a_mixture_of_experts_are_refused(model: Path, tmp_path: Path) -> None:
+    """The ranks of such a model compute each step together, which workers of their own do not."""
+    for path in model.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    config = json.loads((model / "config.json").read_text())
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+    changed = {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", **experts}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+    options = {**WHOLE, "data_parallel_size": 2, "data_parallel_rank": 1}
+    with pytest.raises(ValueError, match=r"^--data-parallel-rank: none for a mixture of experts, .*, got 1"):
+        VllmEngine(tmp_path, arguments(options))

@@ -1,0 +1,38 @@
+"""A model's folder with SentencePiece's own file alone, made usable as the refusal says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenbus_services.model_files import ModelFilesError, ModelTokenizer
+
+TEXTS = ["hello world, the quick brown fox jumps over the lazy dog", "你好 🙂 é ü 12345  two spaces"] * 20
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_saved_tokenizer_is_the_workers(kind: str, tmp_path: Path) -> None:
+    """What transformers saves of a tokenizer.model encodes as transformers does, which vLLM tokenizes with."""
+    import sentencepiece  # noqa: PLC0415 - only where vLLM is
+    from transformers import AutoTokenizer  # noqa: PLC0415 - as above
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type=kind,
+        vocab_size=330,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFilesError, match="save_pretrained"):
+        ModelTokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    ours = ModelTokenizer(tmp_path)
+    for text in ("hello the fox", "  two  spaces 🦊 é", "你好 \n\t x", "<s>hi</s> yo", ""):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode_chat(text) == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(theirs.encode(text)) == theirs.decode(theirs.encode(text))

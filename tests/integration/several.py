@@ -1,0 +1,86 @@
+"""Two processors and more of a test's own: workers and clients have a list of them, or find them over NATS."""
+
+import json
+from pathlib import Path
+
+from tests.integration.deployment import COMMAND, Deployment, Overrides
+from tests.integration.programs import Program
+from tests.support.nats import NatsServer
+from tests.support.waiting import until
+from tokenbus_services.client import Client
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.link import SessionState
+from tokenbus_services.settings import Settings
+
+SHORT: Overrides = {
+    "bus__heartbeat_interval_ms": 500,
+    "bus__heartbeat_timeout_ms": 2500,
+    "processor__unclaimed_timeout_ms": 20_000,
+    "worker__drain_timeout_ms": 20_000,
+}
+
+
+class Several:
+    """The processors of a deployment: each at addresses of its own, or all at one NATS server where they are found."""
+
+    def __init__(self, deployment: Deployment, count: int = 2, server: NatsServer | None = None) -> None:
+        """Take how many there are, and the server; they are started one by one."""
+        self._deployment = deployment
+        self._places = [Path(f"{deployment.folder}/{place}") for place in range(count)]
+        self._is_found = server is not None
+        if server is not None:
+            workers, clients = server.address("workers.*"), server.address("clients.*")
+        else:
+            workers, clients = (",".join(f"ipc://{place}{kind}" for place in self._places) for kind in "wc")
+        self._all = {"bus__workers_address": workers, "bus__clients_address": clients}
+        self.processors: dict[int, Program] = {}
+
+    def start(self, place: int, *, is_awaited: bool = True) -> Program:
+        """Start a processor at its place."""
+        at = self._places[place]
+        own = {"bus__workers_address": f"ipc://{at}w", "bus__clients_address": f"ipc://{at}c"}
+        program = self._deployment.start_processor(
+            is_awaited=is_awaited, processor__id=f"processor-{place}", **(self._all if self._is_found else own), **SHORT
+        )
+        self.processors[place] = program
+        return program
+
+    def start_all(self) -> None:
+        """Start all of them."""
+        for place in range(len(self._places)):
+            self.start(place)
+
+    def worker(self, name: str, *arguments: str, place: int | None = None, model: str = "") -> Program:
+        """Start a worker that knows all of them, or the one at a place."""
+        own = self._all if place is None else {"bus__workers_address": f"ipc://{self._places[place]}w"}
+        return self._deployment.start_worker(name, *arguments, **own, **SHORT, worker__model=model)
+
+    def gateway(self) -> str:
+        """Start a gateway that knows all of them, and return where it serves."""
+        own = {"gateway__address": "127.0.0.1:0", "gateway__tokenizer": "numbers"}
+        program = self._deployment.start("gateway", [COMMAND, "gateway"], **self._all, **SHORT, **own)
+        return str(json.loads(program.wait_for('"listening"'))["address"])
+
+    def tap(self, *arguments: str) -> Program:
+        """Start a `tokenbus tap` that watches all of them."""
+        return self._deployment.start("tap", [COMMAND, "tap", *arguments], **self._all, **SHORT)
+
+    def settings(self, **overrides: object) -> Settings:
+        """Return the settings of a client of all of them."""
+        return self._deployment.settings(**self._all, **SHORT, **overrides)
+
+    async def connected(self, client: Client) -> list[ClientSession]:
+        """Wait until a client is connected to every processor that was started, and return its sessions by place."""
+
+        def sessions() -> list[ClientSession]:
+            """Return those that are open, by place."""
+            open_ones = {each.processor_id.split("-")[1]: each for each in client.sessions if is_open(each)}
+            return [open_ones[str(place)] for place in self.processors if str(place) in open_ones]
+
+        await until(lambda: len(sessions()) == len(self.processors))
+        return sessions()
+
+
+def is_open(session: ClientSession) -> bool:
+    """Tell whether a processor is connected."""
+    return session.state is SessionState.OPEN

@@ -1,0 +1,196 @@
+"""Two processors as processes: one is killed, stands still, or drains, and every request goes on at the other."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.asking import Asked, all_exact, ask, begun, wanted
+from tests.integration.deployment import Deployment
+from tests.integration.programs import Program
+from tests.integration.serving import plainly
+from tests.integration.several import Several, is_open
+from tests.support.nats import NatsServer
+from tests.support.waiting import until
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_services.client import Client
+from tokenbus_services.link import SessionState
+
+LONG = 600_000  # tokens that no test waits for
+CONNECTED = '"worker connected"'
+
+
+def busiest(several: Several) -> int:
+    """Return the place of the processor that most workers chose."""
+    return max(several.processors, key=lambda place: len(several.processors[place].lines(CONNECTED)))
+
+
+@pytest.fixture(params=["listed", "found"])
+def several(deployment: Deployment, request: pytest.FixtureRequest) -> Iterator[Several]:
+    """Return two processors that are listed everywhere, and two that are found over NATS."""
+    if request.param == "listed":
+        yield Several(deployment)
+        return
+    server = NatsServer(deployment.folder)
+    yield Several(deployment, server=server)
+    server.kill()
+
+
+async def started(several: Several, workers: int = 3) -> list[Program]:
+    """Start two processors, and some workers."""
+    await asyncio.to_thread(several.start_all)
+    names = [f"worker-{number}" for number in range(workers)]
+    return [await asyncio.to_thread(several.worker, name) for name in names]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "terminate"])
+async def test_requests_go_on_when_a_processor_goes(several: Several, how: str) -> None:
+    """A processor is killed, stands still for longer than it may, or is asked to end: no token is lost or repeated."""
+    await started(several)
+    async with Client(several.settings()) as client:
+        sessions = await several.connected(client)
+        asked = ask(client, 24, 2400)
+        await begun(asked)
+        place = busiest(several)
+        gone = several.processors[place]
+        assert any(not each.task.done() for each in asked)
+        status = await asyncio.to_thread(getattr(gone, how))
+        if how == "stop":
+            await until(lambda: sessions[place].state is SessionState.GREETING)
+            await all_exact(ask(client, 4, 30), 30)  # the others are at the other processor by now
+            gone.go_on()
+        await all_exact(asked, 2400)
+        await all_exact(ask(client, 8, 300), 300)
+    if how == "terminate":
+        assert status == 0
+    if how != "stop":
+        other = several.processors[1 - place]
+        assert len(other.lines(CONNECTED)) >= 3
+
+
+async def test_all_processors_are_killed_and_come_back(several: Several) -> None:
+    """Requests wait while there is no processor, and go on with their next token."""
+    await started(several, workers=2)
+    async with Client(several.settings()) as client:
+        asked = ask(client, 16, 2400)
+        await begun(asked)
+        for program in several.processors.values():
+            await asyncio.to_thread(program.kill)
+        await asyncio.to_thread(several.start_all)
+        await all_exact(asked, 2400)
+
+
+async def test_requests_of_a_killed_worker_end_and_others_notice_nothing(several: Several) -> None:
+    """A killed worker's requests end with the error that says so, once no processor has found it."""
+    workers = await started(several)
+    async with Client(several.settings()) as client:
+        await several.connected(client)
+        asked = ask(client, 12, LONG)
+        await begun(asked)
+        await asyncio.to_thread(workers[0].kill)
+        await until(lambda: any(each.task.done() for each in asked))
+        for each in asked:
+            client.abort(each.tokens.request_id)
+        audits = [await each.ended() for each in asked]
+        lost = [audit for audit in audits if audit.error is not None]
+        assert 0 < len(lost) < len(audits)
+        for audit in audits:
+            assert audit.is_exact, audit
+            if audit.error is not None:
+                assert audit.error.code == ErrorCode.ERROR_CODE_WORKER_LOST
+                assert audit.error.emitted_tokens == audit.position
+        await all_exact(ask(client, 8, 300), 300)
+
+
+async def test_address_where_nobody_is_costs_nothing_else(deployment: Deployment) -> None:
+    """Workers and clients that list a processor which is not there serve every request at the other."""
+    several = Several(deployment)
+    await asyncio.to_thread(several.start, 1)
+    await asyncio.to_thread(several.worker, "worker-0")
+    async with Client(several.settings()) as client:
+        await all_exact(ask(client, 8, 300), 300)
+        status = await client.status()
+        (worker,) = status.workers
+        assert (worker.worker_id, worker.is_connected) == ("worker-0", True)
+        assert worker.processor_id.startswith("processor-1-")
+
+
+async def test_status_and_tap_show_the_workers_of_all(several: Several) -> None:
+    """Each worker is there once, with the processor that has it, and what is watched comes from all of them."""
+    await started(several)
+    async with Client(several.settings()) as client:
+        await several.connected(client)
+        status = await client.status(timeout_seconds=30)
+        assert {worker.worker_id for worker in status.workers} == {"worker-0", "worker-1", "worker-2"}
+        for worker in status.workers:
+            place = int(worker.processor_id.split("-")[1])
+            connected = several.processors[place].lines(CONNECTED)
+            assert any(f'"{worker.worker_id}"' in line for line in connected)
+        tap = several.tap("--json")
+        asked = ask(client, 12, LONG)
+        for name in ("worker-0", "worker-1", "worker-2"):
+            await asyncio.to_thread(tap.wait_for, f'"{name}"')
+        for each in asked:
+            client.abort(each.tokens.request_id)
+        for each in asked:
+            await each.ended()
+
+
+async def test_campaign_over_two_processors_loses_and_repeats_nothing(several: Several) -> None:
+    """Processors are killed, stopped and drained by turns while requests follow each other: each is exact."""
+    await started(several, workers=2)
+    chance = random.Random(15)  # noqa: S311 - a campaign can be run again
+    over = asyncio.Event()
+    audits = []
+
+    async def ask_on(client: Client) -> None:
+        """Ask for one request after another."""
+        while not over.is_set():
+            audits.append(await Asked(client.generate(wanted(chance.randrange(1, 900)))).task)
+
+    async with Client(several.settings()) as client:
+        asking = [asyncio.create_task(ask_on(client)) for _ in range(8)]
+        for turn in range(6):
+            place = turn % 2
+            before = len(audits)
+            await until(lambda seen=before: len(audits) >= seen + 8)  # type: ignore[misc]
+            program = several.processors[place]
+            how = ("kill", "terminate", "stop")[turn % 3]
+            sessions = await several.connected(client)
+            await asyncio.to_thread(getattr(program, how))
+            if how == "stop":
+                await until(lambda at=sessions[place]: not is_open(at))  # type: ignore[misc]
+                program.go_on()
+            else:
+                await asyncio.to_thread(several.start, place)
+        over.set()
+        await asyncio.wait_for(asyncio.gather(*asking), 60)
+    assert len(audits) > 45
+    assert [str(audit.error) for audit in audits if audit.error is not None] == []
+    assert all(audit.is_exact for audit in audits)
+
+
+async def test_gateway_shows_the_models_and_workers_of_all(deployment: Deployment) -> None:
+    """`/v1/models` lists what workers of either processor serve, and `/bus` says at which each of them is."""
+    several = Several(deployment)
+    await asyncio.to_thread(several.start_all)
+    for number, model in enumerate(("small", "large")):
+        await asyncio.to_thread(several.worker, f"worker-{number}", place=number, model=model)
+    url = await asyncio.to_thread(several.gateway)
+    async with plainly(url) as client:
+
+        async def has_both() -> bool:
+            """Tell whether the gateway knows the models of both."""
+            listed = {each["id"] for each in (await client.get("/v1/models")).json()["data"]}
+            return {"small", "large"} <= listed
+
+        await until(has_both, every=0.05)
+        workers = (await client.get("/bus")).json()["workers"]
+        assert {(each["id"], each["processor"].rpartition("-")[0]) for each in workers} == {
+            ("worker-0", "processor-0"),
+            ("worker-1", "processor-1"),
+        }
+        for model in ("small", "large"):
+            answer = await client.post("/v1/completions", json={"model": model, "prompt": "1 2", "max_tokens": 5})
+            assert answer.json()["usage"]["completion_tokens"] == 5

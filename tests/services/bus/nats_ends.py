@@ -1,0 +1,69 @@
+"""What the tests of NATS share: servers, and ends of the transport that are closed after the test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.services.bus.harness import SETTINGS
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon
+from tokenbus_services.bus import Connection, Listener
+from tokenbus_services.bus.nats import NatsTransport
+from tokenbus_services.settings import BusSettings
+
+QUICK = replace(SETTINGS, heartbeat_interval_ms=50, heartbeat_timeout_ms=1000, linger_ms=200)
+Start = Callable[..., NatsServer]
+
+
+class Ends:
+    """Makes listeners and connections, and closes them after the test."""
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self.cleanup = AsyncExitStack()
+        self.reasons: list[str] = []
+
+    async def listen(self, address: str, settings: BusSettings = QUICK) -> Listener:
+        """Listen; what is refused is kept."""
+        listener = await soon(NatsTransport(settings).listen(address, self.reasons.append))
+        self.cleanup.push_async_callback(listener.close)
+        return listener
+
+    async def connect(self, address: str, settings: BusSettings = QUICK) -> Connection:
+        """Connect."""
+        connection = await soon(NatsTransport(settings).connect(address))
+        self.cleanup.push_async_callback(connection.close)
+        return connection
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    """Return what makes ends; no task of theirs fails."""
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    made = Ends()
+    yield made
+    await soon(made.cleanup.aclose())
+    assert not errors, errors
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return what starts servers, which end with the test."""
+    made: list[NatsServer] = []
+
+    def server(config: str = "") -> NatsServer:
+        """Start one."""
+        folder = tmp_path / f"server-{len(made)}"
+        folder.mkdir()
+        made.append(NatsServer(folder, config))
+        return made[-1]
+
+    yield server
+    for each in made:
+        each.resume()
+        each.kill()

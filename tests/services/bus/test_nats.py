@@ -1,0 +1,327 @@
+"""What only NATS has: servers that die, stand still or refuse, and payloads that are smaller than messages."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.services.bus.harness import introduce, meet_again
+from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, start
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon, turns, until
+from tokenbus_services.bus import AddressError, MessageError, Outcome, transport_for
+from tokenbus_services.bus.nats_server import end_tasks
+
+__all__ = ["ends", "start"]
+pytestmark = pytest.mark.process
+
+
+async def test_server_that_is_killed(start: Start, ends: Ends) -> None:
+    """After the server was killed and started again both sides find each other, as another peer."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    old = await introduce(connection, listener)
+    for _ in range(3):
+        server.kill()
+        await until(lambda: not listener.is_reachable())
+        assert listener.send(old, [b"x"]) is Outcome.GONE
+        server.start()
+        peer, _ = await meet_again(connection, listener)
+        assert peer != old
+        assert listener.send(peer, [b"welcome"]) is Outcome.SENT
+        assert await soon(connection.receive()) == [b"welcome"]
+        old = peer
+    assert ends.reasons == []
+
+
+async def test_server_that_stands_still(start: Start, ends: Ends) -> None:
+    """A server that does not answer is given up, at both ends, which meet again when it goes on."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    old = await introduce(connection, listener)
+    server.pause()
+    await until(lambda: not listener.is_reachable())
+    server.resume()
+    peer, _ = await meet_again(connection, listener)
+    assert peer != old
+
+
+async def test_close_while_the_server_stands_still(start: Start, ends: Ends) -> None:
+    """Both ends close within the linger and a little more, whatever is still to be sent."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    peer = await introduce(connection, listener)
+    server.pause()
+    while connection.send([bytes(100_000)]) and listener.send(peer, [bytes(100_000)]) is Outcome.SENT:
+        pass
+    await soon(asyncio.gather(connection.close(), listener.close()))
+
+
+async def test_messages_above_the_servers_payload(start: Start, ends: Ends) -> None:
+    """Messages far larger than the server's payloads go in parts, and arrive whole and in order."""
+    server = start("max_payload: 1024\n")
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    peer = await introduce(connection, listener)
+    sent = [[bytes([number]) * size for size in (0, 900, 300_000, number)] for number in range(8)]
+    for parts in sent:
+        await until(lambda parts=parts: connection.send(parts))  # type: ignore[misc]
+        await until(lambda parts=parts: listener.send(peer, parts) is Outcome.SENT)  # type: ignore[misc]
+    for parts in sent:
+        assert await soon(listener.receive()) == (peer, parts)
+        assert await soon(connection.receive()) == parts
+
+
+async def test_payload_that_is_too_small(start: Start, ends: Ends) -> None:
+    """A server whose payloads are too small for a conversation is refused at the start, with both numbers."""
+    server = start("max_payload: 512\n")
+    with pytest.raises(AddressError, match="its max_payload is 512 bytes, at least 1024 are needed"):
+        await ends.listen(server.address("workers"))
+
+
+async def test_message_that_is_too_large(start: Start, ends: Ends) -> None:
+    """A message above what a peer may have pending, or of too many parts, is an error of its sender's."""
+    server = start()
+    connection = await ends.connect(server.address("workers"), replace(QUICK, max_pending_bytes=600_000))
+    with pytest.raises(MessageError, match="at most 600000 bytes, got 900016"):
+        connection.send([bytes(300_000)] * 3)
+    with pytest.raises(MessageError, match="at most 1024 parts, got 1025"):
+        connection.send([b""] * 1025)
+
+
+async def test_no_server(ends: Ends) -> None:
+    """A listener says which server does not answer, and why; a connection waits for one."""
+    with pytest.raises(AddressError, match=r"no server answers within 2 s: 127.0.0.1:1: connection refused"):
+        await ends.listen("nats://127.0.0.1:1/workers")
+    connection = await ends.connect("nats://127.0.0.1:1/workers")
+    assert connection.send([b"x"])
+
+
+@pytest.mark.parametrize("greeting", [b"x" * 300_000, b"INFO 5\r\n", b"INFO {]\r\n", b"\xff\r\n"])
+async def test_port_that_is_no_nats_server(ends: Ends, greeting: bytes) -> None:
+    """What answers with anything else is a server that cannot be used, as one that does not answer."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say it, and wait until the other side leaves."""
+        with contextlib.suppress(OSError):
+            writer.write(greeting)
+            await reader.read()
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(AddressError, match=rf"no server answers within 2 s: 127\.0\.0\.1:{port}: .+"):
+            await ends.listen(f"nats://127.0.0.1:{port}/workers")
+
+
+async def test_server_that_closes_each_connection(start: Start, ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says why, in one line however often it happens, and so does the error of who waits for the server."""
+    server = start("max_subscriptions: 2\n")
+    with pytest.raises(AddressError, match="no server answers within 2 s: maximum subscriptions exceeded"):
+        await ends.listen(server.address("workers"))
+    assert caplog.text.count("nats server lost") == 1
+    assert 'reason="maximum subscriptions exceeded"' in caplog.text
+
+
+async def test_pause_after_a_connection_that_was_lost_soon(
+    start: Start, ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that closes each connection is not asked for the next one at once."""
+    hour = 3_600_000
+    patient = replace(QUICK, heartbeat_timeout_ms=hour, reconnect_ms=hour, reconnect_max_ms=hour)
+    server = start("max_subscriptions: 2\n")
+    listening = asyncio.create_task(ends.listen(server.address("workers"), patient))
+    await until(lambda: "nats server lost" in caplog.text)
+    await turns(1000)
+    assert len(set(re.findall(r"cid:(\d+)", (server.folder / "nats.log").read_text()))) == 1
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+async def test_use_of_a_connection_that_fails(start: Start, ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    """A defect while a connection is used is logged, and another connection is made: an end never stops to hear."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    await introduce(connection, listener)
+    look_after_peers = listener._look_after_peers  # type: ignore[attr-defined]
+
+    def fail() -> None:
+        """Fail once."""
+        listener._look_after_peers = look_after_peers  # type: ignore[attr-defined]
+        raise RuntimeError("no peers today")
+
+    listener._look_after_peers = fail  # type: ignore[attr-defined]
+    await until(lambda: "no peers today" in caplog.text)
+    await meet_again(connection, listener)
+
+
+async def test_another_server_of_the_address(start: Start, ends: Ends) -> None:
+    """Of several servers in an address, one that is down is passed over."""
+    server = start()
+    address = f"nats://127.0.0.1:1,{server.server}/workers"
+    listener = await ends.listen(address)
+    await introduce(await ends.connect(address), listener)
+
+
+async def test_hole(start: Start, ends: Ends) -> None:
+    """A frame that is lost ends the conversation: the next is another peer's, and nothing is missing inside either."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    peer = await introduce(connection, listener)
+    conversation = connection._current  # type: ignore[attr-defined]
+    assert connection.send([b"before"])
+    conversation._sent += 1  # as if a server had dropped it
+    assert connection.send([b"after"])
+    assert await soon(listener.receive()) == (peer, [b"before"])
+    other, late = await meet_again(connection, listener)
+    assert other != peer
+    assert late == []
+    assert listener.send(peer, [b"x"]) is Outcome.GONE
+    assert any("frame 4 came, expected 3" in reason for reason in ends.reasons)
+
+
+async def test_peer_that_dies(start: Start, ends: Ends) -> None:
+    """A peer whose process dies without a word is gone as soon as the server knows, although nothing is sent to it."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    await introduce(connection, listener)
+    connection._running.cancel()  # type: ignore[attr-defined]
+    connection._goodbye = lambda: None  # type: ignore[attr-defined]
+    await until(lambda: listener.usage().admitted == 0)
+
+
+async def test_listener_that_dies(start: Start, ends: Ends) -> None:
+    """A connection finds the next listener although the last one left without a word."""
+    server = start()
+    first = await ends.listen(server.address("workers"))
+    connection = await ends.connect(first.address)
+    await introduce(connection, first)
+    first._say_goodbye = lambda: None  # type: ignore[attr-defined]
+    await soon(first.close())
+    await meet_again(connection, await ends.listen(first.address))
+
+
+async def test_listener_that_dies_with_a_full_window(start: Start, ends: Ends) -> None:
+    """A connection that may send nothing more notices, too, that its listener died without a word."""
+    server = start()
+    first = await ends.listen(server.address("workers"), replace(QUICK, linger_ms=0))
+    connection = await ends.connect(first.address, replace(QUICK, high_water_mark=8))
+    peer = await introduce(connection, first)
+    while connection.send([bytes(100_000)]):
+        pass
+    first._say_goodbye = lambda: None  # type: ignore[attr-defined]
+    await soon(first.close())
+    second = await ends.listen(first.address)
+    assert (await soon(second.receive()))[0] != peer
+
+
+async def test_without_nats_py(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nats-py a nats address is refused in one line that says what to install, and others are used as ever."""
+    monkeypatch.setitem(sys.modules, "nats", None)
+    transport = transport_for(QUICK)
+    with pytest.raises(AddressError, match=r"nats-py is not installed \(pip install 'tokenbus\[nats\]'\)"):
+        await transport.connect("nats://127.0.0.1:4222/workers")
+    await soon((await transport.listen("tcp://127.0.0.1:0")).close())
+
+
+async def test_scheme_chooses_the_transport(start: Start) -> None:
+    """One transport has listeners at addresses of each scheme."""
+    server = start()
+    transport = transport_for(QUICK)
+    for address in (server.address("workers"), "tcp://127.0.0.1:0"):
+        listener = await soon(transport.listen(address))
+        connection = await soon(transport.connect(listener.address))
+        await introduce(connection, listener)
+        await soon(asyncio.gather(connection.close(), listener.close()))
+
+
+async def test_cluster(tmp_path: Path, ends: Ends) -> None:
+    """Of three servers that make a cluster any may be killed: both ends go to another one and go on."""
+    with ExitStack() as stack:
+        routes = [reserved(stack) for _ in range(3)]
+        urls = ", ".join(f"nats://127.0.0.1:{port}" for port in routes)
+        servers = []
+        for number, port in enumerate(routes):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            config = f"server_name: s{number}\ncluster: {{ name: c, listen: '127.0.0.1:{port}', routes: [{urls}] }}\n"
+            servers.append(NatsServer(folder, config))
+            stack.callback(servers[-1].kill)
+        address = f"nats://{','.join(server.server for server in servers)}/workers"
+        listener = await ends.listen(address)
+        connection = await ends.connect(address)
+        await meet_again(connection, listener)
+        for server in servers:
+            server.kill()
+            await meet_again(connection, listener)
+            server.start()
+        for server in servers:
+            server.pause()
+            await meet_again(connection, listener)
+            server.resume()
+        for _ in range(2):
+            used = ports_of(listener, connection)  # one without clients would stop at once
+            server = next(each for each in servers if each.port in used)
+            server.announce_end()
+            await until(lambda: {listener.server, connection.server}.isdisjoint({None}))  # type: ignore[attr-defined]
+            await until(lambda gone=server: gone.port not in ports_of(listener, connection))  # type: ignore[misc]
+            await meet_again(connection, listener)
+            assert server.process.poll() is None, "it was left before it stopped"
+
+
+async def test_only_server_in_lame_duck_mode(start: Start, ends: Ends) -> None:
+    """A server without another one to go to is used until it stops."""
+    server = start()
+    listener = await ends.listen(server.address("workers"))
+    connection = await ends.connect(listener.address)
+    peer = await introduce(connection, listener)
+    server.announce_end()
+    for number in range(3):
+        assert connection.send([b"%d" % number])
+        assert await soon(listener.receive()) == (peer, [b"%d" % number])
+
+
+def ports_of(*ends: object) -> set[int]:
+    """Return the ports of the servers to which some ends are connected."""
+    return {each.server.client.connected_url.port for each in ends if each.server is not None}  # type: ignore[attr-defined]
+
+
+def reserved(stack: ExitStack) -> int:
+    """Return a port that is given only to a process that asks for its number: it is bound, and nothing listens."""
+    found = stack.enter_context(socket.socket())
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("127.0.0.1", 0))
+    return int(found.getsockname()[1])
+
+
+async def test_task_that_swallows_cancellations_is_ended() -> None:
+    """A close that ends a task does not wait for ever where nats-py caught the cancellation."""
+    swallowed = 0
+
+    async def swallow() -> None:
+        """Go on twice."""
+        nonlocal swallowed
+        for _ in range(2):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed += 1
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(swallow())
+    await asyncio.sleep(0)
+    await soon(end_tasks(task))
+    assert task.cancelled()
+    assert swallowed == 2

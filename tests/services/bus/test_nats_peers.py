@@ -1,0 +1,230 @@
+"""Peers of a NATS listener that break its bounds, speak something else, or are another listener."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tests.services.bus.harness import introduce, meet_again
+from tests.services.bus.nats_ends import QUICK, Ends, ends
+from tests.support.nats import shared
+from tests.support.waiting import soon, until
+from tokenbus_services.bus import AddressError, Listener
+from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
+
+__all__ = ["ends"]
+pytestmark = pytest.mark.process
+
+
+class Attacker:
+    """A client of the server that speaks whatever it likes."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        """Take a client, and the name of a listener."""
+        self.client = client
+        self.base = f"tokenbus.{name}"
+        self.own = f"all.-.{secrets.token_hex(16)}"
+
+    async def say(self, frame: Frame | bytes) -> None:
+        """Send a frame, or other bytes."""
+        await self.client.publish(f"{self.base}.up.{self.own}", frame if isinstance(frame, bytes) else frame.packed())
+        await self.client.flush()
+
+
+async def hear(message: Msg) -> None:
+    """Say nothing."""
+
+
+@pytest.fixture
+async def attacker(name: str) -> AsyncIterator[Attacker]:
+    """Return an attacker on the listener of that name."""
+    client = Client()
+    await client.connect(shared().server)
+    made = Attacker(client, name)
+    await client.subscribe(f"{made.base}.down.>", cb=hear)  # or the server would say that it has left
+    yield made
+    await client.close()
+
+
+@pytest.fixture
+def name() -> str:
+    """Return a listener's name of the test's own."""
+    return f"name-{secrets.token_hex(8)}"
+
+
+async def test_message_that_never_ends(ends: Ends, attacker: Attacker, name: str) -> None:
+    """A message without an end is cut off at the bound, and nothing of it is held."""
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_unadmitted_bytes=600_000))
+    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    for number in range(1, 8):
+        await attacker.say(Frame(Kind.MORE, number, 0, bytes(100_000)))
+    await until(lambda: listener.usage().cut_off["bytes"] == 1)
+    assert listener.usage().pending_bytes == 0
+    assert 500_000 < listener.usage().peak_pending_bytes <= 700_000
+    assert "more than 600000" in ends.reasons[0]
+    await introduce(await ends.connect(listener.address), listener)
+
+
+async def test_peer_that_leaves_in_the_middle_of_a_message(ends: Ends, attacker: Attacker, name: str) -> None:
+    """Nothing is held of a message whose sender has left before its end."""
+    listener = await ends.listen(shared().address(name))
+    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    await attacker.say(Frame(Kind.MORE, 1, 0, bytes(1000)))
+    await until(lambda: listener.usage().pending_bytes == 1000)
+    await attacker.say(Frame(Kind.END, 0, 0))
+    await until(lambda: not listener.usage().unadmitted)
+    assert listener.usage().pending_bytes == 0
+
+
+async def test_too_many_small_messages(ends: Ends, attacker: Attacker, name: str) -> None:
+    """A peer that sends more messages than the window has, although none was read, is cut off."""
+    listener = await ends.listen(shared().address(name))
+    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    for number in range(1, 258):
+        await attacker.say(Frame(Kind.LAST, number, 0, b"\x01" + bytes(7)))
+    await until(lambda: listener.usage().cut_off["bytes"] == 1)
+    assert "more than 256 messages" in ends.reasons[0]
+    assert listener.usage().pending_bytes == 0
+
+
+async def test_many_that_leave_at_once(ends: Ends, name: str) -> None:
+    """What peers have sent that have left counts, too, as long as it is not read."""
+    settings = replace(QUICK, max_unadmitted_bytes=600_000)
+    listener = await ends.listen(shared().address(name), settings)
+    for number in range(1, 5):
+        connection = await ends.connect(listener.address)
+        assert connection.send([bytes(250_000)])
+        await soon(connection.close())
+        await until(lambda number=number: listener.usage().cut_off["bytes"] or _held(listener) == number)  # type: ignore[misc]
+    await until(lambda: listener.usage().cut_off["bytes"])
+    assert listener.usage().pending_bytes <= 600_000
+
+
+def _held(listener: Listener) -> int:
+    return listener.usage().pending_bytes // 250_000
+
+
+async def test_admitted_peers_together(ends: Ends, name: str) -> None:
+    """Of admitted peers that together hold too much, the one that holds the most is cut off."""
+    settings = replace(QUICK, max_pending_bytes=900_000, max_total_pending_bytes=900_000)
+    listener = await ends.listen(shared().address(name), settings)
+    connections = [await ends.connect(listener.address) for _ in range(2)]
+    for connection in connections:
+        await introduce(connection, listener)
+    for size in (300_000, 200_000):
+        assert connections[0].send([bytes(size)])
+    assert connections[1].send([bytes(290_000)])
+    await until(lambda: listener.usage().pending_bytes > 750_000)
+    assert connections[1].send([bytes(200_000)])
+    await until(lambda: listener.usage().cut_off["bytes"] == 1)
+    assert listener.usage().pending_bytes == 490_000 + 2 * 8
+    assert (await soon(listener.receive()))[1] == [bytes(290_000)]
+
+
+async def test_silent_peers(ends: Ends, name: str) -> None:
+    """Peers that do not introduce themselves are cut off after a while."""
+    listener = await ends.listen(shared().address(name), replace(QUICK, introduction_timeout_ms=150))
+    await introduce(await ends.connect(listener.address), listener)
+    await ends.connect(listener.address)
+    await until(lambda: listener.usage().cut_off["silent"])
+    assert listener.usage().admitted == 1
+
+
+async def test_most_silent_peers(ends: Ends, name: str) -> None:
+    """Of too many that have not introduced themselves the oldest make room."""
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_unadmitted_connections=2))
+    await introduce(await ends.connect(listener.address), listener)
+    for _ in range(4):
+        await ends.connect(listener.address)
+    await until(lambda: listener.usage().cut_off["unadmitted"])
+    assert listener.usage().unadmitted <= 2
+    assert listener.usage().admitted == 1
+
+
+async def test_most_peers(ends: Ends, name: str) -> None:
+    """Above the bound on connections a new one is cut off, and those that were admitted stay."""
+    listener = await ends.listen(
+        shared().address(name), replace(QUICK, max_connections=2, max_unadmitted_connections=2)
+    )
+    for _ in range(2):
+        await introduce(await ends.connect(listener.address), listener)
+    late = await ends.connect(listener.address)
+    assert late.send([b"x"])
+    await until(lambda: listener.usage().cut_off["connections"])
+    assert listener.usage().admitted == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1",
+        bytes(17),
+        Frame(Kind.WELCOME, 0, 0),
+        Frame(Kind.LAST, 1, 0, b""),
+        Frame(Kind.LAST, 1, 0, b"\xff" * 8),
+        Frame(Kind.LAST, 1, 0, b"\x01\0\0\0\xff\xff\xff\xff"),
+        Frame(Kind.LAST, 1, 0, bytes(8)),
+        Frame(Kind.LAST, 2**63, 0, b""),
+        Frame(Kind.READ, 1, 2**63),
+        Frame(Kind.OPEN, 0, 0, b"another protocol"),
+        Frame(Kind.END, 0, 0),
+    ],
+)
+async def test_other_frames(ends: Ends, attacker: Attacker, name: str, said: Frame | bytes) -> None:
+    """Whatever a peer says, before and after it was welcomed, reaches no receive and ends nothing but itself."""
+    listener = await ends.listen(shared().address(name))
+    received = asyncio.ensure_future(listener.receive())
+    await attacker.say(said)
+    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    await until(lambda: listener.usage().unadmitted)
+    await attacker.say(said)
+    await attacker.client.flush()
+    await attacker.client.flush()
+    assert not received.done()
+    received.cancel()
+    await introduce(await ends.connect(listener.address), listener)
+
+
+async def test_subjects_that_are_no_peers(ends: Ends, attacker: Attacker, name: str) -> None:
+    """A peer whose subject has another form is not there."""
+    listener = await ends.listen(shared().address(name))
+    for own in (f"ALL.-.{'0' * 32}", f"all.a$b.{'0' * 32}", "all.-.0", f"all.{'a' * 65}.{'0' * 32}"):
+        attacker.own = own
+        await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    await introduce(await ends.connect(listener.address), listener)
+    assert listener.usage().unadmitted + listener.usage().admitted == 1
+
+
+async def test_name_whose_listener_stands_still(ends: Ends, attacker: Attacker, name: str) -> None:
+    """A listener that does not answer keeps its name against one that starts."""
+    await attacker.client.subscribe(f"{attacker.base}.listener", cb=hear)
+    await attacker.client.flush()
+    with pytest.raises(AddressError, match="taken: something listens there already"):
+        await ends.listen(shared().address(name))
+
+
+async def test_listener_that_was_there_first(ends: Ends, attacker: Attacker, name: str) -> None:
+    """A listener that another one contradicts gives its name up, and takes it again when nobody has it."""
+    listener = await ends.listen(shared().address(name))
+    connection = await ends.connect(listener.address)
+    old = await introduce(connection, listener)
+    own = listener._id  # type: ignore[attr-defined]
+    await attacker.client.publish(f"{attacker.base}.listener.{own}", b"mine")
+    await until(lambda: ends.reasons)
+    assert "another listener has this one's name" in ends.reasons[0]
+    await until(listener.is_reachable)
+    peer, _ = await meet_again(connection, listener)
+    assert peer != old
+
+
+async def test_two_that_start_at_once(ends: Ends, name: str) -> None:
+    """Of several listeners that start under one name at the same time, exactly one has it."""
+    address = shared().address(name)
+    made = await asyncio.gather(*(ends.listen(address) for _ in range(5)), return_exceptions=True)
+    assert sum(not isinstance(each, AddressError) for each in made) == 1
+    assert sum(isinstance(each, AddressError) for each in made) == 4

@@ -1,0 +1,163 @@
+"""Connections: to processors that come and go while the client drains."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.services.builders import client_hello, generate_of, settings
+from tests.support.clock import ManualClock
+from tests.support.waiting import soon, turns
+from tokenbus_contracts.frames import read_frame, write_frame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, ServerFrame
+from tokenbus_services.bus import AddressError
+from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.client import Client
+from tokenbus_services.client.connections import Connections
+from tokenbus_services.client.requests import OpenRequests
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.processor_list import ProcessorList
+
+STAYS, GOES = "memory://stays", "memory://goes"
+PATIENCE = 10.0
+
+
+class Announced(ProcessorList):
+    """Processors that have announced themselves, as the test says."""
+
+    is_fixed = False
+
+    def __init__(self, *addresses: str) -> None:
+        """Begin with those."""
+        super().__init__()
+        self._announced = dict.fromkeys(addresses, 0)
+        self._report: Callable[[], None] = lambda: None
+        self.is_looked_for = False
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """How many workers each has."""
+        return self._announced
+
+    async def open(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Report changes."""
+        self._report, self.is_looked_for = changed, True
+
+    async def close(self) -> None:
+        """Report nothing more."""
+        self.is_looked_for = False
+
+    def goes(self, address: str) -> None:
+        """Announce one no more."""
+        del self._announced[address]
+        self._report()
+
+
+class Line:
+    """A client's connections to processors of which none answers, and its requests."""
+
+    def __init__(self, *addresses: str) -> None:
+        """Announce processors at those addresses."""
+        self.processors, self.clock = Announced(*addresses), ManualClock()
+        self.requests = OpenRequests(100, PATIENCE, others_may_come=True)
+        self.connections = Connections(self.processors, self._begin, self.requests, self.clock)
+
+    def _begin(self) -> ClientSession:
+        return ClientSession(client_hello(), self.requests, settings().limits, interval=1.0, timeout=3.0)
+
+    async def open(self) -> "Line":
+        """Connect."""
+        transport = MemoryTransport(settings().bus)
+        self.listeners = [await transport.listen(address) for address in self.processors.workers]
+        await self.connections.open(transport, 1.0, PATIENCE)
+        return self
+
+    def fail(self, session: ClientSession) -> None:
+        """Let a connection fail, as by a defect."""
+
+        def fail(now: float) -> None:
+            raise RuntimeError(f"nothing to say at {now}")
+
+        session.next_message = fail  # type: ignore[method-assign]
+        self.connections.wake()
+
+
+async def test_processor_that_goes_while_the_client_drains_is_no_error() -> None:
+    """A client that closes waits for its open request at one processor; another one is given up meanwhile."""
+    line = await Line(STAYS, GOES).open()
+    line.requests.open(generate_of(7))
+    closing = asyncio.create_task(line.connections.close(60.0))
+    line.processors.goes(GOES)
+    for _ in range(int(PATIENCE) + 2):
+        await turns()
+        line.clock.advance(1.0)
+    await turns()
+    assert len(line.requests.sessions) == 1
+    assert not closing.done()
+    line.clock.advance(60.0)
+    await soon(closing)
+
+
+async def test_drain_that_is_cancelled_leaves_nothing() -> None:
+    """A client whose drain is interrupted ends its requests and all of its tasks, and looks for no more processors."""
+    before = asyncio.all_tasks()
+    line = await Line(STAYS, GOES).open()
+    tokens = line.requests.open(generate_of(7))
+    closing = asyncio.create_task(line.connections.close(60.0))
+    await turns()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(closing)
+    assert tokens.error is not None
+    assert not line.processors.is_looked_for
+    assert asyncio.all_tasks() == before
+
+
+async def test_connection_that_fails_while_the_client_drains() -> None:
+    """It is raised once the others have drained and all is closed."""
+    before = asyncio.all_tasks()
+    line = await Line(STAYS, GOES).open()
+    tokens = line.requests.open(generate_of(7))
+    closing = asyncio.create_task(line.connections.close(60.0))
+    await turns()
+    line.fail(line.requests.sessions[0])
+    await turns()
+    assert not closing.done()
+    line.clock.advance(60.0)
+    with pytest.raises(ExceptionGroup) as raised:
+        await soon(closing)
+    assert raised.group_contains(RuntimeError, match="nothing to say")
+    assert tokens.error is not None
+    assert not line.processors.is_looked_for
+    assert asyncio.all_tasks() == before
+
+
+async def test_requests_of_a_connection_that_fails_are_looked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Of several, one that fails alone loses its requests, which are asked for at the others; the log has why."""
+    line = await Line(STAYS, GOES).open()
+    welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
+    for listener in line.listeners:
+        peer, _ = await soon(listener.receive())
+        listener.send(peer, [write_frame(ServerFrame(welcome=welcome))])
+    await turns()
+    line.requests.open(generate_of(7))
+    home = line.requests.requests[7].home
+    assert home is not None
+    other = line.listeners[1 - line.requests.sessions.index(home)]
+    line.fail(home)
+    frame = ClientFrame()
+    while not frame.HasField("resume"):
+        frame = read_frame(ClientFrame, (await soon(other.receive()))[1][0])
+    assert frame.resume.request_key == 7
+    assert "connection failed" in caplog.text
+    with pytest.raises(ExceptionGroup):
+        await soon(line.connections.close(0))
+
+
+async def test_client_with_a_wrong_address_leaves_nothing() -> None:
+    """A later address that cannot be used ends the connections to those before it."""
+    before = asyncio.all_tasks()
+    client = Client(settings({"bus.clients_address": "tcp://127.0.0.1:5571,tcp://192.0.2.1:5571"}))
+    with pytest.raises(AddressError, match=r"192\.0\.2\.1"):
+        await soon(client.__aenter__())
+    assert asyncio.all_tasks() == before

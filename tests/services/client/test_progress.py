@@ -1,0 +1,99 @@
+"""Progress: which rows of a step are the next of their requests, compared all at once."""
+
+from collections import deque
+from weakref import ref
+
+import numpy as np
+import pytest
+
+from tests.services.builders import Wanted, batch
+from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
+from tokenbus_services.delivery.step import Step
+
+HERE, ELSEWHERE = 1, 2
+
+
+def progress_of(*keys: int, position: int = 5) -> Progress:
+    """Return the progress of requests that have come to a position, all from one session."""
+    progress = Progress()
+    for key in keys:
+        progress.open(key, position, deque())
+        progress.set_sender(key, HERE)
+    return progress
+
+
+def next_of(progress: Progress, *wanted: Wanted, sender: int = HERE) -> list[bool]:
+    """Return which rows are next."""
+    found: list[bool] = progress.advance(sender, batch(wanted))[1].tolist()
+    return found
+
+
+def test_rows_that_are_next_are_counted() -> None:
+    """A step of many requests moves each by its own tokens, again and again."""
+    progress = progress_of(*range(1, 101))
+    for step in range(3):
+        rows = [Wanted(key, 5 + step * (key % 3 + 1), key % 3 + 1) for key in range(1, 101)]
+        assert all(next_of(progress, *rows))
+    assert [progress.next_position(key) for key in (1, 2, 3, 100)] == [11, 14, 8, 11]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Wanted(7, 5, 1),
+        Wanted(2, 4, 1),
+        Wanted(2, 6, 1),
+        Wanted(2, 4, 2),
+        Wanted(2, 5, 0, RowStatus.IDLE),
+        Wanted(2, 5, 1, RowStatus.FINISHED_STOP),
+        Wanted(2, 5, 0, RowStatus.HANDED_OFF),
+    ],
+    ids=["unknown", "repeated", "ahead", "overlapping", "idle", "last", "handed off"],
+)
+def test_other_rows_change_nothing(other: Wanted) -> None:
+    """A row that is anything but the ordinary next one is left to be looked at, and those beside it are counted."""
+    progress = progress_of(1, 2, 3)
+    assert next_of(progress, Wanted(1, 5), other, Wanted(3, 5)) == [True, False, True]
+    assert [progress.next_position(key) for key in (1, 2, 3)] == [6, 5, 6]
+
+
+def test_row_of_another_session_is_looked_at() -> None:
+    """Rows count only from the session that has answered for their request."""
+    progress = progress_of(1, 2)
+    progress.set_sender(2, NO_SENDER)
+    assert next_of(progress, Wanted(1, 5), Wanted(2, 5)) == [True, False]
+    assert next_of(progress, Wanted(1, 6), Wanted(2, 5), sender=ELSEWHERE) == [False, False]
+
+
+@pytest.mark.parametrize("position", [MOST_POSITION - 2, MOST_POSITION - 1, 2**32 - 2])
+def test_row_beyond_what_can_be_counted_is_looked_at(position: int) -> None:
+    """A row counts as long as its last token can be named, however far its position is said to be."""
+    progress = progress_of(1, position=min(position, MOST_POSITION))
+    made = batch([Wanted(1, 5, 2)])
+    far = LogprobBatch.of_views(made.header, made.columns | {"positions": np.array([position], np.uint32)})
+    assert progress.advance(HERE, far)[1].tolist() == [position + 2 <= MOST_POSITION]
+
+
+def test_slot_is_used_again_by_another_request() -> None:
+    """A request that takes an ended one's place begins anew, and rows of the old one are unknown."""
+    progress = progress_of(1, 2)
+    assert next_of(progress, Wanted(1, 5), Wanted(2, 5)) == [True, True]
+    assert progress.close(1) == 6
+    waiting: deque[object] = deque()
+    progress.open(9, 0, waiting)  # type: ignore[arg-type]
+    assert next_of(progress, Wanted(9, 0), Wanted(1, 6), Wanted(2, 6)) == [False, False, True]
+    progress.set_sender(9, HERE)
+    slots, is_next = progress.advance(HERE, batch([Wanted(9, 0)]))
+    assert is_next.all()
+    assert progress.waiting[slots[0]] is waiting
+
+
+def test_rows_of_an_ended_request_are_not_kept() -> None:
+    """What an ended request's reader left is let go with the reader, before another request takes its place."""
+    progress, waiting = Progress(), deque[tuple[Step, int]]()
+    progress.open(1, 0, waiting)
+    kept = ref(waiting)
+    progress.close(1)
+    del waiting
+    assert kept() is None

@@ -1,0 +1,400 @@
+"""OpenRequests over several processors: where a request goes, how it is found again, and what reaches it."""
+
+from typing import Any
+
+import pytest
+
+from tests.services.builders import Wanted, batch, generate_of
+from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
+from tokenbus_contracts import RowStatus, encode
+from tokenbus_contracts.generated.client_pb2 import ModelRoom, Outputs, Room
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
+from tokenbus_services.client.requests import OpenRequests
+
+GRACE = 2 * TIMEOUT + 2 * INTERVAL
+SHORT_GRACE = INTERVAL + 2 * INTERVAL
+"""That of a request that no worker is known to have."""
+PATIENCE = 30.0
+UNKNOWN, LOST = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_WORKER_LOST
+FULL, NO_WORKER = ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER
+
+
+class Two:
+    """A client of two processors, `a` and `b`, which the test plays."""
+
+    def __init__(self, *, are_open: bool = True) -> None:
+        """Connect to both."""
+        self.a = Peer()
+        self.requests = self.a.requests
+        self.b = Peer(requests=self.requests)
+        for peer, name in ((self.a, "a"), (self.b, "b")):
+            if are_open:
+                assert peer.says() is not None
+                peer.welcome(processor_id=name)
+                list(peer.says_all())
+
+    def pass_time(self, seconds: float, *heard: Peer) -> None:
+        """Let time pass in which only some processors are heard."""
+        for _ in range(round(seconds)):
+            for peer in (self.a, self.b):
+                peer.now += 1
+                if peer in heard:
+                    peer.hear(heartbeat={"sent_at_ns": 1})
+                list(peer.says_all())
+            self.requests.look(self.a.now)
+
+    def room(self, peer: Peer, arrivals: int = 1, **models: int) -> None:
+        """Say how much room a processor has by model."""
+        found = [
+            ModelRoom(model=name.replace("any", ""), free_requests=free, workers=1) for name, free in models.items()
+        ]
+        peer.hear(room=Room(arrivals=arrivals, models=found))
+
+
+def error(peer: Peer, code: ErrorCode, key: int = 5, emitted: int = 0) -> None:
+    """Let a processor say how a request ended."""
+    retry = 1000 if code in (FULL, NO_WORKER) else 0
+    found = RequestError(request_key=key, code=code, message="so", emitted_tokens=emitted, retry_after_ms=retry)
+    peer.numbered(error=found)
+
+
+def keys(peer: Peer, body: str) -> list[int]:
+    """Return the requests that frames of a kind are about, of those that are sent just now."""
+    return [getattr(frame, body).request_key for frame in peer.says_all() if frame.HasField(body)]
+
+
+def begun(tokens: int = 2) -> tuple[Two, Any]:
+    """Return a client with request 5 at `a`, which has had some tokens."""
+    two = Two()
+    two.room(two.a, any=9)
+    source = two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.a.rows(Wanted(5, 0, tokens))
+    list(two.a.says_all())
+    return two, source
+
+
+def test_new_requests_go_where_there_is_room() -> None:
+    """What was sent since the processor said so is counted, and one without a worker for the model gets none."""
+    two = Two()
+    two.room(two.a, small=3)
+    two.room(two.b, small=1, large=1)
+    for key, model in enumerate(["small"] * 4 + ["large"] * 2, 1):
+        two.requests.open(generate_of(key, model=model))
+    at_a, at_b = keys(two.a, "generate"), keys(two.b, "generate")
+    assert set(at_a) == {1, 2, 3}
+    assert set(at_b) == {4, 5, 6}
+    two.room(two.a, arrivals=2, small=7)
+    two.requests.open(generate_of(7, model="small"))
+    assert keys(two.a, "generate") == [7]
+
+
+def test_request_waits_for_the_first_processor() -> None:
+    """Without a connection it is sent to the processor that answers first, and only there."""
+    two = Two(are_open=False)
+    two.requests.open(generate_of(5))
+    two.b.says()
+    two.b.welcome()
+    two.a.says()
+    two.a.welcome()
+    assert (keys(two.b, "generate"), keys(two.a, "generate")) == ([5], [])
+
+
+@pytest.mark.parametrize("code", [FULL, NO_WORKER])
+def test_request_that_one_does_not_take_goes_to_the_other(code: ErrorCode) -> None:
+    """A refusal for want of room is final only when each processor that is there has refused."""
+    two = Two()
+    two.room(two.a, any=1)
+    source = two.requests.open(generate_of(5))
+    error(two.a, code)
+    assert keys(two.b, "generate") == [5]
+    assert not source.has_ended
+    error(two.b, code)
+    assert source.error is not None
+    assert source.error.code == code
+    assert len(two.requests) == 0
+
+
+def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
+    """While they are on their way to the other processor, which has none yet, it does not end; and not for ever."""
+    two = Two()
+    two.room(two.a, any=1)
+    sources = [two.requests.open(generate_of(key)) for key in (5, 6)]
+    for key in (5, 6):
+        two.a.numbered(error=RequestError(request_key=key, code=FULL, message="closes"))
+    assert keys(two.b, "generate") == [5, 6]
+    for key in (5, 6):
+        error(two.b, NO_WORKER, key)
+    assert [source.has_ended for source in sources] == [False, False]
+    two.pass_time(1, two.a, two.b)
+    two.room(two.b, arrivals=2, any=1)
+    two.b.rows(Wanted(5, 0, 1, RowStatus.FINISHED_LENGTH))
+    assert sources[0].has_ended
+    error(two.b, FULL, 6)
+    two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
+    assert not sources[1].has_ended
+    for _ in range(round(TIMEOUT) + 1):
+        two.pass_time(1, two.b)
+        error(two.b, FULL, 6)
+    assert sources[1].error is not None
+    assert sources[1].error.code == FULL
+
+
+def test_next_life_of_a_processor_that_closed_does_not_close() -> None:
+    """Its connection came back before it was missed: it is asked like any other, and its refusal counts at once."""
+    two = Two()
+    two.room(two.a, any=1)
+    source = two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.a.numbered(error=RequestError(request_key=5, code=FULL, message="closes"))
+    assert keys(two.b, "generate") == [5]
+    two.a.session.disconnected(two.a.now)
+    assert two.a.bodies() == ["hello"]
+    two.a.welcome(processor_id="a-2")
+    error(two.b, NO_WORKER)
+    assert keys(two.a, "generate") == [5]
+    error(two.a, NO_WORKER)
+    assert source.error is not None
+    assert source.error.code == NO_WORKER
+
+
+def test_worker_that_comes_while_a_request_waits_at_another_processor_gets_it() -> None:
+    """What the processor answered before its worker came is out of date when the other one refuses."""
+    two = Two()
+    two.room(two.a, any=1)
+    source = two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    error(two.a, NO_WORKER)
+    assert keys(two.b, "generate") == [5]
+    two.room(two.a, arrivals=2, any=1)
+    error(two.b, NO_WORKER)
+    assert keys(two.a, "generate") == [5]
+    assert not source.has_ended
+
+
+@pytest.mark.parametrize("how", ["silence", "goodbye", "error"])
+def test_request_that_lost_its_home_goes_on_where_its_worker_went(how: str) -> None:
+    """However the processor goes, all are asked for the next token, again when a worker comes; the first one has it."""
+    two, source = begun()
+    if how == "silence":
+        two.pass_time(TIMEOUT, two.b)
+        two.a.now += 1
+        assert "hello" in two.a.bodies()
+    elif how == "goodbye":
+        two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
+    else:
+        error(two.a, LOST)
+    asked = [frame.resume for frame in two.b.says_all() if frame.HasField("resume")]
+    assert [(each.request_key, each.next_position, each.only_if_here) for each in asked] == [(5, 2, True)]
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "resume") == []
+    two.room(two.b, arrivals=4, any=1)
+    assert keys(two.b, "resume") == [5]
+    two.b.rows(Wanted(5, 1, 3))
+    two.b.rows(Wanted(5, 4, 1, RowStatus.FINISHED_LENGTH))
+    assert positions(source) == [(0, 2), (1, 3), (4, 1)]
+    assert source.status is RowStatus.FINISHED_LENGTH
+    assert two.requests.repeated == 0
+
+
+def test_processor_that_wakes_up_ends_nothing() -> None:
+    """What the former home says of a request that went on elsewhere does not reach it, and aborts nothing."""
+    two, source = begun()
+    error(two.a, LOST)
+    list(two.a.says_all())
+    two.b.rows(Wanted(5, 2, 4))
+    two.a.rows(Wanted(5, 0, 2))
+    two.a.rows(Wanted(5, 2, 1))
+    error(two.a, LOST)
+    error(two.a, ErrorCode.ERROR_CODE_DEADLINE)
+    assert keys(two.a, "abort") == []
+    assert not source.has_ended
+    two.b.rows(Wanted(5, 6, 1, RowStatus.FINISHED_LENGTH))
+    assert positions(source) == [(0, 2), (2, 4), (6, 1)]
+
+
+def test_search_ends_with_the_first_error_when_no_processor_has_the_request() -> None:
+    """Only what is said after a worker has had the time to come counts; the error counts what came."""
+    two, source = begun()
+    error(two.a, LOST, emitted=7)
+    error(two.b, UNKNOWN)
+    error(two.a, UNKNOWN)
+    two.pass_time(GRACE, two.a, two.b)
+    assert not source.has_ended
+    two.requests.look(two.a.now + 1)
+    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([5], [5])
+    error(two.a, UNKNOWN)
+    assert not source.has_ended
+    error(two.b, UNKNOWN)
+    assert source.error is not None
+    assert (source.error.code, source.error.emitted_tokens, source.generated_tokens) == (LOST, 2, 7)
+
+
+def test_search_ends_in_time_when_a_processor_does_not_come_back() -> None:
+    """One that is away might still have the request: it is waited for, as long as the client's patience lasts."""
+    two, source = begun()
+    two.pass_time(GRACE + TIMEOUT + 2, two.b)
+    error(two.b, UNKNOWN)
+    assert not source.has_ended
+    two.pass_time(PATIENCE, two.b)
+    assert source.error is not None
+    assert source.error.code == ErrorCode.ERROR_CODE_DEADLINE
+    assert source.error.message == "no processor answered for 30000 ms"
+
+
+def test_request_that_is_looked_for_does_not_run_out_of_time_while_processors_come() -> None:
+    """Each that comes may be the one that its worker goes to: patience is with those that do not answer."""
+    two, source = begun()
+    for life in range(3):
+        two.pass_time(PATIENCE - 2, two.b)
+        assert not source.has_ended
+        two.a.welcome(processor_id=f"a-{life}")
+    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH))
+    assert source.status is RowStatus.FINISHED_LENGTH
+
+
+def sent_anew() -> tuple[Two, Any]:
+    """Return a client whose request `a` took with it, and which `b` was sent."""
+    two = Two()
+    two.room(two.a, any=1)
+    source = two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.pass_time(TIMEOUT + 1, two.b)
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == []
+    two.pass_time(SHORT_GRACE, two.b)
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == [5]
+    return two, source
+
+
+def test_request_that_no_processor_answered_is_sent_anew() -> None:
+    """Once all that are there have said that they do not have it, one of them gets it."""
+    two, source = sent_anew()
+    two.b.rows(Wanted(5, 0, 2, RowStatus.FINISHED_LENGTH))
+    assert source.status is RowStatus.FINISHED_LENGTH
+
+
+def test_first_try_of_a_request_that_was_sent_anew_is_fenced_off() -> None:
+    """Two workers may have it: rows of the one that did not give the first never reach it, and it is asked to end."""
+    two, source = sent_anew()
+    two.b.rows(Wanted(5, 0, 2))
+    two.a.says()
+    two.a.welcome(resumed=True, processor_id="a")
+    two.a.hear(number=1, admitted=Admitted(request_key=5, worker_id="other", epoch=3, prompt_tokens=1))
+    stale = encode(batch([Wanted(5, 2, 2)], worker_id="other", epoch=3, selection=True))
+    two.a.hear(stale, number=2, outputs=Outputs())
+    assert keys(two.a, "abort") == [5]
+    error(two.a, LOST)
+    two.b.rows(Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH))
+    assert positions(source) == [(0, 2), (2, 1)]
+
+
+def test_abort_of_a_request_that_is_looked_for_is_said_where_it_is_found() -> None:
+    """Not before: what no processor is known to have, none can end."""
+    two, source = begun()
+    error(two.a, LOST)
+    two.requests.abort(5)
+    assert (keys(two.a, "abort"), keys(two.b, "abort")) == ([], [])
+    two.b.rows(Wanted(5, 2, 1))
+    assert keys(two.b, "abort") == [5]
+    two.b.rows(Wanted(5, 3, 0, RowStatus.ABORTED))
+    assert source.status is RowStatus.ABORTED
+
+
+def test_closed_request_is_ended_where_it_turns_up() -> None:
+    """One whose consumer left, and whose processor is lost, is not looked for: its rows are answered with an abort."""
+    two, _ = begun()
+    two.requests.discard(5)
+    assert two.requests.open_count == 1
+    two.a.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
+    assert two.requests.open_count == 0
+    assert keys(two.b, "resume") == []
+    two.b.rows(Wanted(5, 2, 1))
+    assert keys(two.b, "abort") == [5]
+
+
+def test_request_of_another_client_is_looked_for_everywhere() -> None:
+    """`resume` asks every processor, as nothing says which one has the request."""
+    two = Two()
+    source = two.requests.resume(5, 3, include_drafts=False)
+    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([5], [5])
+    error(two.a, UNKNOWN)
+    two.b.rows(Wanted(5, 3, 1, RowStatus.FINISHED_LENGTH))
+    assert source.status is RowStatus.FINISHED_LENGTH
+
+
+def test_same_processor_goes_on_after_a_short_break() -> None:
+    """A processor that knows the session is asked for nothing that it answered, and no other is asked."""
+    two, _ = begun()
+    two.a.now += 0.5
+    two.a.hear(refusal={"reason": "REFUSAL_REASON_HELLO_FIRST", "message": "again"})
+    two.a.says()
+    two.a.welcome(resumed=True, processor_id="a")
+    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([], [])
+
+
+def test_processor_whose_connection_broke_keeps_its_requests_if_it_answers_soon() -> None:
+    """It is greeted again at once, and asked for nothing that it answered; no other is asked."""
+    two, _ = begun()
+    two.a.session.disconnected(two.a.now)
+    assert two.a.bodies() == ["hello"]
+    two.a.now += INTERVAL / 4
+    two.a.welcome(resumed=True, processor_id="a")
+    two.a.now += INTERVAL / 2
+    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([], [])
+
+
+def test_requests_of_a_processor_that_died_are_looked_for_within_an_interval() -> None:
+    """Its connection broke and it does not answer: the others are asked, and new requests go to them at once."""
+    two, _ = begun()
+    two.room(two.b, any=1)
+    two.a.session.disconnected(two.a.now)
+    assert two.a.bodies() == ["hello"]
+    two.requests.open(generate_of(6))
+    assert keys(two.b, "generate") == [6]
+    two.a.now += two.a.session.seconds_to_wait(two.a.now)
+    assert two.a.now < FIRST + INTERVAL
+    assert two.a.bodies() == []
+    assert keys(two.b, "resume") == [5]
+
+
+def test_next_life_of_a_processor_is_asked_like_the_others() -> None:
+    """Its workers may have gone to another one while it was away."""
+    two, _ = begun()
+    two.a.hear(refusal={"reason": "REFUSAL_REASON_HELLO_FIRST", "message": "again"})
+    two.a.says()
+    two.a.welcome(processor_id="a-2")
+    for peer in (two.a, two.b):
+        (frame,) = [each.resume for each in peer.says_all() if each.HasField("resume")]
+        assert (frame.next_position, frame.only_if_here) == (2, True)
+
+
+def test_one_processor_alone_is_waited_for() -> None:
+    """With a single address there is no search: the request stays, and goes on in the way that it always did."""
+    peer = Peer(requests=OpenRequests(100, PATIENCE))
+    peer.says()
+    peer.welcome()
+    source = peer.requests.open(generate_of(5))
+    peer.rows(Wanted(5, 0, 2))
+    peer.hear(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_RESTARTING))
+    list(peer.says_all())
+    peer.now += INTERVAL
+    peer.says()
+    peer.welcome(processor_id="next")
+    (resume,) = [frame.resume for frame in peer.says_all() if frame.HasField("resume")]
+    assert (resume.next_position, resume.only_if_here) == (2, False)
+    error(peer, LOST)
+    assert source.error is not None
+
+
+def test_request_waits_while_no_processor_is_known() -> None:
+    """Where processors come and go and none is known, a request waits for one as long as it may, and no less."""
+    requests = OpenRequests(100, PATIENCE, others_may_come=True)
+    requests.resume(5, 27, include_drafts=False)
+    for now in (0.0, 1.0, 10.0, PATIENCE - 1):
+        requests.look(now)
+        assert requests.is_open(5)
+    requests.look(PATIENCE)
+    assert not requests.is_open(5)

@@ -1,0 +1,166 @@
+"""Waiter: many tasks that wait, and go on together, on every event loop."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from tests.support.waiting import soon, turns
+from tokenbus_services.delivery.waiter import Waiter, WakeUps
+
+
+def eager_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop whose tasks begin at once."""
+    loop = asyncio.new_event_loop()
+    if sys.version_info >= (3, 12):
+        loop.set_task_factory(asyncio.eager_task_factory)
+    return loop
+
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop, *([eager_loop] if sys.version_info >= (3, 12) else [])]
+
+
+def waiters(count: int) -> list[Waiter]:
+    """Return some that are woken together."""
+    wake_ups = WakeUps()
+    return [Waiter(wake_ups) for _ in range(count)]
+
+
+async def rounds(waiter: Waiter, seen: list[int], number: int, most: int = 3) -> None:
+    """Wait some times, and note each."""
+    for _ in range(most):
+        await waiter
+        seen.append(number)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_all_that_are_woken_go_on_in_one_callback(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """However many tasks wait, the loop runs one callback for all, in the order in which they began to wait."""
+
+    async def run() -> None:
+        """Wake all, three times."""
+        made, seen = waiters(100), list[int]()
+        tasks = [asyncio.create_task(rounds(waiter, seen, number)) for number, waiter in enumerate(made)]
+        await turns()
+        for turn in range(3):
+            assert all(waiter.is_waiting for waiter in made)
+            seen.clear()
+            for waiter in reversed(made):
+                waiter.wake()
+                waiter.wake()  # twice is once
+            assert len(made[0]._wake_ups._waiting) == 100
+            assert not any(waiter.is_waiting for waiter in made)
+            await asyncio.sleep(0)
+            assert seen == list(range(100)), turn
+        await soon(asyncio.gather(*tasks))
+        assert not made[0]._wake_ups._waiting
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_only_those_go_on_that_have_something_to_take(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """One look wakes each whose items have come; the others wait on, and go on at a later look."""
+
+    async def run() -> None:
+        """Give something to every third, and then to the others."""
+        wake_ups, seen = WakeUps(), list[int]()
+        items: list[list[int]] = [[] for _ in range(9)]
+        tasks = [
+            asyncio.create_task(rounds(Waiter(wake_ups, mine), seen, number, 1)) for number, mine in enumerate(items)
+        ]
+        await turns()
+        for mine in items[::3]:
+            mine.append(1)
+        wake_ups.look()
+        wake_ups.look()  # twice is once
+        await turns()
+        assert seen == [0, 3, 6]
+        for mine in items:
+            mine.append(2)
+        wake_ups.look()
+        await soon(asyncio.gather(*tasks))
+        assert seen == [0, 3, 6, 1, 2, 4, 5, 7, 8]
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_task_that_waits_can_be_cancelled(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Cancelling ends the wait with the message that was given, also where a wake-up is on its way; others go on."""
+
+    async def run() -> None:
+        """Cancel one before its wake-up and one after."""
+        made, seen = waiters(3), list[int]()
+        tasks = [asyncio.create_task(rounds(waiter, seen, number, 1)) for number, waiter in enumerate(made)]
+        await turns()
+        tasks[0].cancel("enough")
+        assert not made[0].is_waiting
+        for waiter in made:
+            waiter.wake()
+        tasks[1].cancel()
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await tasks[0]
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[1]
+        await soon(tasks[2])
+        assert seen == [2]
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_waiter_that_timed_out_can_be_awaited_again(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """A wait under a timeout ends with it; the next wait on the same waiter is as the first."""
+
+    async def run() -> None:
+        """Time out twice, and wait once more."""
+        (waiter,), seen = waiters(1), list[int]()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rounds(waiter, seen, 0), 0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await waiter
+        waiter.wake()  # nobody waits: this is no wake-up for the next
+        task = asyncio.create_task(rounds(waiter, seen, 1, 1))
+        await turns()
+        assert not task.done()
+        waiter.wake()
+        await soon(task)
+        assert seen == [1]
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+def test_task_that_exits_the_process_holds_no_other_back() -> None:
+    """A task that raises SystemExit ends the loop's run, as it does with futures; the others go on in the next."""
+    loop = asyncio.new_event_loop()
+    made, seen = waiters(3), list[int]()
+
+    async def leave() -> None:
+        """Exit once woken."""
+        await made[0]
+        raise SystemExit(3)
+
+    async def wake() -> None:
+        """Wake all, and wait for the others."""
+        await turns()
+        for waiter in made:
+            waiter.wake()
+        await asyncio.gather(*others)
+
+    leaving = loop.create_task(leave())
+    others = [loop.create_task(rounds(waiter, seen, number, 1)) for number, waiter in enumerate(made) if number]
+    waking = loop.create_task(wake())
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(waking)
+    loop.run_until_complete(waking)
+    assert seen == [1, 2]
+    assert isinstance(leaving.exception(), SystemExit)
+    loop.close()

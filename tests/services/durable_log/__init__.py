@@ -1,0 +1,1 @@
+"""Tests of the durable log, with real NATS servers."""

@@ -1,0 +1,191 @@
+"""The durable log that a processor keeps: what it refuses to promise, and what it counts."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.services.durable_log.using import kept, read, sequences, write, writer_of
+from tests.services.metrics.running import Bus, Scrape, scrape, settings
+from tests.support.nats import NatsServer
+from tests.support.nats_cluster import cluster, until_ready
+from tests.support.waiting import MOST, soon, until
+from tokenbus_services.durable_log.stream import LogError
+from tokenbus_services.metrics.health import LoopWatch
+from tokenbus_services.metrics.processor import processor_collector
+from tokenbus_services.metrics.view import StepTimes
+from tokenbus_services.processor import Processor
+from tokenbus_services.processor.item_log import ItemLog
+from tokenbus_services.settings import Settings, SettingsError
+
+SMALL = {
+    "limits__max_message_bytes": 4096,
+    "bus__reconnect_ms": 10,
+    "bus__reconnect_max_ms": 50,
+    "bus__heartbeat_timeout_ms": 10_000,
+}
+QUICK = {"bus__reconnect_ms": 10, "bus__reconnect_max_ms": 50, "bus__heartbeat_timeout_ms": 10_000}
+
+
+def told(processor: Processor) -> Scrape:
+    """Scrape a processor."""
+    clock = processor.clock.now
+    return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
+
+
+def monitor_of(server: NatsServer) -> str:
+    """Return HOST:PORT of a server's monitoring."""
+    found = json.loads((server.folder / f"nats-server_{server.process.pid}.ports").read_text())
+    return str(found["monitoring"][0].removeprefix("http://"))
+
+
+async def refusal(chosen: Settings) -> str:
+    """Return why a processor does not start with some settings."""
+    with pytest.raises(LogError) as refused:
+        await soon(Bus(chosen).processor.__aenter__())
+    return str(refused.value)
+
+
+def test_promise_without_replicas_is_refused() -> None:
+    """Fewer than three replicas cannot keep the promise; the setting, the limit and the value are named."""
+    with pytest.raises(SettingsError, match=r"durable_log\.replicas: .*at least 3 with durable_log\.durable.*1"):
+        settings(durable_log__address="nats://127.0.0.1:1/log", durable_log__durable=True, durable_log__replicas=1)
+    with pytest.raises(SettingsError, match=r"durable_log\.address .*needed with durable_log\.durable"):
+        settings(durable_log__durable=True, durable_log__replicas=3)
+
+
+async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServer, tmp_path: Path) -> None:
+    """One server is no cluster; a message may not fit; a server may not sync: each is one line that says which."""
+    single = {"durable_log__address": f"nats://{server.server}", "durable_log__durable": True} | QUICK
+    reason = await refusal(settings(**single, durable_log__replicas=3))
+    assert "replicas > 1 not supported in non-clustered mode" in reason
+    with cluster(tmp_path) as nodes:
+        common: dict[str, object] = {
+            "durable_log__address": f"nats://{','.join(node.server for node in nodes)}",
+            "durable_log__durable": True,
+            "durable_log__replicas": 3,
+            **QUICK,
+        }
+        await until_ready(settings(**common))
+        assert (
+            "limits.max_message_bytes, 2097152, needs a larger max_payload: what this server takes leaves 1047552"
+            in (await refusal(settings(**common)))
+        )
+        fitting = common | {"limits__max_message_bytes": 500_000}
+        reason = await refusal(settings(**fitting, durable_log__monitors=monitor_of(server)))
+        assert reason.endswith(f"the server at {monitor_of(server)} has sync_interval 120 s, needed: always")
+        reason = await refusal(settings(**fitting, durable_log__monitors="127.0.0.1:1"))
+        assert "the server at 127.0.0.1:1 has sync_interval unknown (ConnectionRefusedError" in reason
+        server.kill()
+        server._config = server._config.replace("}", ", sync_interval: always }", 1)
+        server.start()
+        async with Bus(settings(**fitting, durable_log__monitors=monitor_of(server))).running():
+            pass
+
+
+async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None:
+    """While two of three servers are gone nothing is acked; all goes on, and all is there, when one comes back."""
+    with cluster(tmp_path) as nodes:
+        chosen = settings(
+            durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
+            durable_log__durable=True,
+            durable_log__replicas=3,
+            limits__max_message_bytes=500_000,
+            **QUICK,
+        )
+        await until_ready(chosen)
+        bus = Bus(chosen)
+        async with asyncio.timeout(2 * MOST), bus.running():
+            await bus.serve(requests=2, tokens=6)
+            await until(lambda: not bus.publisher.retention)
+            for node in nodes[1:]:
+                node.kill()
+            await bus.serve(requests=2, tokens=6)
+            retained = len(bus.publisher.retention)
+            assert retained >= 4
+            assert told(bus.processor)("log_waiting_items") == retained
+            nodes[1].start()
+            await until(lambda: not bus.publisher.retention)
+            counts = told(bus.processor)
+            assert counts("log_waiting_items") == counts("log_waiting_bytes") == 0
+            last = bus.publisher.retention.next_sequence - 1
+        items = await read(chosen)
+        assert [item.sequence for item in items] == list(range(1, last + 1))
+        assert sum(item.missing_items for item in items) == 0
+
+
+async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer) -> None:
+    """Without `durable` a log that stands still stops no worker; what found no room is counted and named in the log."""
+    chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__buffer_bytes=4096, **SMALL)
+    bus = Bus(chosen)
+    async with bus.running():
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        server.pause()
+        await bus.serve(requests=3, tokens=90)
+        await until(lambda: not bus.publisher.retention)
+        left_out = told(bus.processor)("log_items_total", outcome="left_out") or 0
+        assert left_out > 0
+        server.resume()
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        counts = told(bus.processor)
+        last = bus.publisher.retention.next_sequence - 1
+    items = await read(chosen)
+    written = counts("log_items_total", outcome="written")
+    missing = counts("log_missing_items_total")
+    assert written == len(items)
+    assert missing == sum(item.missing_items for item in items)
+    assert 0 < (missing or 0) <= (counts("log_items_total", outcome="left_out") or 0)
+    assert items[-1].sequence <= last
+    assert counts("log_connected_servers") == 1
+    assert (counts("log_messages_total") or 0) > 1
+    assert (counts("log_bytes_total") or 0) == sum(len(item.payload) for item in items)
+    assert (counts("log_write_seconds_total") or 0) > 0
+
+
+async def test_item_that_another_processor_still_holds_is_not_missing(server: NatsServer) -> None:
+    """A worker moves while its processor holds items of it: the next one waits until they are in the log."""
+    beats = {"bus__heartbeat_interval_ms": 60_000, "bus__heartbeat_timeout_ms": 120_000}
+    chosen = settings(durable_log__address=f"nats://{server.server}", **SMALL | beats)
+    first, second = [await ItemLog(chosen).open() for _ in range(2)]
+    await write(first.writer, [1, 2])
+    await until(lambda: not first.writer.unwritten_items)
+    await write(second.writer, [5])
+    for _ in range(5):  # while the second one could write it
+        assert sequences(await read(chosen)) == [1, 2]
+    await write(first.writer, [3, 4])
+    await until(lambda: not first.writer.unwritten_items and not second.writer.unwritten_items)
+    for each in (first, second):
+        await each.close()
+        assert (each.writer.counts.missing_items, each.writer.counts.already_there) == (0, 0)
+    assert [(item.sequence, item.missing_items) for item in await read(chosen)] == [(n, 0) for n in range(1, 6)]
+
+
+async def test_no_other_writer_weakens_the_promise(tmp_path: Path) -> None:
+    """Beside a durable processor a writer with fewer replicas changes nothing; a log that has fewer is refused."""
+    with cluster(tmp_path) as nodes:
+        address = f"nats://{','.join(node.server for node in nodes)}"
+        common: dict[str, object] = {"limits__max_message_bytes": 500_000, **QUICK}
+        durable = common | {"durable_log__durable": True, "durable_log__replicas": 3}
+        chosen = settings(**durable, durable_log__address=f"{address}/log", durable_log__max_bytes=3_000_000_000)
+        await until_ready(chosen)
+        async with Bus(chosen).running():
+            plain = settings(**common, durable_log__address=f"{address}/log")
+            async with writer_of(plain) as writer:
+                await write(writer, [1])
+            config = await kept(chosen)
+            assert (config.num_replicas, config.max_bytes) == (3, 3_000_000_000)
+        async with writer_of(settings(**common, durable_log__address=f"{address}/plain")):
+            pass
+        reason = await refusal(settings(**durable, durable_log__address=f"{address}/plain"))
+        assert "durable_log.replicas is 3, the stream tokenbus-plain has 1" in reason
+
+
+async def test_processor_without_a_log_has_none_of_its_metrics() -> None:
+    """Without a log nothing is said of one."""
+    bus = Bus()
+    async with bus.running():
+        assert told(bus.processor)("log_waiting_items") is None

@@ -1,0 +1,150 @@
+"""Each reader of a log has its own position: the beginning, a time, behind an item, or a request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.pages import blocks
+from tests.services.cli.helpers import hello, payloads
+from tests.services.durable_log.using import STREAM, log_settings, read, sequences, write, writer_of
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon, until
+from tokenbus_contracts import ContractError
+from tokenbus_services.durable_log.reader import LogItem, read_log
+from tokenbus_services.durable_log.stream import LogError, LogStream
+from tokenbus_services.durable_log.writer import StreamName
+from tokenbus_services.settings import Settings
+
+
+async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
+    """Whichever item was taken last, `after` goes on with the next one, also within a message."""
+    settings = log_settings(server, durable_log__message_bytes=1000)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 41))
+    found = await read(settings)
+    for item in found[::7]:
+        assert sequences(await read(settings, after=item.position)) == list(range(item.sequence + 1, 41))
+    with pytest.raises(ValueError, match="after: a position of a LogItem, got 'x'"):
+        await read(settings, after="x")
+
+
+async def test_reader_begins_at_a_time(server: NatsServer) -> None:
+    """`since` gives what the server took from then on."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 5))
+    async with writer_of(settings) as writer:
+        await write(writer, range(5, 8))
+    fifth = (await read(settings))[4]
+    assert sequences(await read(settings, since=fifth.logged_at)) == [5, 6, 7]
+    assert await read(settings, since=datetime.now(UTC) + timedelta(hours=1)) == []
+
+
+async def test_reader_finds_a_request(server: NatsServer) -> None:
+    """With a request id come the items that have its rows and events, and no others."""
+    settings, given = log_settings(server), list(payloads(requests=3, tokens=9))
+    async with writer_of(settings) as writer:
+        for sequence, kind, payload in given:
+            await writer.write(STREAM, sequence, kind, payload)
+    found = await read(settings, request_id=2)
+    tokens = [
+        token for item in found if item.batch for row in item.batch.rows() if row.key == 2 for token in row.token_ids
+    ]
+    assert len(tokens) == 9
+    assert found[0].event is not None
+    assert found[0].event.admitted.request_key == 2
+    assert await read(settings, request_id=99) == []
+
+
+async def test_reader_takes_one_worker(server: NatsServer) -> None:
+    """A worker's name may hold what a subject may not."""
+    settings, odd = log_settings(server), "a.b *>% é"
+    async with writer_of(settings) as writer:
+        await write(writer, [1, 2])
+        await write(writer, [1], StreamName(7, hello(odd)))
+    assert [item.worker_id for item in await read(settings, worker_id=odd)] == [odd]
+    assert len(await read(settings)) == 3
+
+
+async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> None:
+    """What retention or a purge takes away in front of a reader is not waited for."""
+    settings = log_settings(server, durable_log__message_bytes=1000)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 2001))
+        await until(lambda: not writer.unwritten_items)
+        connection = await LogStream(settings).connect()
+        async with aclosing(read_log(settings=settings)) as items:
+            found = [await anext(items)]
+            await connection.client.jetstream().purge_stream("tokenbus-log")
+            found += await soon(collected(items))
+        await connection.close(0)
+    assert sequences(found) == list(range(1, len(found) + 1))
+    assert len(found) < 2000
+
+
+async def collected(items: AsyncIterator[LogItem]) -> list[LogItem]:
+    """Return all items."""
+    return [item async for item in items]
+
+
+async def followed(settings: Settings, most: int) -> list[int]:
+    """Return the sequences of so many items, some of which are not there yet."""
+    found: list[int] = []
+    async with aclosing(read_log(settings=settings, follow=True)) as items:
+        async for item in items:
+            found.append(item.sequence)
+            if len(found) == most:
+                break
+    return found
+
+
+async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server: NatsServer) -> None:
+    """Readers that wait at the end get each later item once, also when the server was away meanwhile."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 11))
+        reading = [asyncio.create_task(followed(settings, 40)) for _ in range(3)]
+        for begin in (11, 21, 31):
+            server.kill()
+            server.start()
+            await write(writer, range(begin, begin + 10))
+        for each in reading:
+            assert await soon(each) == list(range(1, 41))
+
+
+async def test_what_is_no_log_is_one_line(server: NatsServer) -> None:
+    """A server without such a log says so, and an item that breaks the contract is refused when it is looked into."""
+    settings = log_settings(server)
+    with pytest.raises(LogError, match="there is no log: no stream tokenbus-log"):
+        await read(settings)
+    async with writer_of(settings) as writer:
+        await write(writer, [1])
+    (item,) = await read(settings)
+    with pytest.raises(ContractError):
+        _ = item.batch
+
+
+async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """What docs/log.md shows reads a log as it is written."""
+    (block,) = (each for each in blocks("python") if each.page == "docs/log.md")
+    names: dict[str, Any] = {}
+    exec(block.text, names)  # noqa: S102 - it is on a page of ours
+    async with writer_of(log_settings(server)) as writer:
+        for sequence, kind, payload in payloads():
+            await writer.write(STREAM, sequence, kind, payload)
+    reading = asyncio.create_task(names["collect"](f"nats://{server.server}/log", None))
+    printed = ""
+
+    def has_come() -> bool:
+        """Tell whether the last item was printed."""
+        nonlocal printed
+        printed += capsys.readouterr().out
+        return "worker-0 7" in printed
+
+    await until(has_come)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)

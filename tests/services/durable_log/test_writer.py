@@ -1,0 +1,274 @@
+"""A log has each item once and in order, whoever writes it and whatever dies meanwhile."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from tests.services.cli.helpers import EPOCH, hello, payloads
+from tests.services.durable_log.using import STREAM, kept, log_settings, read, sequences, write, writer_of
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon, until
+from tokenbus_services.bus import AddressError
+from tokenbus_services.durable_log.stream import LogError, LogStream
+from tokenbus_services.durable_log.writer import LogWriter, StreamName
+from tokenbus_services.settings import Settings
+
+
+async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None:
+    """What is read is what was written, item by item, with its worker, epoch and schema version."""
+    settings, given = log_settings(server), list(payloads())
+    async with writer_of(settings) as writer:
+        for sequence, kind, payload in given:
+            await writer.write(STREAM, sequence, kind, payload)
+    found = await read(settings)
+    assert [(item.sequence, item.kind, item.payload) for item in found] == given
+    assert {(item.worker_id, item.epoch, item.schema_version) for item in found} == {("worker-0", EPOCH, "1.0")}
+    assert writer.counts.items == len(given)
+
+
+async def test_two_writers_write_nothing_twice(server: NatsServer) -> None:
+    """Two writers that have the same items at once leave each of them once in the log, in order."""
+    settings = log_settings(server, durable_log__message_bytes=2000)
+    async with writer_of(settings) as one, writer_of(settings) as other:
+        for sequence in range(1, 501):
+            await write(one, [sequence])
+            await write(other, [sequence])
+            await asyncio.sleep(0)
+    assert sequences(await read(settings)) == list(range(1, 501))
+    assert one.counts.items + other.counts.items == 500
+    assert one.counts.missing_items + other.counts.missing_items == 0
+
+
+async def test_restarted_writer_goes_on_where_the_log_ends(server: NatsServer) -> None:
+    """A writer that ended in the middle, with some items in the log, is followed by one that has all of them."""
+    settings = log_settings(server, durable_log__message_bytes=1000)
+    writer = writer_of(settings)
+    with suppress(ZeroDivisionError):
+        async with writer:
+            await write(writer, range(1, 301))
+            await until(lambda: writer.counts.items)
+            raise ZeroDivisionError  # it ends without a drain
+    assert 0 < len(await read(settings)) <= 300
+    async with writer_of(settings) as second:
+        await write(second, range(1, 401))
+    assert sequences(await read(settings)) == list(range(1, 401))
+    assert second.counts.missing_items == 0
+
+
+async def test_server_killed_and_restarted_loses_and_repeats_nothing(server: NatsServer) -> None:
+    """While the server is away the writer holds what it took; what was in doubt is written once."""
+    settings = log_settings(server, durable_log__message_bytes=1000)
+    async with writer_of(settings) as writer:
+        for begin in range(1, 901, 300):
+            await write(writer, range(begin, begin + 300))
+            await until(lambda begin=begin: writer.counts.items > begin)  # type: ignore[misc]
+            server.kill()
+            server.start()
+    assert sequences(await read(settings)) == list(range(1, 901))
+
+
+async def test_missing_items_are_named(server: NatsServer) -> None:
+    """Items that no writer has are named in front of the next one of the same life of their worker."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, [3, 4, 9])
+        await until(lambda: not writer.unwritten_items)
+        await write(writer, [2, 3], StreamName(EPOCH + 1, hello()))
+    found = [(item.epoch - EPOCH, item.sequence, item.missing_items) for item in await read(settings)]
+    assert found == [(0, 3, 2), (0, 4, 0), (0, 9, 4), (1, 2, 1), (1, 3, 0)]
+    assert (writer.counts.missing_items, writer.counts.already_there) == (7, 0)
+
+
+async def test_late_items_of_an_earlier_life_are_written(server: NatsServer) -> None:
+    """What one writer still holds of a worker that died is written behind what another one has of its next life."""
+    settings = log_settings(server)
+    async with writer_of(settings) as one, writer_of(settings) as other:
+        await write(one, [1, 2])
+        await until(lambda: not one.unwritten_items)
+        await write(other, [1], StreamName(EPOCH + 1, hello()))
+        await until(lambda: not other.unwritten_items)
+        await write(one, [3])
+        await until(lambda: not one.unwritten_items)
+        await write(other, [2, 3])  # of the first life, too
+    found = [(item.epoch - EPOCH, item.sequence, item.missing_items) for item in await read(settings)]
+    assert found == [(0, 1, 0), (0, 2, 0), (1, 1, 0), (0, 3, 0)]
+    assert (one.counts.items, one.counts.already_there, one.counts.missing_items) == (3, 0, 0)
+    assert (other.counts.items, other.counts.already_there, other.counts.missing_items) == (1, 2, 0)
+
+
+async def test_what_one_writer_has_not_another_may_bring(server: NatsServer) -> None:
+    """A writer waits before it names items as missing, and then finds that another one has written them."""
+    settings = log_settings(server)
+    async with writer_of(settings, wait_seconds=60) as late, writer_of(settings) as other:
+        await write(late, [5, 6])
+        await until(lambda: late.unwritten_items == 2)
+        await write(other, range(1, 7))
+        await until(lambda: not late.unwritten_items)
+    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(n, 0) for n in range(1, 7)]
+
+
+async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
+    """What this writer had and left out no other one is expected to bring, unless more than that is missing."""
+    settings = log_settings(server)
+    async with writer_of(settings, wait_seconds=3600) as writer:
+        await write(writer, [1])
+        for sequence in (2, 3):
+            writer.leave_out(STREAM, sequence)
+        await write(writer, [4])
+        await until(lambda: not writer.unwritten_items)
+    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(1, 0), (4, 2)]
+
+
+async def test_retention_is_by_bytes(server: NatsServer) -> None:
+    """The oldest items make room for new ones."""
+    small = log_settings(
+        server, limits__max_message_bytes=50_000, durable_log__max_bytes=50_000, durable_log__message_bytes=1000
+    )
+    async with writer_of(small) as writer:
+        await write(writer, range(1, 1001))
+    found = await read(small)
+    assert 0 < sum(len(item.payload) for item in found) < 50_000
+    assert sequences(found) == list(range(1001 - len(found), 1001))
+
+
+async def test_log_that_exists_stays_as_it_was_made(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A writer with other settings changes nothing; where they ask for more than there is, it says so, once."""
+    large = log_settings(server, durable_log__max_bytes=3_000_000_000, durable_log__max_age_hours=300)
+    less = "log keeps less than the settings say"
+    async with writer_of(large), writer_of(log_settings(server)) as other:
+        await write(other, [1])
+    assert less not in caplog.text
+    larger = log_settings(server, durable_log__max_bytes=4_000_000_000, durable_log__max_age_hours=301)
+    async with writer_of(larger) as other:
+        await write(other, range(1, 3))
+    config = await kept(large)
+    assert (config.max_bytes, config.max_age) == (3_000_000_000, 300 * 3600)
+    assert caplog.text.count(less) == 1
+    assert "durable_log.max_bytes is 4000000000, the stream tokenbus-log has 3000000000" in caplog.text
+    assert "durable_log.max_age_hours is 301, the stream tokenbus-log has 300" in caplog.text
+    assert sequences(await read(large)) == [1, 2]
+
+
+async def test_writers_that_make_a_log_at_once_share_it(server: NatsServer) -> None:
+    """Of several writers with different settings that begin together one makes the log, and all write to it."""
+    chosen = [log_settings(server, durable_log__max_age_hours=hours) for hours in range(1, 9)]
+    async with AsyncExitStack() as stack:
+        entering = [stack.enter_async_context(writer_of(settings)) for settings in chosen]
+        for writer in await soon(asyncio.gather(*entering)):
+            await write(writer, [1, 2])
+    assert sequences(await read(chosen[0])) == [1, 2]
+
+
+async def test_item_that_is_too_large_is_refused_and_named(
+    server: NatsServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An item above the server's limit is left out with a line that has both numbers; the log names it."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, [1])
+        await write(writer, [2], payload=b"x" * 2**20)
+        await write(writer, [3])
+    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(1, 0), (3, 1)]
+    assert writer.counts.refused_items == 1
+    assert f"most={2**20 - 1024}" in caplog.text + capfd.readouterr().err
+
+
+async def test_write_waits_while_there_is_no_room(server: NatsServer) -> None:
+    """A writer that holds `buffer_bytes` takes nothing more until the log has some of it."""
+    settings = log_settings(
+        server, limits__max_message_bytes=1000, durable_log__buffer_bytes=1000, durable_log__max_bytes=10**6
+    )
+    async with writer_of(settings) as writer:
+        server.pause()
+        try:
+            writing = asyncio.create_task(write(writer, range(1, 50)))
+            await until(lambda: not writer.has_room)
+            assert writer.unwritten_items < 20
+        finally:
+            server.resume()
+        await soon(writing)
+    assert sequences(await read(settings)) == list(range(1, 50))
+
+
+@pytest.mark.parametrize("answer", [b"INFO 5\r\n", b"x" * 300_000])
+async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: NatsServer, answer: bytes) -> None:
+    """Whatever has the server's port for a while, the log is written once the server is back."""
+    asked = asyncio.Event()
+
+    async def misanswer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say what no NATS server says."""
+        asked.set()
+        writer.write(answer)
+        writer.close()
+
+    settings = log_settings(server, durable_log__buffer_bytes=1000, limits__max_message_bytes=1000)
+    async with writer_of(settings) as writer:
+        await write(writer, [1])
+        await until(lambda: not writer.unwritten_items)
+        server.kill()
+        async with await asyncio.start_server(misanswer, "127.0.0.1", server.port):
+            writing = asyncio.create_task(write(writer, range(2, 50)))
+            await soon(asked.wait())
+            await until(lambda: not writer.has_room)
+        server.start()
+        await soon(writing)
+    assert sequences(await read(settings)) == list(range(1, 50))
+
+
+async def test_log_that_was_deleted_is_made_again_once_it_can_be(server: NatsServer) -> None:
+    """While something keeps a deleted log from being made again its items wait, and then they are written."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, [1])
+        await until(lambda: not writer.unwritten_items)
+        connection = await LogStream(settings).connect()
+        jetstream = connection.client.jetstream()
+        await jetstream.delete_stream("tokenbus-log")
+        await jetstream.add_stream(name="other", subjects=["tokenbus.log.>"])
+        await write(writer, [2])
+        await until(lambda: writer.counts.failed_writes > 2)
+        await jetstream.delete_stream("other")
+        await until(lambda: not writer.unwritten_items)
+        await connection.close(0)
+    assert sequences(await read(settings)) == [2]
+
+
+async def entered(settings: Settings) -> LogWriter:
+    """Return a writer that was entered and left."""
+    async with writer_of(settings) as writer:
+        return writer
+
+
+async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServer) -> None:
+    """No server, a server without a cluster for so many replicas, and a bad address each end it with a reason."""
+    with pytest.raises(LogError, match=r"nats://.*/log: jetstream: replicas > 1 not supported in non-clustered mode"):
+        await entered(log_settings(server, durable_log__replicas=3))
+    with pytest.raises(AddressError, match=r"x://y/log: expected nats://HOST:PORT/NAME"):
+        await entered(log_settings(server, durable_log__address="x://y"))
+    server.kill()
+    short = log_settings(
+        server, bus__heartbeat_interval_ms=50, bus__heartbeat_timeout_ms=100, bus__introduction_timeout_ms=100
+    )
+    with pytest.raises(AddressError, match=r"no server answers within 0.2 s"):
+        await entered(short)
+
+
+@pytest.mark.parametrize("name", ["workers", "clients", "p0-clients"])
+def test_log_with_a_name_of_the_bus_is_refused(server: NatsServer, name: str) -> None:
+    """It would keep what listeners and those that look for them say there, and answer that."""
+    at = server.address(name)
+    chosen = log_settings(server, durable_log__address=at, bus__clients_address=server.address("p0-clients"))
+    with pytest.raises(AddressError) as refused:
+        LogStream(chosen)
+    limit = "a name for the log that is none of the bus: clients, p0-clients, workers"
+    assert str(refused.value) == f"{at}: durable_log.address: {limit}; got {name!r}"
+
+
+async def test_server_without_jetstream_is_one_line(server: NatsServer) -> None:
+    """A server that has no JetStream is told from one that is not there."""
+    server.kill()
+    server._config = ""
+    server.start()
+    with pytest.raises(LogError, match="the server has no JetStream, or this user may not use it"):
+        await entered(log_settings(server))

@@ -1,0 +1,71 @@
+"""What the tests of the durable log share: its settings, writers, and what is read of it."""
+
+from collections.abc import Iterable
+
+from nats.js.api import StreamConfig
+
+from tests.services.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
+from tests.support.nats import NatsServer
+from tests.support.waiting import MOST, soon
+from tokenbus_services.durable_log.reader import LogItem, read_log
+from tokenbus_services.durable_log.stream import LogStream
+from tokenbus_services.durable_log.writer import LogWriter, StreamName
+from tokenbus_services.settings import Settings
+
+STREAM = StreamName(EPOCH, hello())
+
+
+def log_settings(server: NatsServer, **overrides: object) -> Settings:
+    """Return settings with a log at a server."""
+    common = {
+        "durable_log__address": f"nats://{server.server}",
+        "bus__reconnect_ms": 10,
+        "bus__reconnect_max_ms": 50,
+        "bus__heartbeat_timeout_ms": 10_000,
+    }
+    return memory_settings(**(common | overrides))
+
+
+def writer_of(settings: Settings, wait_seconds: float = 0) -> LogWriter:
+    """Return a writer that waits for what it took."""
+    return LogWriter(LogStream(settings), settings, wait_seconds=wait_seconds, drain_seconds=MOST)
+
+
+async def write(
+    writer: LogWriter, numbers: Iterable[int], stream: StreamName = STREAM, payload: bytes = b"x" * 100
+) -> None:
+    """Write items of some sequences."""
+    for sequence in numbers:
+        await writer.write(stream, sequence, BATCH, payload)
+
+
+async def filled(server: NatsServer, *lives: StreamName, without: range = range(0)) -> None:
+    """Write what a worker emits for three requests into the log, for each of some lives."""
+    async with writer_of(log_settings(server)) as writer:
+        for life in lives:
+            for sequence, kind, payload in payloads():
+                if sequence not in without:
+                    await writer.write(life, sequence, kind, payload)
+
+
+async def read(settings: Settings, **how: object) -> list[LogItem]:
+    """Return what is in the log."""
+    return await soon(_read(settings, **how))
+
+
+async def kept(settings: Settings) -> StreamConfig:
+    """Return how a log is kept."""
+    stream = LogStream(settings)
+    connection = await stream.connect()
+    info = await stream.info(connection, make=False)
+    await connection.close(0)
+    return info.config
+
+
+async def _read(settings: Settings, **how: object) -> list[LogItem]:
+    return [item async for item in read_log(settings=settings, **how)]  # type: ignore[arg-type]
+
+
+def sequences(items: Iterable[LogItem]) -> list[int]:
+    """Return the items' sequences."""
+    return [item.sequence for item in items]

@@ -1,0 +1,150 @@
+"""The compiled renderer writes the bytes that its twin in Python writes, and leaves to it what it cannot write."""
+
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from tests.services.builders import Wanted, batch
+from tests.services.gateway.rendering import chunks, said
+from tokenbus_contracts import LogprobBatch, RowStatus, Scoring
+from tokenbus_services.gateway import native
+from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.logprob_writers import Entries, Lists
+from tokenbus_services.gateway.rendered_step import RenderedStep
+from tokenbus_services.gateway.vocabulary import Vocabulary, vocabulary_of
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="there was no C compiler when this was installed")
+
+
+class _Words:
+    """A tokenizer of a few tokens: words, quotes, parts of characters, and one without text."""
+
+    vocabulary_size = 64
+    _PIECES = (b"", b' "quoted"\n', b"\xe4", "\u00e9\U0001f600".encode(), b"a" * 300, b"\xef\xbf\xbd")
+
+    def encode(self, text: str) -> list[int]:
+        """Return nothing that matters here."""
+        return [1] * len(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's bytes."""
+        return self._PIECES[token_id] if token_id < len(self._PIECES) else b" word%d" % token_id
+
+    def least_tokens(self, size: int) -> int:
+        """Return the fewest tokens of so many bytes."""
+        return size // 300
+
+
+_BROKEN = {2, 5}
+"""The ids of tokens that are no text by themselves: a part of a character, and one that stands for such parts."""
+
+
+def _drawn(random: np.random.Generator, rows: int, most: int, scoring: Scoring = Scoring.FULL) -> LogprobBatch:
+    """Return a step of rows of all sizes, whose ids are below `most`."""
+    wanted = [
+        Wanted(
+            key,
+            tokens=int(random.integers(0 if key % 5 == 0 else 1, 9)),
+            scoring=scoring,
+            top_k=_top_k(key) if scoring is Scoring.FULL else 0,
+        )
+        for key in range(1, rows + 1)
+    ]
+    wanted = [each if each.tokens else each._replace(status=RowStatus.IDLE) for each in wanted]
+    made = batch(wanted)
+    alternatives = made.alternative_token_ids.size
+    columns = made.columns | {
+        "token_ids": random.integers(0, most, made.token_ids.size).astype("u4"),
+        "ranks": random.integers(1, 30, made.ranks.size).astype("u4"),
+        "logprobs": _logprobs(random, made.logprobs.size),
+        "alternative_token_ids": random.integers(0, most, alternatives).astype("u4"),
+        "alternative_logprobs": _logprobs(random, alternatives),
+    }
+    return LogprobBatch.of_views(made.header, columns)
+
+
+def _top_k(key: int) -> int:
+    return (0, 1, 5, 20)[key % 4]
+
+
+def _logprobs(random: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    spread = -(10 ** random.uniform(-19, 4, count))
+    return np.where(random.random(count) < 0.1, random.choice([0.0, -9999.0, -1.0, -0.5], count), spread).astype("f4")
+
+
+def _written(step: LogprobBatch, vocabulary: Vocabulary, *, is_chat: bool) -> list[bytes]:
+    view = RenderedStep(step, vocabulary)
+    part = Entries() if is_chat else Lists()
+    return [part.joined([part.take(view, place, view.counts[place])]) for place in range(step.row_count)]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_twins_write_the_same(seed: int, is_chat: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    """Rows of all sizes are the same bytes, which are JSON, with the renderer and without."""
+    random = np.random.default_rng(seed)
+    vocabulary, steps = Vocabulary(_Words()), [_drawn(random, rows, 64) for rows in (1, 32, 33, 70)]
+    found = [_written(step, vocabulary, is_chat=is_chat) for step in steps]
+    views = [RenderedStep(step, vocabulary) for step in steps]
+    assert all((view.contents(0) if is_chat else view.lists(0)) is not None for view in views)
+    monkeypatch.setattr(native, "_render", None)
+    assert found == [_written(step, vocabulary, is_chat=is_chat) for step in steps]
+    for each in found:
+        assert all(isinstance(json.loads(row), dict) for row in each)
+
+
+@pytest.mark.parametrize(("vocabulary", "most", "scoring"), [
+    ("numbers", 64, Scoring.FULL), ("bytes", 100_000, Scoring.FULL), ("bytes", 64, Scoring.NONE),
+])  # fmt: skip
+def test_what_it_cannot_write_python_writes(vocabulary: str, most: int, scoring: Scoring) -> None:
+    """Ids beyond the vocabulary and rows without scores are answered all the same."""
+    random = np.random.default_rng(1)
+    step = _drawn(random, 9, most, scoring)
+    for is_chat in (False, True):
+        assert all(map(json.loads, _written(step, vocabulary_of(vocabulary), is_chat=is_chat)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_text_is_that_of_its_tokens_or_left_to_python(seed: int) -> None:
+    """A row's text is JSON of its tokens' bytes; of rows with a token that is no text by itself there is none."""
+    step = _drawn(np.random.default_rng(seed), 50, 64)
+    view = RenderedStep(step, Vocabulary(_Words()))
+    for place, found in enumerate(view.said):
+        tokens = view.ids[view.begins[place] : view.begins[place + 1]]
+        assert found == (b"" if set(tokens) & _BROKEN else orjson.dumps(view.data(place).decode()))
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_logprobs": 20}, {"top_logprobs": 2, "is_chat": True}, {"stop": ("d1",)}])
+async def test_streams_are_the_same_without_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk by chunk, also where characters are split over tokens and over steps."""
+    random = np.random.default_rng(3)
+    steps = [(_drawn(random, 2, 6 if number < 40 else 64), None) for number in range(60)]
+    last = batch([Wanted(key, tokens=1, status=RowStatus.FINISHED_LENGTH, top_k=1) for key in (1, 2)])
+    asked = CompletionRequest(model="m", prompts=[[1]], n=2, is_streamed=True, **fields)
+    found = []
+    for render in (native._render, None):
+        monkeypatch.setattr(native, "_render", render)
+        data = await said(asked, [*steps, (last, None)], Vocabulary(_Words()))
+        found.append([chunk["choices"] for chunk in chunks(data)])
+    assert found[0] == found[1]
+    assert len(found[0]) > len(fields)
+
+
+def test_numbers_are_those_of_orjson() -> None:
+    """Float32 numbers of all sizes are written as orjson writes them, or left to it where they are out of range."""
+    random = np.random.default_rng(7)
+    values = np.concatenate([
+        -random.exponential(3, 20_000).astype("f4"),
+        random.integers(0x1E800000, 0x4A000000, 40_000).astype("u4").view("f4"),
+        np.float32(2.0) ** np.arange(-70, 24, dtype="f4"),
+        np.array([float(f"{digits}e-{power}") for digits in range(1, 1000) for power in range(1, 22)], "f4"),
+        np.array([0.0, -0.0, -9999.0, -433895.125, -1e-5, -9.9999e-6, 3e38, 1e-45], "f4"),
+    ])  # fmt: skip
+    expected = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+    found = [native.number(value) for value in values.tolist()]
+    left = [value for value, each in zip(values.tolist(), found, strict=True) if not each]
+    assert all(abs(value) >= 2**20 or abs(value) < 1e-19 for value in left)
+    assert all(each in (b"", wanted) for each, wanted in zip(found, expected, strict=True))

@@ -1,0 +1,142 @@
+"""Workers that go from one processor to another, and clients of several, as one processor sees them."""
+
+import pytest
+
+from tests.services.bench import Bench
+from tests.services.builders import generate_of, rows, settings
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame
+from tokenbus_services.processor import Processor
+from tokenbus_services.settings import SettingsError
+
+LOST, UNKNOWN = ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+
+
+def resume(key: int, position: int) -> ClientFrame:
+    """Return what a client of several processors asks for."""
+    return ClientFrame(resume=Resume(request_key=key, next_position=position, only_if_here=True))
+
+
+def test_worker_comes_back_as_a_fresh_stream_with_what_another_acknowledged_missing() -> None:
+    """It was elsewhere: what is known of its stream is over, without a gap and without an abort at the worker."""
+    bench = Bench()
+    worker, client = bench.worker(processors=1, max_requests=9), bench.client()
+    client.ask(generate_of(1))
+    worker.admit(1)
+    worker.publish(rows([1]))
+    client.heard()
+    worker.heard()
+    worker.say_hello(processors=3, first_sequence=6, next_sequence=6, request_keys=[1])
+    assert client.errors() == {1: LOST}
+    assert worker.heard_bodies()[0] == "welcome"
+    client.say(resume(1, 4))
+    worker.publish(rows([1], position=4, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
+    assert "abort" not in worker.heard_bodies()
+
+
+def test_same_visit_is_the_same_stream() -> None:
+    """A worker that only says hello again, on its way to nowhere, goes on where it was."""
+    bench = Bench()
+    worker, client = bench.worker(processors=2, max_requests=9), bench.client()
+    client.ask(generate_of(1))
+    worker.say_hello(processors=2, request_keys=[1])
+    assert client.errors() == {}
+
+
+def test_worker_that_moved_may_come_back_in_the_same_life_and_no_older_one_may() -> None:
+    """Its goodbye ends its requests here; the epoch is no obstacle, as that of a worker that stopped is."""
+    bench = Bench()
+    worker, client = bench.worker(processors=1, max_requests=9), bench.client()
+    client.ask(generate_of(1))
+    worker.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_MOVED)))
+    assert client.errors() == {1: LOST}
+    assert bench.worker(epoch=6, processors=1).refusals() == [RefusalReason.REFUSAL_REASON_EPOCH_OUTDATED]
+    worker.heard()
+    worker.say_hello(processors=3)
+    assert worker.heard_bodies()[0] == "welcome"
+
+
+def test_request_that_no_worker_here_has_is_unknown_at_once() -> None:
+    """Also while the processor is new: its client asks again when a worker comes, as another processor may have it."""
+    bench = Bench()
+    client = bench.client(wants_room=True)
+    client.say(resume(1, 4))
+    assert client.errors() == {1: UNKNOWN}
+    worker = bench.worker(processors=2, first_sequence=3, next_sequence=3, request_keys=[1])
+    bench.advance(0.1)
+    (room,) = [heard.frame.room for heard in client.heard() if heard.body == "room"]
+    assert room.arrivals > 0
+    client.say(resume(1, 4))
+    worker.publish(rows([1], position=3, tokens=2))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
+
+
+def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_rows() -> None:
+    """The worker names it no more in its hello: until all that it retained has come, the processor does not deny it."""
+    bench = Bench()
+    client = bench.client()
+    worker = bench.worker(processors=2, first_sequence=3, next_sequence=5, request_keys=[])
+    for key in (1, 2):
+        client.say(resume(key, 4))
+    bench.advance(0.1)
+    assert client.errors() == {}
+    worker.sequence = 2
+    worker.publish(rows([1], position=2, tokens=4))
+    worker.publish(rows([1], position=6, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4], [6]]
+    bench.advance(0.1)
+    assert client.errors() == {2: UNKNOWN}
+    other = bench.worker("worker-1", processors=2, first_sequence=3, next_sequence=3, request_keys=[2])
+    assert "abort" not in other.heard_bodies()
+    client.say(resume(2, 4))
+    other.publish(rows([2], position=4, tokens=1))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
+
+
+def test_client_is_told_how_much_room_there_is() -> None:
+    """By model, when it connects, when a worker comes, and with heartbeats when it changed; others are told nothing."""
+    bench = Bench()
+    bench.worker("a", model="m", max_requests=3)
+    bench.worker("b", model="m", max_requests=2)
+    bench.worker("c", model="n", max_requests=1)
+    client, other = bench.client(wants_room=True), bench.client(6)
+    told = [heard.frame.room for heard in client.heard() if heard.body == "room"]
+    assert [{each.model: each.free_requests for each in room.models} for room in told] == [{"m": 5, "n": 1}]
+    client.ask(generate_of(1, model="n"))
+    bench.advance(0.1)
+    assert [heard.body for heard in client.heard()] == []
+    bench.advance(1.0)
+    (room,) = [heard.frame.room for heard in client.heard() if heard.body == "room"]
+    assert {each.model: each.free_requests for each in room.models} == {"m": 5, "n": 0}
+    assert "room" not in {heard.body for heard in other.heard()}
+
+
+def test_processor_that_ends_sends_away_the_workers_that_know_another() -> None:
+    """They hear a goodbye and their requests' clients an error that sends them on; others finish what they have."""
+    bench = Bench()
+    moving = bench.worker("moving", processors=1, max_requests=1, model="m")
+    staying = bench.worker("staying", max_requests=1, model="s")
+    client = bench.client()
+    client.ask(generate_of(1, model="m"))
+    client.ask(generate_of(2, model="s"))
+    bench.core.workers.is_draining = True
+    bench.core.workers.send_away("the processor is closing")
+    assert client.errors() == {1: LOST}
+    assert moving.heard()[-1].goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING
+    assert "goodbye" not in staying.heard_bodies()
+    assert set(bench.core.workers.by_id) == {"staying"}
+    moving.say_hello(processors=3)
+    assert moving.refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
+
+
+@pytest.mark.parametrize("key", ["workers_address", "clients_address"])
+def test_processor_listens_at_one_address(key: str) -> None:
+    """A list is for those who connect; a processor with one says which setting is wrong."""
+    chosen = settings({f"bus.{key}": "memory://a,memory://b"})
+    with pytest.raises(SettingsError) as refused:
+        Processor(chosen)
+    limit = "one address for a processor, which listens there"
+    assert str(refused.value) == f"bus.{key}: {limit}, got 'memory://a,memory://b'"

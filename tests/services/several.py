@@ -1,0 +1,413 @@
+"""Several processors, workers that go from one to the next, and clients of all: a world with one clock."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import cast
+
+from tests.services.network import Network, Wire
+from tests.services.nodes import Asked, DrivenPublisher, Node, assert_true, generate_request, take, work_left
+from tests.services.sending import Sending
+from tests.support.clock import ManualClock
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientHello
+from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
+from tokenbus_contracts.schema import MAJOR, MINOR
+from tokenbus_engines.synthetic import SyntheticEngine
+from tokenbus_services.bus import Listener
+from tokenbus_services.client.requests import OpenRequests, RequestEnd, StepRows
+from tokenbus_services.client.session import ClientSession
+from tokenbus_services.delivery.token import TokenLists
+from tokenbus_services.processor.core import Core
+from tokenbus_services.settings import Settings
+from tokenbus_services.worker.emitter import Emitter
+from tokenbus_services.worker.engine_loop import EngineLoop
+
+_TICK = 0.25
+_SETTLE_SECONDS = 150
+_CAPACITY = 64
+_OVERRIDES: dict[str, object] = {
+    "dead_letters.max_bytes": 1,
+    "limits.max_message_bytes": 2048,
+    "limits.max_rows": 4,
+    "worker.max_requests": 4,
+    "worker.retention_bytes": 200_000,
+    "clients.detached_timeout_ms": 30_000,
+    "client.resume_timeout_ms": 1_200_000,
+    "processor.unclaimed_timeout_ms": 30_000,
+    "processor.handoff_timeout_ms": 30_000,
+    "processor.abort_timeout_ms": 3_600_000,
+    "processor.step_timeout_ms": 3_600_000,
+}
+
+
+class Site:
+    """One address: a processor that dies, stands still, and comes back, and the connections to it."""
+
+    def __init__(self, place: int, world: "SeveralWorld") -> None:
+        """Start a processor."""
+        self.place = place
+        self._world = world
+        self.worker_network, self.client_network = Network(_CAPACITY), Network(_CAPACITY)
+        self.soon: deque[Callable[[], None]] = deque()
+        self.core: Core | None = None
+        self.stopped_at: float | None = None
+        """Since when it stands still."""
+        self.start()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is there, and does something."""
+        return self.core is not None and self.stopped_at is None
+
+    def start(self) -> None:
+        """Start the next life of the processor; what it knew is lost, and so is what was on its way."""
+        clock = self._world.clock
+        settings = self._world.settings({"processor.id": f"life-{next(self._world.lives)}"})
+        self.soon.clear()
+        self.core = core = Core(settings, clock, self.soon.append)
+        core.workers.listener = cast("Listener", Sending(self.worker_network.send))
+        core.clients.listener = cast("Listener", Sending(self.client_network.send))
+        core.begin(clock.now())
+        self.stopped_at = None
+        self._world.reconnect(self)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.core, self.stopped_at = None, None
+        self._world.reconnect(self)
+
+    def stop(self) -> None:
+        """Let it stand still."""
+        if self.runs:
+            self.stopped_at = self._world.clock.now()
+
+    def go_on(self) -> None:
+        """Let it go on: as in its own process, its stall is no silence of its peers."""
+        if self.core is not None and self.stopped_at is not None:
+            now = self._world.clock.now()
+            self.core.extend_deadlines(now - self.stopped_at, now)
+            self.stopped_at = None
+
+    def drain(self) -> None:
+        """Let it send its workers away, and take no new request."""
+        if self.core is not None and self.runs:
+            self.core.workers.is_draining = self.core.clients.is_draining = True
+            self.core.workers.send_away("the processor is closing")
+
+    def close(self) -> None:
+        """Let it drain, and end."""
+        self.drain()
+        if self.core is not None and self.runs:
+            for connections in (self.core.clients, self.core.workers):
+                connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "the processor is closing")
+            self._world.flush()
+            self.kill()
+
+    def take(self, node: Node, *, is_worker: bool) -> bool:
+        """Carry a node's oldest message to the processor; False: there is none, or the processor takes none."""
+        if self.core is None or self.stopped_at is not None or not node.wire.up:
+            return False
+        connections = self.core.workers if is_worker else self.core.clients
+        connections.receive(node.wire.peer, node.wire.up.popleft(), self._world.clock.now())
+        return True
+
+    def tick(self) -> None:
+        """Do what time demands."""
+        if self.core is not None and self.stopped_at is None:
+            self.core.tick(self._world.clock.now())
+
+    def run_soon(self) -> None:
+        """Do what the processor put off until its event loop's next turn."""
+        for _ in range(len(self.soon) if self.runs else 0):
+            self.soon.popleft()()
+
+
+class MovingWorker(Node):
+    """A worker that goes from one processor to the next; what a Link does in an event loop, the test does by hand."""
+
+    def __init__(self, place: int, world: "SeveralWorld") -> None:
+        """Begin at the first processor of its own order."""
+        addresses = [f"memory://{site.place}" for site in world.sites]
+        settings = world.settings({"worker.id": f"worker-{place}", "bus.workers_address": ",".join(addresses)})
+        self.settings = settings
+        self._world = world
+        self.publisher = DrivenPublisher(settings, next(world.lives))
+        self.engine = SyntheticEngine(tokens_per_step=3)
+        emitter = Emitter(self.publisher, self.engine.vocabulary_size)
+        self._loop = EngineLoop(self.engine, emitter, unix_ms=world.clock.unix_ms)
+        self._order = [addresses.index(address) for address in self.publisher._processors.workers]
+        self.site = world.sites[self._order[0]]
+        self.left: list[tuple[Site, Wire]] = []
+        """The connection that it left last: what it had sent there may still arrive."""
+        super().__init__(self.publisher.session, self.site.worker_network, world.clock, self.publisher.lock)
+
+    def pump(self) -> None:
+        """Send all that the session has to say, and go to the next processor when it is time."""
+        super().pump()
+        while not self.is_paused and self.publisher.session.is_leaving(self.clock.now()):
+            self.move()
+            super().pump()
+
+    def move(self) -> None:
+        """Leave a processor for the next."""
+        with self.lock:
+            farewell = self.publisher.session.move(self.clock.now())
+        self._unsent = None
+        self.wire.send(farewell)
+        self.left = [(self.site, self.wire)]
+        self.wire.down.clear()
+        place = self._order.index(self.site.place)
+        self.site = self._world.sites[self._order[(place + 1) % len(self._order)]]
+        self.network = self.site.worker_network
+        self.wire = self.network.connect()
+
+    def forget_left(self) -> None:
+        """Lose what had not arrived at the processor that it left."""
+        for site, wire in self.left:
+            site.worker_network.wires.pop(wire.peer, None)
+        self.left = []
+
+    def turn(self) -> None:
+        """Let the engine take its requests and compute one step, where what it publishes has room."""
+        retention = self.publisher.retention
+        if len(retention) + self.publisher.waiting_generates + 2 < self.settings.worker.retention_items:
+            self.publisher.turn_over.clear()
+            self._loop.serve(self.publisher.turn_over)
+            self.pump()
+
+
+class SeveralClient:
+    """A client of all processors, and what it took of each of its requests."""
+
+    def __init__(self, world: "SeveralWorld", *, by_columns: bool) -> None:
+        """Connect to each."""
+        settings = world.settings({})
+        client, bus = settings.client, settings.bus
+        self.requests = OpenRequests(client.request_buffer_rows, client.resume_timeout_ms / 1000)
+        hello = ClientHello(
+            schema_major=MAJOR,
+            schema_minor=MINOR,
+            name=client.name,
+            window_frames=client.window_frames,
+            window_bytes=client.window_bytes,
+            session=next(world.lives),
+            wants_room=True,
+        )
+        self.nodes = [
+            Node(
+                ClientSession(
+                    hello,
+                    self.requests,
+                    settings.limits,
+                    interval=bus.heartbeat_interval_ms / 1000,
+                    timeout=bus.heartbeat_timeout_ms / 1000,
+                ),
+                site.client_network,
+                world.clock,
+            )
+            for site in world.sites
+        ]
+        self._by_columns = by_columns
+        if by_columns:
+            self.requests.open_stream(self._take_columns)
+        self.clock = world.clock
+        self.asked: dict[int, Asked] = {}
+        self.ends: set[int] = set()
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for a request."""
+        self.asked[asked.key] = asked
+        asked.source = self.requests.open(asked.generate)
+        self.pump()
+
+    def abort(self, asked: Asked) -> None:
+        """Ask for a request's end."""
+        asked.is_aborted = True
+        self.requests.abort(asked.key)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send all that there is to say, to every processor."""
+        for node in self.nodes:
+            node.pump()
+
+    def read(self) -> None:
+        """Take all that has come, and compare it with what is true."""
+        for asked in self.asked.values():
+            if not asked.has_ended:
+                take(asked)
+
+    def watch_over(self) -> None:
+        """Do what `Client` does once an interval."""
+        self.requests.end_overdue(self.clock.unix_ms())
+        self.requests.look(self.clock.now())
+        self.pump()
+
+    def _take_columns(self, output: StepRows | RequestEnd) -> None:
+        if isinstance(output, RequestEnd):
+            assert output.request_id not in self.ends
+            self.ends.add(output.request_id)
+            return
+        assert self.ends.isdisjoint(output.target.request_keys.tolist())
+        lists = TokenLists(output.target)
+        for place, key in enumerate(output.target.request_keys.tolist()):
+            for token in lists.tokens_of(place):
+                self.asked[key].tokens.append(token)
+                assert_true(self.asked[key], len(self.asked[key].tokens) - 1)
+
+
+class SeveralWorld:
+    """Nothing happens here unless it is asked for, so that every run can be had again."""
+
+    def __init__(
+        self, sites: int, workers: int, clients: int, *, by_columns: bool, overrides: dict[str, object]
+    ) -> None:
+        """Start everything, without a message having been carried."""
+        self.clock = ManualClock()
+        self._overrides = overrides
+        self.lives = count(1)
+        self._keys = count(1)
+        self.asked: list[Asked] = []
+        self.sites: list[Site] = []
+        self.workers: list[MovingWorker] = []
+        self.clients: list[SeveralClient] = []
+        for place in range(sites):
+            self.sites.append(Site(place, self))
+        self.workers += [MovingWorker(place, self) for place in range(workers)]
+        self.clients += [SeveralClient(self, by_columns=by_columns) for _ in range(clients)]
+        self.pump()
+
+    def settings(self, more: dict[str, object]) -> Settings:
+        """Return the settings of a part."""
+        return Settings.load(environment={}, overrides=_OVERRIDES | self._overrides | more)
+
+    def connections(self, site: Site) -> Iterator[Node]:
+        """Yield the nodes that are connected to a processor."""
+        yield from (worker for worker in self.workers if worker.site is site)
+        yield from (client.nodes[site.place] for client in self.clients)
+
+    def reconnect(self, site: Site) -> None:
+        """Break all connections to a processor: it is another one."""
+        for node in self.connections(site):
+            node.reconnect(keeps_unsent=False)
+
+    # What people do.
+
+    def ask(self, client: int, max_tokens: int) -> None:
+        """Let a client ask for a new request."""
+        asked = Asked(generate_request(next(self._keys), max_tokens, 0, drafts=False))
+        self.asked.append(asked)
+        self.clients[client % len(self.clients)].ask(asked)
+
+    def open_requests(self) -> list[tuple[SeveralClient, Asked]]:
+        """Return the requests that have not ended, each with its client."""
+        return [(client, asked) for client in self.clients for asked in client.asked.values() if not asked.has_ended]
+
+    def work(self, turns: int) -> None:
+        """Let everything go well for a while; what was computed last is left on its way to the clients."""
+        for _ in range(turns):
+            self.flush()
+            for worker in self.workers:
+                if not worker.is_paused:
+                    worker.turn()
+            for site in self.sites:
+                for worker in [each for each in self.workers if each.site is site]:
+                    while site.take(worker, is_worker=True):
+                        pass
+
+    # What the network does.
+
+    def carry(self, site: Site) -> bool:
+        """Carry one message in each direction between a processor and each of its peers; return whether any moved."""
+        moved = bool(site.soon) and site.runs
+        for worker in [each for each in self.workers if each.site is site]:
+            moved |= worker.receive() | site.take(worker, is_worker=True)
+            worker.pump()
+        for client in self.clients:
+            node = client.nodes[site.place]
+            moved |= node.receive() | site.take(node, is_worker=False)
+            client.pump()
+        site.run_soon()
+        return moved
+
+    def flush(self, most: int = 10_000) -> None:
+        """Carry messages in turns, until nothing moves."""
+        for _ in range(most):
+            self.carry_left()
+            moved = [self.carry(site) for site in self.sites]
+            for client in self.clients:
+                client.read()
+            if not any(moved):
+                return
+        raise AssertionError(f"messages go to and fro without an end: more than {most} rounds")
+
+    def carry_left(self) -> None:
+        """Let what workers sent to processors that they have left arrive there, where those take it."""
+        for worker in self.workers:
+            for site, wire in worker.left:
+                while site.core is not None and site.runs and wire.up:
+                    site.core.workers.receive(wire.peer, wire.up.popleft(), self.clock.now())
+            worker.forget_left()
+
+    def pump(self) -> None:
+        """Let everyone say what is to be said."""
+        for worker in self.workers:
+            worker.pump()
+        for client in self.clients:
+            client.pump()
+
+    def pass_time(self, seconds: float, *, carries: bool) -> None:
+        """Let time pass, with messages being carried or without."""
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self.clock.advance(min(_TICK, end - self.clock.now() + 1e-9))
+            for site in self.sites:
+                site.tick()
+            self.pump()
+            for client in self.clients:
+                client.watch_over()
+            if carries:
+                self.flush()
+
+    # What must hold.
+
+    def settle(self) -> None:
+        """Let everything go well until nothing is left to do; in bounded time, or it is an error."""
+        for worker in self.workers:
+            worker.is_paused = False
+        for site in self.sites:
+            if site.core is None or site.core.workers.is_draining:
+                site.start()
+            site.go_on()
+        end = self.clock.now() + _SETTLE_SECONDS
+        while self.clock.now() < end:
+            self.work(1)
+            self.flush()
+            if not self.unsettled():
+                return
+            self.pass_time(_TICK, carries=True)
+        raise AssertionError(f"after {_SETTLE_SECONDS} s: {self.unsettled()}")
+
+    def unsettled(self) -> list[str]:
+        """Name what has not come to its end."""
+        left = [f"request {asked.key} is open at its client" for _, asked in self.open_requests()]
+        left += [line for worker in self.workers for line in work_left(worker)]
+        return left
+
+    def check_ends(self) -> None:
+        """Assert that each request that ended did so as it may: every token was compared as it came."""
+        for asked in self.asked:
+            if asked.status is RowStatus.FINISHED_LENGTH:
+                assert len(asked.tokens) == asked.generate.sampling.max_tokens
+            elif asked.status is not None:
+                assert asked.status is RowStatus.ABORTED
+                assert asked.is_aborted
+            if asked.error is not None:
+                has, error = len(asked.tokens), asked.error
+                assert has == error.emitted_tokens, (str(error), has)
+                assert has <= error.generated_tokens <= asked.generate.sampling.max_tokens, (str(error), has)
+
+    def errors(self) -> list[str]:
+        """Return the errors that requests ended with."""
+        return [str(asked.error) for asked in self.asked if asked.error is not None]

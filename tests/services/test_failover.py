@@ -1,0 +1,399 @@
+"""Several processors die, stand still and drain while workers move: every request's tokens come once and in order."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from tests.services.several import SeveralWorld, Site
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
+
+_SOAK = int(os.environ.get("SOAK_EXAMPLES", "0"))
+_PLACES = st.integers(0, 7)
+_NOT_TAKEN = (ErrorCode.ERROR_CODE_NO_WORKER, ErrorCode.ERROR_CODE_OVERLOADED)
+_NO_OVERRIDES: dict[str, object] = {}
+
+
+class Failover(RuleBasedStateMachine):
+    """Whatever happens to processors and connections: no token is lost, repeated or out of order."""
+
+    world: SeveralWorld
+
+    @initialize(
+        sites=st.integers(2, 3),
+        workers=st.integers(1, 3),
+        clients=st.integers(1, 2),
+        by_columns=st.booleans(),
+        credit=st.sampled_from([4, 64]),
+        window=st.sampled_from([1, 8]),
+    )
+    def begin(  # noqa: PLR0913 - what differs from world to world
+        self, sites: int, workers: int, clients: int, credit: int, window: int, *, by_columns: bool
+    ) -> None:
+        """Start everything."""
+        overrides: dict[str, object] = {"processor.credit_items": credit, "client.window_frames": window}
+        self.world = SeveralWorld(sites, workers, clients, by_columns=by_columns, overrides=overrides)
+        self.world.flush()
+        self.ask(0, [30, 20, 10])
+
+    def site(self, place: int) -> Site:
+        """Return one of the processors."""
+        return self.world.sites[place % len(self.world.sites)]
+
+    @rule(client=_PLACES, tokens=st.lists(st.integers(1, 60), min_size=1, max_size=3))
+    def ask(self, client: int, tokens: list[int]) -> None:
+        """Ask for requests, as long as workers have places for more."""
+        for most in tokens:
+            if len(self.world.open_requests()) < 4 * len(self.world.workers):
+                self.world.ask(client, most)
+
+    @rule(place=_PLACES)
+    def abort(self, place: int) -> None:
+        """Abort an open request."""
+        if found := self.world.open_requests():
+            client, asked = found[place % len(found)]
+            client.abort(asked)
+
+    @rule(turns=st.integers(1, 4))
+    def work(self, turns: int) -> None:
+        """Let every engine compute, and carry everything, but leave the last of it on its way to the clients."""
+        self.world.work(turns)
+
+    @rule(worker=_PLACES, turns=st.integers(1, 4))
+    def turn(self, worker: int, turns: int) -> None:
+        """Let one engine compute, and carry nothing."""
+        for _ in range(turns):
+            self.world.workers[worker % len(self.world.workers)].turn()
+
+    @rule(place=_PLACES)
+    def carry(self, place: int) -> None:
+        """Carry a message each way between one processor and each of its peers."""
+        self.world.carry(self.site(place))
+
+    @rule()
+    def carry_all(self) -> None:
+        """Carry everything."""
+        self.world.flush()
+
+    @rule(seconds=st.sampled_from([0.3, 1.1, 3.5, 6.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and carry everything."""
+        self.world.pass_time(seconds, carries=True)
+
+    @rule(place=_PLACES)
+    def kill(self, place: int) -> None:
+        """Kill a processor."""
+        self.site(place).kill()
+
+    @rule(place=_PLACES)
+    def start(self, place: int) -> None:
+        """Start one that is dead, or restart it."""
+        self.site(place).start()
+
+    @rule(place=_PLACES)
+    def stop(self, place: int) -> None:
+        """Let one stand still."""
+        self.site(place).stop()
+
+    @rule(place=_PLACES)
+    def go_on(self, place: int) -> None:
+        """Let one that stands still go on."""
+        self.site(place).go_on()
+
+    @rule(place=_PLACES, is_slow=st.booleans())
+    def drain(self, place: int, *, is_slow: bool) -> None:
+        """Ask one to end."""
+        if is_slow:
+            self.site(place).drain()
+        else:
+            self.site(place).close()
+
+    @rule(worker=_PLACES)
+    def move(self, worker: int) -> None:
+        """Let a worker lose its processor, which only it does not hear."""
+        self.world.workers[worker % len(self.world.workers)].move()
+
+    @rule(worker=_PLACES, keeps_unsent=st.booleans())
+    def disconnect(self, worker: int, *, keeps_unsent: bool) -> None:
+        """Break a worker's connection; it has another to the same processor."""
+        self.world.workers[worker % len(self.world.workers)].reconnect(keeps_unsent=keeps_unsent)
+
+    @rule(client=_PLACES, place=_PLACES)
+    def disconnect_client(self, client: int, place: int) -> None:
+        """Break a client's connection to one processor."""
+        nodes = self.world.clients[client % len(self.world.clients)].nodes
+        nodes[place % len(nodes)].reconnect(keeps_unsent=False)
+
+    @rule()
+    def lose_what_was_left(self) -> None:
+        """Lose what workers sent to processors that they have left."""
+        for worker in self.world.workers:
+            worker.forget_left()
+
+    def teardown(self) -> None:
+        """Let everything come to its end, and look at how it did."""
+        if hasattr(self, "world"):
+            self.world.settle()
+            self.world.check_ends()
+            self.check_errors()
+
+    def check_errors(self) -> None:
+        """Assert that a request with an error was not taken by any worker."""
+        for asked in self.world.asked:
+            if asked.error is not None:
+                assert asked.error.code in _NOT_TAKEN, str(asked.error)
+                assert not asked.tokens
+
+
+class FaultyFailover(Failover):
+    """Workers stand still as well, and all connections together: there may be errors, but no wrong token."""
+
+    @rule(seconds=st.sampled_from([0.3, 1.1, 2.5]))
+    def pass_time_in_silence(self, seconds: float) -> None:
+        """Let time pass, and carry nothing."""
+        self.world.pass_time(seconds, carries=False)
+
+    @rule(worker=_PLACES, is_paused=st.booleans())
+    def pause(self, worker: int, *, is_paused: bool) -> None:
+        """Let a worker's connection stand still, or go on."""
+        node = self.world.workers[worker % len(self.world.workers)]
+        node.is_paused = is_paused
+        node.pump()
+
+    def check_errors(self) -> None:
+        """Assert nothing more: errors are allowed here."""
+
+
+@pytest.mark.parametrize("machine", [Failover, FaultyFailover])
+def test_no_failover_makes_a_token_wrong(machine: type[Failover]) -> None:
+    """Each request has its tokens, each once and in order, and an end; an error only where too much stands still."""
+    chosen = settings(
+        max_examples=_SOAK or 60,
+        stateful_step_count=40,
+        derandomize=not _SOAK,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=chosen)
+
+
+RUNS: dict[str, list[tuple[str, dict[str, object]]]] = {
+    "what waits for its client while its worker goes and comes back": [
+        ("carry_all", {}),
+        ("turn", {"worker": 0, "turns": 4}),
+        ("move", {"worker": 0}),
+        ("lose_what_was_left", {}),
+        ("carry_all", {}),
+        ("stop", {"place": 0}),
+        ("drain", {"place": 1, "is_slow": True}),
+        ("pass_time", {"seconds": 3.5}),
+        ("disconnect_client", {"client": 0, "place": 0}),
+    ],
+    "the same, and the processor restarts": [
+        ("work", {"turns": 2}),
+        ("turn", {"worker": 0, "turns": 1}),
+        ("start", {"place": 1}),
+        ("work", {"turns": 3}),
+        ("move", {"worker": 0}),
+        ("move", {"worker": 0}),
+        ("pass_time", {"seconds": 0.3}),
+        ("start", {"place": 1}),
+        ("turn", {"worker": 0, "turns": 4}),
+    ],
+    "a worker comes to a processor that had refused its requests": [
+        ("move", {"worker": 0}),
+        ("pass_time", {"seconds": 6.0}),
+        ("work", {"turns": 1}),
+        ("stop", {"place": 0}),
+        ("pass_time", {"seconds": 3.5}),
+        ("move", {"worker": 0}),
+    ],
+    "a processor that wakes up reads what the client said long ago": [
+        ("pass_time", {"seconds": 6.0}),
+        ("move", {"worker": 0}),
+        ("stop", {"place": 0}),
+        ("work", {"turns": 1}),
+        ("pass_time", {"seconds": 3.5}),
+        ("move", {"worker": 0}),
+    ],
+    "the same, of a request whose last row is left": [
+        ("stop", {"place": 0}),
+        ("pass_time", {"seconds": 1.1}),
+        ("move", {"worker": 0}),
+        ("turn", {"worker": 0, "turns": 3}),
+        ("move", {"worker": 0}),
+        ("pass_time", {"seconds": 1.1}),
+        ("stop", {"place": 1}),
+        ("move", {"worker": 0}),
+        ("pass_time", {"seconds": 6.0}),
+        ("work", {"turns": 3}),
+        ("move", {"worker": 0}),
+    ],
+    "a request is found while its engine computes nothing for long": [
+        ("work", {"turns": 2}),
+        ("move", {"worker": 0}),
+        ("pass_time", {"seconds": 6.0}),
+        ("pass_time", {"seconds": 6.0}),
+        ("move", {"worker": 0}),
+    ],
+    "a processor wakes up with requests that it cannot send to the worker that left": [
+        ("stop", {"place": 1}),
+        ("pass_time", {"seconds": 3.5}),
+    ],
+    "a worker comes to the next life of a processor that refused its requests because it closed": [
+        ("move", {"worker": 0}),
+        ("move", {"worker": 0}),
+        ("drain", {"place": 1, "is_slow": True}),
+        ("carry_all", {}),
+        ("move", {"worker": 0}),
+        ("move", {"worker": 0}),
+    ],
+}
+"""What happened in runs that lost a request once, at one worker, a client and two processors."""
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_runs_that_lost_a_request_once(run: list[tuple[str, dict[str, object]]]) -> None:
+    """Each of them keeps every request."""
+    machine = Failover()
+    machine.begin(sites=2, workers=1, clients=1, credit=64, window=8, by_columns=True)
+    for name, arguments in run:
+        getattr(machine, name)(**arguments)
+    machine.teardown()
+    assert all(asked.error is None for asked in machine.world.asked)
+
+
+def begun(sites: int = 2, workers: int = 2, requests: int = 6, tokens: int = 120) -> SeveralWorld:
+    """Return a world in which every request has had some of its tokens."""
+    world = SeveralWorld(sites, workers, 1, by_columns=True, overrides=_NO_OVERRIDES)
+    world.flush()
+    world.pass_time(0.3, carries=True)
+    for _ in range(requests):
+        world.ask(0, tokens)
+    world.work(6)
+    assert all(0 < len(asked.tokens) < tokens for asked in world.asked)
+    return world
+
+
+def all_finished(world: SeveralWorld) -> None:
+    """Let everything come to its end, and fail unless each request has all of its tokens."""
+    world.settle()
+    world.check_ends()
+    assert world.errors() == []
+    assert {asked.status for asked in world.asked} == {RowStatus.FINISHED_LENGTH}
+
+
+def used(world: SeveralWorld) -> Site:
+    """Return a processor that has a worker with requests."""
+    return next(worker.site for worker in world.workers if worker.publisher.session.requests)
+
+
+@pytest.mark.parametrize("sites", [2, 3])
+@pytest.mark.parametrize("how", ["kill", "stop", "close", "drain"])
+def test_requests_of_a_processor_that_is_gone_go_on_at_another(how: str, sites: int) -> None:
+    """However a processor goes, its workers and requests go on at another one, and no request notices."""
+    world = begun(sites)
+    site = used(world)
+    getattr(site, how)()
+    for _ in range(40):
+        world.work(2)
+        world.pass_time(0.25, carries=True)
+    assert all(worker.site is not site for worker in world.workers)
+    assert {asked.status for asked in world.asked} == {RowStatus.FINISHED_LENGTH}, world.errors()
+    all_finished(world)
+
+
+def test_processor_that_wakes_up_reaches_no_request_that_went_on_elsewhere() -> None:
+    """One that stood still until its workers had gone, and then goes on, neither gives nor ends anything."""
+    world = begun(tokens=600)
+    site = used(world)
+    world.work(2)
+    site.stop()
+    world.pass_time(6.0, carries=True)
+    world.work(4)
+    site.go_on()
+    world.pass_time(8.0, carries=True)
+    all_finished(world)
+
+
+def test_all_processors_are_restarted() -> None:
+    """All of them die at once and come back: every request goes on from what its client has."""
+    world = begun()
+    for site in world.sites:
+        site.kill()
+    world.pass_time(2.0, carries=True)
+    for site in world.sites:
+        site.start()
+    all_finished(world)
+
+
+def test_worker_that_goes_to_and_fro_loses_nothing() -> None:
+    """A worker comes back to a processor that gave it up, in the same life, with what others acknowledged missing."""
+    world = begun(workers=1, requests=4, tokens=300)
+    for _ in range(4):
+        world.workers[0].move()
+        world.work(3)
+        world.pass_time(0.5, carries=True)
+    all_finished(world)
+
+
+def test_request_that_no_processor_answered_is_sent_anew() -> None:
+    """A processor that dies with a request that had not reached a worker does not take the request with it."""
+    world = SeveralWorld(2, 2, 1, by_columns=False, overrides=_NO_OVERRIDES)
+    world.flush()
+    world.pass_time(1.1, carries=True)
+    world.ask(0, 30)
+    (home,) = {request.home for request in world.clients[0].requests.requests.values()}
+    site = next(site for site in world.sites if world.clients[0].nodes[site.place].session is home)
+    site.kill()
+    world.pass_time(12.0, carries=True)
+    world.work(20)
+    assert world.asked[0].status is RowStatus.FINISHED_LENGTH, world.errors()
+
+
+def test_requests_of_a_lost_worker_end_with_an_error_that_counts() -> None:
+    """A worker that is gone for good takes its requests with it, and each says how far it came."""
+    world = begun(workers=2, tokens=600)
+    lost = next(worker for worker in world.workers if worker.publisher.session.requests)
+    ids = set(lost.publisher.session.requests)
+    lost.is_paused = True
+    for _ in range(60):
+        for worker in world.workers:
+            if worker is not lost:
+                worker.turn()
+        world.pass_time(0.25, carries=True)
+    failed = {asked.key: asked for asked in world.asked if asked.error is not None}
+    assert set(failed) == ids
+    assert {asked.error.code for asked in failed.values() if asked.error} == {ErrorCode.ERROR_CODE_WORKER_LOST}
+    world.check_ends()
+
+
+def test_address_where_nobody_is_costs_nothing_else() -> None:
+    """A client and workers that list an address without a processor serve every request at the other one."""
+    world = SeveralWorld(2, 2, 1, by_columns=True, overrides=_NO_OVERRIDES)
+    world.sites[1].kill()
+    world.pass_time(5.0, carries=True)
+    for _ in range(6):
+        world.ask(0, 60)
+    world.work(60)
+    assert {asked.status for asked in world.asked} == {RowStatus.FINISHED_LENGTH}, world.errors()
+
+
+def test_requests_go_where_there_is_room() -> None:
+    """Twice as many requests as one processor's workers take are all taken at once, without one being refused."""
+    world = SeveralWorld(2, 2, 1, by_columns=True, overrides=_NO_OVERRIDES)
+    world.flush()
+    world.pass_time(1.1, carries=True)
+    for worker, site in zip(world.workers, world.sites, strict=True):
+        while worker.site is not site:
+            worker.move()
+    world.pass_time(1.1, carries=True)
+    for _ in range(8):
+        world.ask(0, 30)
+    world.flush()
+    loads = [len(worker.publisher.session.requests) for worker in world.workers]
+    assert loads == [4, 4]
+    assert sum(sum(site.core.dispatch.refused.values()) for site in world.sites if site.core is not None) == 0

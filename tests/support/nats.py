@@ -1,0 +1,78 @@
+"""A real NATS server for tests, on loopback, at a port that it chooses and keeps."""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.waiting import wait_until
+
+_PROGRAM = str(Path(sys.executable).parent / "nats-server")
+
+
+class NatsServer:
+    """One nats-server process, which can be killed and started again at its port."""
+
+    def __init__(self, folder: Path, config: str = "", host: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
+        """Start it; `config` is what its configuration file says besides its port, `before` runs it elsewhere."""
+        self.folder = folder
+        self._before = before
+        self._config = config
+        self._host = host
+        self.port = -1
+        self.start()
+
+    @property
+    def server(self) -> str:
+        """Return HOST:PORT."""
+        return f"{self._host}:{self.port}"
+
+    def address(self, name: str, scheme: str = "nats") -> str:
+        """Return the address of a listener there."""
+        return f"{scheme}://{self.server}/{name}"
+
+    def start(self) -> None:
+        """Start it, and return when it listens."""
+        path = self.folder / "nats.conf"
+        ports = f"listen: '{self._host}:{self.port}'\nports_file_dir: '{self.folder}'\n"
+        path.write_text(ports + self._config)
+        with (self.folder / "nats.log").open("ab") as log:
+            self.process = subprocess.Popen([*self._before, _PROGRAM, "-c", str(path)], stderr=log, stdout=log)
+        found = self.folder / f"nats-server_{self.process.pid}.ports"
+        wait_until(lambda: self.process.poll() is not None or (found.exists() and found.read_text().endswith("}")))
+        assert self.process.poll() is None, (self.folder / "nats.log").read_text()
+        self.port = int(json.loads(found.read_text())["nats"][0].rpartition(":")[2])
+
+    def pause(self) -> None:
+        """Let it stand still, and return when all of its threads do."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def announce_end(self) -> None:
+        """Let it tell its clients that it is about to stop: lame-duck mode."""
+        self.process.send_signal(signal.SIGUSR2)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+
+
+@functools.cache
+def shared() -> NatsServer:
+    """Return a server that all tests of this process share, under names of their own."""
+    folder = tempfile.TemporaryDirectory(prefix="tb-nats-")
+    server = NatsServer(Path(folder.name))
+    atexit.register(folder.cleanup)
+    atexit.register(server.kill)
+    return server

@@ -1,0 +1,57 @@
+"""A cluster of three NATS servers with JetStream, on loopback."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.support.nats import NatsServer
+from tests.support.waiting import until
+from tokenbus_services.durable_log.stream import LogError, LogStream
+from tokenbus_services.settings import Settings
+
+_CONFIG = """\
+server_name: {name}
+jetstream {{ store_dir: '{folder}' }}
+cluster {{ name: tests, listen: '127.0.0.1:{port}', routes: [{routes}] }}
+"""
+
+
+@contextmanager
+def cluster(folder: Path, size: int = 3) -> Iterator[list[NatsServer]]:
+    """Start the servers, and kill them at the end."""
+    ports = _free_ports(size)
+    routes = ", ".join(f"'nats://127.0.0.1:{port}'" for port in ports)
+    with ExitStack() as stack:
+        servers = []
+        for number, port in enumerate(ports):
+            own = folder / f"n{number}"
+            own.mkdir()
+            config = _CONFIG.format(name=own.name, folder=own / "js", port=port, routes=routes)
+            servers.append(NatsServer(own, config))
+            stack.callback(servers[-1].kill)
+        yield servers
+
+
+async def until_ready(settings: Settings) -> None:
+    """Wait until the cluster has made the stream of a log, as the settings want it."""
+    stream = LogStream(settings)
+    connection = await stream.connect()
+
+    async def is_ready() -> bool:
+        """Tell whether the cluster has a leader."""
+        try:
+            await stream.info(connection, make=True)
+        except LogError:
+            return False
+        return True
+
+    await until(is_ready, every=0.1)
+    await connection.close(0)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free: each server must know those of the others before they start."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
