@@ -163,4 +163,10 @@ def test_defect_in_one_hand_off_names_that_request(
     outputs.to_the_end()
     assert outputs.ended.pop(named) is RowStatus.ABORTED
     assert set(outputs.ended.values()) == {RowStatus.HANDED_OFF}
-    assert outputs.states == {key: state for key, state in calm.states.items() if key != named}
+    assert outputs.states.keys() == calm.states.keys() - {named}
+    for key, state in outputs.states.items():
+        fields, carried = state.split(b"\n", 1)
+        true_fields, true_carried = calm.states[key].split(b"\n", 1)
+        assert fields == true_fields
+        # A product of matrices rounds by how many requests share it, on some processors.
+        np.testing.assert_allclose(*(np.frombuffer(each, np.float32) for each in (carried, true_carried)), atol=1e-5)
