@@ -14,7 +14,8 @@ Record = dict[str, Any]
 """A run: what the JSON file holds, and what the tables, the figure and the page are made of."""
 Plot = Callable[[Record, Path], None]
 
-_DOCS = Path("docs/benchmarks")
+DOCS = Path("docs/benchmarks")
+"""Where the pages are that a release shows."""
 
 
 def declare_outputs(parser: argparse.ArgumentParser, name: str, *, has_plot: bool) -> None:
@@ -28,8 +29,8 @@ def declare_outputs(parser: argparse.ArgumentParser, name: str, *, has_plot: boo
         type=Path,
         metavar="FOLDER",
         nargs="?",
-        const=_DOCS,
-        help=f"write {written} (default {_DOCS})",
+        const=DOCS,
+        help=f"write {written} (default {DOCS})",
     )
 
 

@@ -2,12 +2,13 @@
 
 import argparse
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from benchmarks.codec.document import page
 from benchmarks.codec.plot import plot
 from benchmarks.codec.record import run
 from benchmarks.codec.tables import render
-from benchmarks.outputs import declare_outputs, paint, progress, write_outputs
+from benchmarks.outputs import DOCS, declare_outputs, paint, progress, write_outputs
 
 _COMMAND = "python -m benchmarks.codec --write-docs"
 _TURNS, _QUICK_TURNS = 100, 2
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     turns = options.turns or (_QUICK_TURNS if options.quick else _TURNS)
     if turns < 1:
         parser.error(f"--turns: at least 1, not {turns}")
+    if options.write_docs == DOCS and find_spec("vllm") is None:
+        parser.error("--write-docs: vLLM is not installed, so its lines would be lost; the page names an environment")
     record = run(quick=options.quick, turns=turns, seed=options.seed, progress=progress)
     print(render(record, paint()))
     write_outputs(options, "codec", record, lambda: page(record, _COMMAND), plot)
