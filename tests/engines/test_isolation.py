@@ -169,4 +169,5 @@ def test_defect_in_one_hand_off_names_that_request(
         true_fields, true_carried = calm.states[key].split(b"\n", 1)
         assert fields == true_fields
         # A product of matrices rounds by how many requests share it, on some processors.
-        np.testing.assert_allclose(*(np.frombuffer(each, np.float32) for each in (carried, true_carried)), atol=1e-5)
+        values, true_values = np.frombuffer(carried, np.float32), np.frombuffer(true_carried, np.float32)
+        np.testing.assert_allclose(values, true_values, atol=1e-5)

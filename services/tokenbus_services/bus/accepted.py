@@ -13,6 +13,9 @@ import termios
 _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
 _MUCH = 1_048_576
+_DOUBTFUL = 16_777_216
+_IPC_SECONDS = 0.02
+"""For how long a Unix socket's bytes must be seen to come, within one message, before the growth is its."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
 
@@ -27,7 +30,7 @@ class AcceptedConnection:
     libzmq holds an unfinished message of several parts without any bound, and does not report it. But the kernel counts
     a TCP connection's bytes: those that arrived, less those that were read as whole messages, are held. For a Unix
     socket the kernel has no such count: what is held is taken to be the process's growth since the connection last
-    finished a message, while more of it keeps coming.
+    finished a message, once more of it was seen to come for a while.
     """
 
     def __init__(self, descriptor: int, listens_at: object, handshakes: int, now: float) -> None:
@@ -55,7 +58,9 @@ class AcceptedConnection:
         self.held = 0
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
-        self.read_before = self.grown_from = self.unread_checks = 0
+        self.read_before = -1
+        self._grown_from = 0
+        self._unread_at: float | None = None
 
     @property
     def is_tcp(self) -> bool:
@@ -67,7 +72,7 @@ class AcceptedConnection:
         if self.is_tcp:
             self._measure_tcp()
         else:
-            self._measure_ipc(resident)
+            self._measure_ipc(now, resident)
         if self.delivered != self.read_before or not self.held:
             self.read_before, self.moved = self.delivered, now
 
@@ -79,13 +84,26 @@ class AcceptedConnection:
             held -= self._in_kernel()
         self.held = max(0, held)
 
-    def _measure_ipc(self, resident: int) -> None:
+    def _measure_ipc(self, now: float, resident: int) -> None:
         if self.delivered != self.read_before:
-            self.unread_checks = self.held = 0
-        elif self._in_kernel():
-            self.unread_checks += 1
-            self.grown_from = resident if self.unread_checks == 1 else min(self.grown_from, resident)
-            self.held = max(0, resident - self.grown_from)
+            self._grown_from, self._unread_at, self.held = resident, None, 0
+            return
+        self._grown_from = min(self._grown_from, resident)
+        if not self._in_kernel():
+            return
+        if self._unread_at is None:
+            self._unread_at = now
+        if now - self._unread_at >= _IPC_SECONDS:
+            self.held = resident - self._grown_from
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its duplicate is closed: it has ended."""
+        return self.connection.fileno() < 0
+
+    def is_doubtful(self, resident: int) -> bool:
+        """Tell whether what the process grew by may be this one's, which only many looks at it can tell."""
+        return not self.is_tcp and resident - self._grown_from > _DOUBTFUL
 
     def _in_kernel(self) -> int:
         return int.from_bytes(fcntl.ioctl(self.connection, termios.FIONREAD, bytes(4)), "little")

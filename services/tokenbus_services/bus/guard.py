@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import resource
 import select
 import socket
@@ -29,6 +30,9 @@ _log = logger("bus")
 BOUNDS = ("bytes", "memory", "connections", "unadmitted", "silent", "id", "key", "accept")
 _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
+_DOUBT_SECONDS = 0.001
+_MOST_DOUBTFUL = 64
+"""How many doubtful connections are looked at each time, drawn anew with each full check."""
 _FULL_SECONDS = 0.25
 _GROWTH = 8_388_608
 """With less growth of the process between two checks, no connection is measured: what is held is resident."""
@@ -38,7 +42,6 @@ _MUCH = 1_048_576
 _STUCK = 65_536
 _OTHER_FILES = 64
 _FREED = 8
-_IPC_CHECKS = 3
 
 
 class Guard:
@@ -67,6 +70,7 @@ class Guard:
         self._seen = self._calm = self._resident()
         self._pause = _CHECK_SECONDS
         self._next_full = 0.0
+        self._doubtful: list[tuple[AcceptedConnection, Monitor]] = []
         self._trim_at: float | None = None
         self.max_connections = _room(settings.max_connections)
         self.max_unadmitted = max(1, min(settings.max_unadmitted_connections, self.max_connections // 2))
@@ -195,11 +199,14 @@ class Guard:
     def _check(self) -> None:
         now, resident = self._now(), self._resident()
         self._pause = _QUICK_SECONDS if resident - self._seen >= _GROWTH else _CHECK_SECONDS
+        if self._doubtful:
+            self._pause = _DOUBT_SECONDS
         if self._trim_at is not None and now >= self._trim_at:
             self._trim_at = None
             _trim()
         if resident - self._seen < _GROWTH and now < self._next_full:
             self._seen = min(self._seen, resident)
+            self._look_again(now, resident)
             return
         self._seen, self._next_full = resident, now + _FULL_SECONDS
         pairs = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
@@ -211,8 +218,17 @@ class Guard:
                 connection.measure(now, resident)
             self._check_size(watched, connection)
             self._check_introduction(watched, connection, now)
+        doubtful = [pair for pair in pairs if pair[0].is_doubtful(resident)]
+        self._doubtful = random.sample(doubtful, min(len(doubtful), _MOST_DOUBTFUL))
         self._check_sum([pair for pair in pairs if pair[0].is_tcp], now)
         self._check_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
+
+    def _look_again(self, now: float, resident: int) -> None:
+        """Measure those that may hold much: a Unix socket's bytes are seen only in the moment before they are read."""
+        for connection, watched in self._doubtful:
+            if not connection.is_cut and not connection.is_closed:
+                connection.measure(now, resident)
+                self._check_size(watched, connection)
 
     def _check_size(self, watched: "Monitor", connection: AcceptedConnection) -> None:
         name = "max_pending_bytes" if connection.is_admitted else "max_unadmitted_bytes"
@@ -222,7 +238,7 @@ class Guard:
         reason = f"{connection.held} bytes that are unfinished or unread, more than bus.{name}, {most}"
         if connection.is_tcp:
             self.cut(watched, connection, "bytes", reason)
-        elif connection.unread_checks >= _IPC_CHECKS:
+        else:
             self._cut_if_read_out(watched, connection, "bytes", reason)
 
     def _check_introduction(self, watched: "Monitor", connection: AcceptedConnection, now: float) -> None:
