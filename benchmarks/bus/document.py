@@ -143,9 +143,9 @@ p99 2,420); the medians of the rounds' ratios:
 
 The first had 0.98 and 1.23 against the version before, in another run.
 
-`publish()` that sends from its own thread, without the wake-up of the link's, was measured on 16 idle cores, three runs of
-each in turn: p50 1,018 before and 1,010 with it. What the wake-up took, the next hops take: their code runs cold on
-either thread.
+`publish()` that sends from its own thread, without the wake-up of the link's, was measured on 16 idle cores, three
+runs of each in turn: p50 1,018 before and 1,010 with it. What the wake-up took, the next hops take: their code runs
+cold on either thread.
 """
 
 
