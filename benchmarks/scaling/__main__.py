@@ -90,11 +90,19 @@ def _measured(shapes: Sequence[Shape], options: argparse.Namespace) -> Record:
 
 def _run(way: Way, shapes: Sequence[Shape], options: argparse.Namespace) -> Record:
     found: dict[Shape, list[Sample]] = {shape: [] for shape in shapes}
+    reason = NotRunError("nothing to measure")
     for number in range(options.rounds):
         for shape in shapes if number % 2 == 0 else reversed(shapes):
             progress(f"{way.bus}, {way.reading}, round {number + 1} of {options.rounds}: {shape.in_words}")
-            with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
-                found[shape].append(sample(way, shape, options.k, options.seconds, Path(folder)))
+            try:
+                with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+                    found[shape].append(sample(way, shape, options.k, options.seconds, Path(folder)))
+            except NotRunError as error:  # one that is overloaded is left out, and the others are measured
+                reason = error
+                progress(f"  {error}")
+    found = {shape: taken for shape, taken in found.items() if len(taken) == options.rounds}
+    if not found:
+        raise reason
     cores = os.cpu_count() or 1
     cells = [_cell(shape, taken) for shape, taken in found.items()]
     costs = fitted(cells)

@@ -6,7 +6,7 @@ from collections import deque
 class PendingAck:
     """The pending acknowledgement of one step's items: they are acknowledged when its last consumer releases them."""
 
-    __slots__ = ("bytes", "count", "holders", "last_sequence", "stream", "unlogged")
+    __slots__ = ("arrived_at", "bytes", "count", "holders", "last_sequence", "stream", "unlogged")
 
     def __init__(self) -> None:
         """Begin with one consumer: the code that makes the step."""
@@ -16,6 +16,8 @@ class PendingAck:
         self.stream: AckTracker | None = None
         """The tracker of its stream, once an item belongs to it."""
         self.last_sequence = 0
+        self.arrived_at = 0.0
+        """When its last item came."""
         self.bytes = 0
         self.unlogged = 0
         """How many of its consumers are the durable log, which cannot be evicted: items that it does not have yet."""

@@ -50,11 +50,11 @@ class Answer:
         """Begin: its requests are open; `close` aborts those that are still open when it ends early."""
         self._close = close
 
-    def evict(self) -> None:
-        """End because all answers together hold too much, and this one the most."""
+    def evict(self, size: int) -> None:
+        """End because all answers together hold too much, and this one the most: so many bytes."""
         message = "too much waits for all clients together (gateway.buffer_bytes)"
         code = "slow_client" if self.content_type == EVENTS else "overloaded"
-        self._end_slow(ApiError(503, f"{message}, {self.outbox.size} bytes of it in this answer", code=code))
+        self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
 
     def end(self, error: ApiError) -> None:
         """End with an error: as the answer's status before it has begun, else as an event; ignored after the end."""

@@ -34,8 +34,8 @@ class Holder(Protocol):
     def outbox(self) -> "Outbox":
         """What waits for its client."""
 
-    def evict(self) -> None:
-        """End, and free what it holds."""
+    def evict(self, size: int) -> None:
+        """End, and free what it holds: so many bytes."""
 
 
 _NOTHING: Mapping[Holder, int] = MappingProxyType({})
@@ -94,7 +94,7 @@ class Buffers:
                 self.evicted += 1
                 # Its socket may stay full: the next time another one is to end, and this one counts once.
                 self.leave(holder)
-                holder.evict()
+                holder.evict(size)
         finally:
             self._is_evicting = False
 

@@ -40,6 +40,8 @@ _log = logger("processor")
 _FIRST_ROUTE = 1
 _MOST_HANDSHAKES = 10
 """How many handshakes of a client may follow each other at once."""
+_SHARE_OF_MANY = 0.25
+"""Which share of what may wait for all consumers of a stream is much for one client."""
 
 
 class ClientConnections(Connections[Session]):
@@ -277,12 +279,23 @@ class ClientConnections(Connections[Session]):
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
 
-    def evict(self, pending_ack: PendingAck) -> None:
-        """End the requests of the clients that have not acknowledged a step, those with most first."""
+    def evict(self, pending_ack: PendingAck, *, even_few: bool) -> None:
+        """End the requests of the clients that have not acknowledged a step, those with most first.
+
+        Unless `even_few`, one that has few frames keeps them: it is behind for a moment.
+        """
         queues = {id(queue) for queue in pending_ack.holders}
-        slow = [session for session in self.sessions.values() if id(session.send_queue) in queues]
+        slow = [
+            session
+            for session in self.sessions.values()
+            if id(session.send_queue) in queues and (even_few or self._has_many(session))
+        ]
         for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)
+
+    def _has_many(self, session: Session) -> bool:
+        most, queue = self._settings.processor, session.send_queue
+        return max(queue.outputs / most.pending_items, queue.bytes / most.pending_bytes) > _SHARE_OF_MANY
 
     def unacknowledged_of(self, acks: AckTracker) -> set[int]:
         """Return the requests with rows of a stream that clients have not acknowledged."""

@@ -131,10 +131,10 @@ class Intake:
         if self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full:
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
-        oldest = worker.stream.acks.oldest
-        if oldest is None or self._share_pending(worker) <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
+        oldest, share = worker.stream.acks.oldest, self._share_pending(worker)
+        if oldest is None or share <= _SHARE_WITH_CREDIT or worker.assembler.keeps(oldest):
             return False
-        if oldest.unlogged:
+        if oldest.unlogged or share > 1:
             return True
         is_read_here = oldest.count > len(oldest.holders)
         if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
@@ -150,6 +150,7 @@ class Intake:
             if isinstance(entry.contents, RequestEvent):
                 self._event(worker, entry.contents)
             pending_ack.release()
+        pending_ack.arrived_at = now
         worker.stream.acks.add(entry.sequence, pending_ack, len(entry.payload))
         if self.log_item is not None:
             self.log_item(worker, entry, pending_ack)
@@ -283,15 +284,18 @@ class Intake:
         if worker.held_back is None or worker.held_back[0] is not oldest:
             worker.held_back = oldest, now
         if share > 1 or now - worker.held_back[1] > self._settings.bus.heartbeat_timeout_ms / 1000:
-            self._evict_slowest(worker)
+            self._evict_slowest(worker, now)
 
-    def _evict_slowest(self, worker: Worker) -> None:
-        """End the requests of those that hold the stream back, the furthest behind first, until enough is free."""
-        acks = worker.stream.acks
+    def _evict_slowest(self, worker: Worker, now: float) -> None:
+        """End the requests of those that hold the stream back, the furthest behind first, until enough is free.
+
+        A client that holds little of it, and not for long, is only behind for a moment: the worker waits for it.
+        """
+        acks, patience = worker.stream.acks, self._settings.bus.heartbeat_interval_ms / 1000
         while (oldest := acks.oldest) is not None and not (worker.assembler.keeps(oldest) or oldest.unlogged):
             has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
             through = acks.middle
-            self._core.clients.evict(oldest)
+            self._core.clients.evict(oldest, even_few=now - oldest.arrived_at > patience)
             if is_pending_here:
                 self.registry.evict_slowest(oldest, through)
             is_free = acks.advance() or not acks.oldest

@@ -119,12 +119,13 @@ class _Answer:
     def __init__(self, buffers: Buffers, held: int) -> None:
         self.outbox = Outbox(2**30, lambda: None, buffers)
         self.is_evicted = False
+        self.size_said = 0
         buffers.join(self)
         self.outbox.hold(held)
 
-    def evict(self) -> None:
+    def evict(self, size: int) -> None:
         """End."""
-        self.is_evicted = True
+        self.is_evicted, self.size_said = True, size
         self.outbox.drop()
 
 
@@ -137,7 +138,7 @@ def test_who_holds_the_most_ends_first() -> None:
     assert [answer.is_evicted for answer in [*answers, last]] == [False, True, False, False, False]
     assert (buffers.size, buffers.evicted) == (70, 1)
     buffers.evict(1, beside={answers[0]: 100})
-    assert answers[0].is_evicted
+    assert (answers[0].is_evicted, answers[0].size_said) == (True, 105)
     buffers.evict(1, at_least=31)
     assert buffers.evicted == 2
 

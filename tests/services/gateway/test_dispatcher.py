@@ -163,6 +163,6 @@ class _Holder:
         self.outbox = Outbox(1000, lambda: None, buffers)
         self.evictions = 0
 
-    def evict(self) -> None:
+    def evict(self, _size: int) -> None:
         """Count."""
         self.evictions += 1

@@ -54,12 +54,32 @@ def test_many_hoarders_end_together() -> None:
         hoarder.ask(generate_of(100 + place))
         worker.publish([Wanted(100 + place, 0, 1)])
         hoarder.heard()
+    bench.pass_time(1.5, worker, victim, *hoarders)
     for position in range(150):
         assert granted(worker) > worker.sequence, "the worker waits"
         worker.publish(rows([2], position=position))
         assert places(victim) == [(2, position, 1)]
         victim.ack()
     assert [hoarder.errors() for hoarder in hoarders] == [{100 + place: SLOW} for place in range(6)]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_client_that_is_behind_for_a_moment_is_not_evicted_with_a_hoarder(*, comes_back: bool) -> None:
+    """At the bound the hoarder loses its request; the worker waits for one that holds little, but not for long."""
+    bench, worker, hoarder, other = hoarding(32)
+    for position in range(34):
+        worker.publish(rows([1, 2] if position < 4 else [1], position=position))
+    assert (hoarder.errors(), other.errors()) == ({1: SLOW}, {})
+    while granted(worker) > worker.sequence:
+        assert worker.sequence < 100, "the worker does not wait"
+        worker.publish(rows([1], position=worker.sequence))
+    bench.advance(0.5)
+    assert granted(worker) == worker.sequence, "the worker does not wait"
+    if comes_back:
+        other.ack()
+    bench.pass_time(1.0, worker, hoarder, other)
+    assert granted(worker) > worker.sequence, "the worker waits"
+    assert other.errors() == ({} if comes_back else {2: SLOW})
 
 
 def test_worker_waits_for_clients_that_are_all_behind() -> None:
