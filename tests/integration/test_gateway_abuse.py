@@ -90,6 +90,7 @@ async def test_few_open_files_refuse_connections_and_nothing_else(
     finally:
         for _, writer in idle:
             writer.close()
+    await asyncio.to_thread(program.terminate)
     assert bool(program.lines('"room":128')) == (most == 128)
     assert not program.lines("Too many open files")
 

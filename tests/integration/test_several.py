@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,10 @@ from tokenbus_services.link import SessionState
 LONG = 600_000  # tokens that no test waits for
 SLOW = ("--steps-per-second", "10")  # so that a busy machine keeps up
 CONNECTED = '"worker connected"'
+
+
+def _has_connected(processor: Program, worker_id: str) -> bool:
+    return any(f'"{worker_id}"' in line for line in processor.lines(CONNECTED))
 
 
 def busiest(several: Several) -> int:
@@ -66,8 +71,7 @@ async def test_requests_go_on_when_a_processor_goes(several: Several, how: str) 
     if how == "terminate":
         assert status == 0
     if how != "stop":
-        other = several.processors[1 - place]
-        assert len(other.lines(CONNECTED)) >= 3
+        await asyncio.to_thread(several.processors[1 - place].wait_for, CONNECTED, 3)
 
 
 async def test_all_processors_are_killed_and_come_back(several: Several) -> None:
@@ -126,8 +130,7 @@ async def test_status_and_tap_show_the_workers_of_all(several: Several) -> None:
         assert {worker.worker_id for worker in status.workers} == {"worker-0", "worker-1", "worker-2"}
         for worker in status.workers:
             place = int(worker.processor_id.split("-")[1])
-            connected = several.processors[place].lines(CONNECTED)
-            assert any(f'"{worker.worker_id}"' in line for line in connected)
+            await until(partial(_has_connected, several.processors[place], worker.worker_id))
         tap = several.tap("--json")
         asked = ask(client, 12, LONG)
         for name in ("worker-0", "worker-1", "worker-2"):

@@ -28,6 +28,7 @@ async def test_processor_that_stands_still_loses_nothing(deployment: Deployment)
         await until(lambda: client.sessions[0].state is SessionState.GREETING)
         processor.go_on()
         await all_exact(asked, 3000)
+    await asyncio.to_thread(processor.terminate)
     assert not processor.lines('"worker gone"')
 
 
@@ -44,6 +45,7 @@ async def test_worker_that_stands_still_is_lost_and_comes_back(deployment: Deplo
         worker.go_on()
         await asyncio.to_thread(worker.wait_for, '"connected"', 2)
         await all_exact(ask(client, 8, 300), 300)
+    await asyncio.to_thread(processor.terminate)
     assert len(processor.lines('"worker gone"')) == 1
 
 
