@@ -268,6 +268,14 @@ class Intake:
             else:
                 self._core.dispatch.resend(worker, request)
 
+    def give_back(self, worker: Worker) -> None:
+        """Hand to others what a worker that has said all did not begin: it crossed its goodbye on the way."""
+        worker.takes_no_more = True
+        table = self.registry.table
+        for request in table.of_stream(worker.source.stream):
+            if _can_be_given_back(request) and not table.next_position[request.slot] and not request.early:
+                self._core.dispatch.give_back(request)
+
     # Backpressure.
 
     def _share_pending(self, worker: Worker) -> float:
@@ -305,8 +313,12 @@ class Intake:
 
 def _is_not_begun(request: Request, error: RequestError) -> bool:
     """Tell whether a worker refuses a request because it stops: the request crossed its last heartbeat on the way."""
-    is_refused = error.code == ErrorCode.ERROR_CODE_OVERLOADED
-    return is_refused and request.generate is not None and request.aborted_at is None
+    return error.code == ErrorCode.ERROR_CODE_OVERLOADED and _can_be_given_back(request)
+
+
+def _can_be_given_back(request: Request) -> bool:
+    """Tell whether another worker may have a request: its own has not said that it took it, and it is to go on."""
+    return request.generate is not None and request.aborted_at is None
 
 
 def _ids(batch: LogprobBatch) -> frozenset[int]:

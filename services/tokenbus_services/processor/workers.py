@@ -256,6 +256,8 @@ class WorkerConnections(Connections[Worker]):
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING:
             self._disconnect(worker)  # its retention stays good until the heartbeat's time is over
             return
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED and worker.stream.expected > goodbye.last_sequence:
+            self._intake.give_back(worker)
         self._lose(worker, goodbye.message or "it stopped")
         may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
         self._fence(worker, worker.stream.epoch + (not may_come_back), now)

@@ -7,8 +7,9 @@ import pytest
 from tests.services.bench import Bench, BenchWorker
 from tests.services.builders import Wanted, generate_of
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError, SamplingParameters
-from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_contracts.generated.client_pb2 import ClientFrame
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 from tokenbus_services.bus import Outcome
 from tokenbus_services.processor.router import BUFFERED
 
@@ -88,6 +89,24 @@ def test_request_that_a_stopping_worker_refuses_goes_to_another() -> None:
     assert bench.core.registry.counts.failed == {"overloaded": 1}
     submit(bench, generate_of(5))
     assert keys(staying) == [5], "the one that refuses is sent no more"
+
+
+@pytest.mark.parametrize("has_said_all", [True, False])
+def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -> None:
+    """What a worker had not taken when it said goodbye goes to another worker, unless it may have said that it did."""
+    bench = Bench()
+    leaving, staying = bench.worker("a"), bench.worker("b")
+    client = bench.client()
+    for key in range(1, 8):
+        client.ask(generate_of(key))
+    leaving.admit(1)
+    leaving.publish([Wanted(3, 0, 1)])
+    client.say(ClientFrame(abort=Abort(request_key=7)))
+    said = leaving.sequence + (not has_said_all)
+    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED, last_sequence=said)))
+    assert (keys(leaving), keys(staying)) == ([1, 3, 5, 7], [2, 4, 6, *([5] if has_said_all else [])])
+    lost = {1, 3, 7} if has_said_all else {1, 3, 5, 7}
+    assert client.errors() == dict.fromkeys(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
 
 
 def test_request_that_the_last_worker_refuses_ends() -> None:

@@ -172,7 +172,9 @@ def test_goodbye(reason: GoodbyeReason) -> None:
     bench = Bench()
     worker, client = bench.worker(), bench.client()
     client.ask(generate_of(1))
-    worker.say(WorkerFrame(goodbye=Goodbye(reason=reason, message="\u6f22" * 341)))
+    worker.admit(1)
+    client.heard()
+    worker.say(WorkerFrame(goodbye=Goodbye(reason=reason, last_sequence=1, message="\u6f22" * 341)))
     if reason == RESTARTING:
         assert client.errors() == {}
         assert worker.known.peer is None
