@@ -1,5 +1,6 @@
 """Which requests the gateway admits: by API key, Host and Origin."""
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -420,21 +421,44 @@ def _port(served: Serving) -> str:
 # TLS.
 
 
+def _certified(folder: Path) -> tuple[dict[str, str], ssl.SSLContext]:
+    """Make an authority and a certificate; return the settings that name its files, and a context that trusts it."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    (folder / "key.pem").write_bytes(certificate.private_key_pem.bytes())
+    (folder / "cert.pem").write_bytes(b"".join(each.bytes() for each in certificate.cert_chain_pems))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    return {"gateway__tls_certificate": f"{folder}/cert.pem", "gateway__tls_key": f"{folder}/key.pem"}, trusting
+
+
+async def test_tls_handshakes_that_do_not_end_are_bounded(deployment: Deployment, tmp_path: Path) -> None:
+    """Connections that begin no handshake count to the limit: above it others are closed, and served afterwards."""
+    files, trusting = _certified(tmp_path)
+    async with serving(deployment, **files, gateway__max_connections=4) as served:
+        gateway, (host, _, port) = served.gateway, served.url.removeprefix("https://").rpartition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+        await until(lambda: gateway.connections == 5)
+        async with httpx.AsyncClient(verify=trusting, timeout=MOST) as client:
+            for _ in range(3):
+                with pytest.raises(httpx.ConnectError):
+                    await client.get(f"{served.url}/healthz")
+            assert gateway.counts.refused_connections == 3
+            for _, writer in silent:
+                writer.close()
+            await until(lambda: gateway.connections == 0)
+            assert (await client.get(f"{served.url}/healthz")).status_code == 200
+
+
 async def test_tls_serves_streams_and_takes_a_new_certificate(deployment: Deployment, tmp_path: Path) -> None:
     """Over TLS every token comes, old versions are refused, and a renewed certificate is shown without a restart."""
-    files = {"gateway__tls_certificate": str(tmp_path / "cert.pem"), "gateway__tls_key": str(tmp_path / "key.pem")}
+    files, trusting = _certified(tmp_path)
 
     def renew() -> httpx.AsyncClient:
         """Make another authority and certificate; return a client that trusts that one alone."""
-        authority = trustme.CA()
-        certificate = authority.issue_cert("localhost", "127.0.0.1")
-        (tmp_path / "key.pem").write_bytes(certificate.private_key_pem.bytes())
-        (tmp_path / "cert.pem").write_bytes(b"".join(each.bytes() for each in certificate.cert_chain_pems))
-        trusting = ssl.create_default_context()
-        authority.configure_trust(trusting)
-        return httpx.AsyncClient(verify=trusting, timeout=MOST)
+        return httpx.AsyncClient(verify=_certified(tmp_path)[1], timeout=MOST)
 
-    async with renew() as first, serving(deployment, **files) as served:
+    async with httpx.AsyncClient(verify=trusting, timeout=MOST) as first, serving(deployment, **files) as served:
         assert served.url.startswith("https://")
         answer = await first.post(f"{served.url}/v1/completions", json=BODY | {"logprobs": 0, "max_tokens": 300})
         assert is_true(Completion.model_validate(answer.json()))

@@ -279,6 +279,26 @@ async def test_stuck_supervisor_is_seen() -> None:
         assert not (await asyncio.to_thread(supervisor.health)).problems
 
 
+async def test_supervisor_that_stands_still_is_told_to_who_asks(passing: Served) -> None:
+    """What only the supervisor knows is answered with an error while it stands still; requests are served."""
+    asked = {**_ENDLESS, "stream": False, "max_tokens": 1}
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(plainly(passing.url)) for _ in range(4)]
+        for each in clients:  # by a connection that a process has already
+            assert (await each.get("/healthz")).status_code == 200
+        passing.gateway.stop()
+        try:
+            assert (await clients.pop().post("/v1/completions", json=asked)).status_code == 200
+            paths = ("/healthz", "/readyz", "/metrics")
+            answers = await asyncio.gather(*(each.get(path) for each, path in zip(clients, paths, strict=True)))
+        finally:
+            passing.gateway.go_on()
+    for answer in answers:
+        assert (answer.status_code, error_of(answer.text)["code"]) == (503, "stalled")
+        assert "supervisor" in error_of(answer.text)["message"]
+    assert "Traceback" not in passing.gateway.output
+
+
 async def test_sigterm_drains_all_processes(passing: Served) -> None:
     """After SIGTERM every stream ends with the error `stopping`, all processes leave, and the status is 0."""
     pids = _processes(passing)

@@ -8,15 +8,15 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tokenbus_services.bus import AddressError
-from tokenbus_services.gateway.channel import Channel
+from tokenbus_services.gateway.acceptor import Beginnings
+from tokenbus_services.gateway.channel import Channel, FailedAnswerError
+from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.group import Alone
 from tokenbus_services.gateway.server import serve_gateway
 from tokenbus_services.gateway.tallies import SharedTallies
@@ -50,11 +50,9 @@ class Member:
         self._connections = connections
         self._taken = 0
         self._reported = 0
-        self._beginning: set[asyncio.Task[None]] = set()
 
-    def accept(self, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None, seconds: float) -> None:
-        """Begin to serve the connections that come, with TLS handshakes of so many seconds if there is a context."""
-        handshake = None if context is None else seconds
+    def accept(self, beginnings: Beginnings) -> None:
+        """Begin to serve the connections that come."""
         self._connections.setblocking(False)  # noqa: FBT003 - a name of the standard library's
 
         def take() -> None:
@@ -69,15 +67,13 @@ class Member:
                     return
                 self._taken += 1
                 for descriptor in descriptors:
-                    task = asyncio.create_task(_begin(socket.socket(fileno=descriptor), make, context, handshake))
-                    self._beginning.add(task)
-                    task.add_done_callback(self._beginning.discard)
+                    beginnings.begin(socket.socket(fileno=descriptor))
 
         asyncio.get_running_loop().add_reader(self._connections, take)
 
     def tick(self, connections: int) -> None:
-        """Tell the supervisor how many of the connections that it passed are closed."""
-        closed = self._taken - connections - len(self._beginning)
+        """Tell the supervisor how many of the connections that it passed are closed: all but these."""
+        closed = self._taken - connections
         if closed != self._reported:
             self._reported = closed
             self._channel.tell("closed", closed)
@@ -87,21 +83,16 @@ class Member:
         return None if self.alone is None else await self.alone.answer(what)
 
     async def ask(self, what: str) -> Any:  # noqa: ANN401 - JSON
-        """Return what the supervisor answers for all processes."""
-        return await self._channel.ask(what, self._settings.bus_timeout_ms / 1000 + _ASK_SECONDS)
-
-
-async def _begin(
-    connection: socket.socket,
-    make: Callable[[], asyncio.Protocol],
-    context: ssl.SSLContext | None,
-    handshake: float | None,
-) -> None:
-    connection.setblocking(False)  # noqa: FBT003
-    with suppress(OSError):  # the client left, or TLS failed: nothing that a log needs
-        await asyncio.get_running_loop().connect_accepted_socket(
-            make, connection, ssl=context, ssl_handshake_timeout=handshake
-        )
+        """Return what the supervisor answers for all processes; an ApiError says that it does not."""
+        seconds = self._settings.bus_timeout_ms / 1000 + _ASK_SECONDS
+        try:
+            return await self._channel.ask(what, seconds)
+        except TimeoutError as error:
+            message = f"the supervisor of the gateway's processes has not answered within {seconds:g} s"
+            raise ApiError(503, message, code="stalled") from error
+        except FailedAnswerError as error:
+            message = "the supervisor of the gateway's processes failed to answer: its log says why"
+            raise ApiError(503, message, code="stalled") from error
 
 
 async def _run(channel_end: socket.socket, connections: socket.socket, tallies: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from tokenbus_services.descriptors import room_for
+from tokenbus_services.gateway.acceptor import BACKLOG, Acceptor, Beginnings
 from tokenbus_services.gateway.connection import Connection, bounded
 from tokenbus_services.gateway.group import Alone
 from tokenbus_services.gateway.metrics import gateway_collector
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from tokenbus_services.gateway.member import Member
 
 _log = logger("gateway")
-BACKLOG = 4096
 _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """The socket's send buffer is an eighth of gateway.stream_buffer_bytes; the kernel doubles the number."""
@@ -35,13 +35,15 @@ LAST_SECONDS = 5
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers, and with a timeout for TLS handshakes."""
+    """uvicorn's server, without its signal handlers, and with bounds for TLS handshakes."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, routes: Routes, member: "Member | None") -> None:
         super().__init__(config)
         self._gateway = gateway
         self._member = member
         self.routes = routes
+        self._acceptor: Acceptor | None = None
+        self._beginnings: Beginnings | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,7 +51,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen as uvicorn does, but with a timeout for TLS handshakes, before which no other timeout runs.
+        """Listen as uvicorn does, but bound TLS handshakes, before which nothing else is: in time and number.
 
         One of several processes is passed its connections.
         """
@@ -58,30 +60,42 @@ class _Server(uvicorn.Server):
             await super().startup(sockets)
             return
         await self.lifespan.startup()
-        loop = asyncio.get_running_loop()
         make = partial(
             cast("type[Connection]", config.http_protocol_class), config, self.server_state, self.lifespan.state
         )
         seconds = self._gateway.settings.gateway.request_timeout_ms / 1000
         context = None if certificate is None else certificate.context
+        self.servers = []
+        self._beginnings = Beginnings(make, context, seconds, self._has_room_beside)
         if self._member is not None:
-            self.servers = []
-            self._member.accept(make, context, seconds)
-            self.started = True
-            return
-        self.servers = [
-            await loop.create_server(
-                make, sock=each, ssl=context, ssl_handshake_timeout=seconds, backlog=config.backlog
-            )
-            for each in sockets or ()
-        ]
+            self._member.accept(self._beginnings)
+        elif sockets:
+            self._acceptor = Acceptor(sockets[0], self._beginnings.begin)
+            self._acceptor.start()
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing more, and end what is there as uvicorn does."""
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        if self._beginnings is not None:
+            self._beginnings.close()
+        await super().shutdown(sockets)
+
+    def _has_room_beside(self, beginning: int) -> bool:
+        """Tell whether one more handshake may begin: the first connection above the limit is refused in words."""
+        if len(self.server_state.connections) + beginning <= self._gateway.settings.gateway.max_connections:
+            return True
+        self._gateway.counts.refused_connections += 1
+        return False
 
     async def on_tick(self, counter: int) -> bool:
         """Run the gateway's periodic work, ten times a second."""
-        self._gateway.connections = len(self.server_state.connections)
+        self._gateway.connections = len(self.server_state.connections) + len(self._beginnings or ())
         try:
             self._gateway.tick()
+            if self._acceptor is not None:
+                self._acceptor.tick()
             if self._member is not None:
                 self._member.tick(self._gateway.connections)
             self.routes.access.tick()

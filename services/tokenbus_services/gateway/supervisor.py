@@ -14,11 +14,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenbus_services.bus import AddressError
+from tokenbus_services.gateway.acceptor import Acceptor
 from tokenbus_services.gateway.channel import Channel, FailedAnswerError
 from tokenbus_services.gateway.group import SummedMetrics, joined_health
-from tokenbus_services.gateway.server import BACKLOG, LAST_SECONDS, listen_for_clients
+from tokenbus_services.gateway.server import LAST_SECONDS, listen_for_clients
 from tokenbus_services.gateway.tallies import SharedTallies
-from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.logs import logger
 from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.settings import Settings, SettingsError
@@ -32,7 +33,6 @@ _SCRAPE_SECONDS = 1.0
 _FIRST_DELAY, _MOST_DELAY = 0.5, 30.0
 _STEADY_SECONDS = 60.0
 """A process that served for so long is started again with the first delay."""
-_PAUSE_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 
 
@@ -98,16 +98,12 @@ class Supervisor(Collector):
         """Take the settings, the socket that clients connect to, and its address."""
         self.address = address
         self._settings = settings
-        self._listening = listening
+        self._acceptor = Acceptor(listening, self._pass_on)
         self._tallies = SharedTallies()
         self._processes: dict[int, _Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._reading: set[asyncio.Task[None]] = set()
         self._metrics = SummedMetrics()
-        self._held: socket.socket | None = None
-        """A connection that no process has taken yet; no other is accepted before it."""
-        self._is_accepting = False
-        self._repeated_log = DeduplicatedLog()
         self._loop = loop = asyncio.get_running_loop()
         self.watch = LoopWatch(lambda: loop, time.monotonic)
         self._last_collected: list[Metric] = []
@@ -127,16 +123,11 @@ class Supervisor(Collector):
         self._keepers.append(asyncio.create_task(self._scrape()))
         for keeper in self._keepers:
             keeper.add_done_callback(_log_failure)
-        self._listening.listen(BACKLOG)
-        self._is_accepting = True
-        self._watch()
+        self._acceptor.start()
 
     async def stop(self) -> None:
         """Accept no more, let all processes drain and leave; kill those that do not."""
-        self._is_accepting = False
-        self._loop.remove_reader(self._listening)
-        if self._held is not None:
-            self._held.close()
+        self._acceptor.stop()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -157,7 +148,6 @@ class Supervisor(Collector):
                 await asyncio.wait(waiting)
         for each in left:
             each.close()
-        self._repeated_log.close()
         self._tallies.close()
 
     # Processes.
@@ -230,38 +220,17 @@ class Supervisor(Collector):
                     )
             process = started
             await self._until_ready(process)
-            self._watch()
+            self._acceptor.go_on()
 
     # Connections.
 
-    def _watch(self) -> None:
-        """Accept connections, if a process may take them."""
-        if self._is_accepting:
-            self._loop.add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
-        """Pass all connections that wait to the processes that have the fewest."""
-        while True:
-            try:
-                connection = self._held or self._listening.accept()[0]
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:  # too many open files, or no memory
-                self._repeated_log.begin("accept", _log.error, "connections cannot be accepted", reason=str(error))
-                self._pause()
-                return
-            ready = [each for each in self._processes.values() if each.is_ready.is_set()]
-            if not any(each.pass_on(connection) for each in sorted(ready, key=lambda each: each.load)):
-                self._held = connection
-                self._pause()
-                return
-            self._held = None
-            connection.close()
-
-    def _pause(self) -> None:
-        """Accept nothing for a moment; what waits is in the kernel's queue."""
-        self._loop.remove_reader(self._listening)
-        self._loop.call_later(_PAUSE_SECONDS, self._watch)
+    def _pass_on(self, connection: socket.socket) -> bool:
+        """Pass a connection to the process that has the fewest; return False if none takes it."""
+        ready = [each for each in self._processes.values() if each.is_ready.is_set()]
+        if not any(each.pass_on(connection) for each in sorted(ready, key=lambda each: each.load)):
+            return False
+        connection.close()
+        return True
 
     # Answers.
 
@@ -270,7 +239,7 @@ class Supervisor(Collector):
         while True:
             await asyncio.sleep(_SCRAPE_SECONDS)
             await self._ask_all("metrics")
-            self._repeated_log.expire()
+            self._acceptor.tick()
 
     async def _ask_all(self, what: str, seconds: float = _ASK_SECONDS) -> dict[int, Any]:
         """Return the answers of all processes that serve and have not ended meanwhile; None: it has not answered."""
