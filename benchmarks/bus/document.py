@@ -80,6 +80,19 @@ On 16 idle cores, one short run of each version in turn (`--quick`, ipc unless i
 
 The first version had the slower minutes, as the last two lines show; NATS beside ZeroMQ is 0.80 of its steps/s now.
 
+On 32 idle cores, this version alone, one round of 400 steps at 200 steps/s, in milliseconds:
+
+| | ipc, p50 | p99 | tcp, p50 | p99 |
+|---|---|---|---|---|
+| Tokenbus, k = 0 | 0.79 | 1.27 | 0.77 | 1.01 |
+| Tokenbus, k = 5 | 0.71 | 1.13 | 0.75 | 1.10 |
+| Tokenbus, k = 20 | 0.82 | 1.12 | 0.97 | 1.25 |
+
+So there the p99 is 1.3 to 1.6 times the p50. `steps()` had 0.73 and 0.93; of a task a request the last row was taken
+with a p99 of 2.3 to 2.5; the remote client's p50 was 1.20 to 1.49, NATS's 0.91, FastDeploy's queue 2.7 to 9.0. Flat
+out, in steps/s: 5,222 by ipc and 4,479 by tcp, a task a request 866 and 1,550, the remote client 1,980, NATS 5,040,
+FastDeploy's queue 283, raw ZeroMQ 80,745 and 112,300.
+
 - What is left is the task's own turn, 1.1 to 1.3, `async for` 0.3 to 0.4, and the row, 1.0: by these parts, 256 tasks
   cannot have 2,000 steps a second each on this machine in Python. A reader of all requests can: `async with
   client.steps() as steps`, or `Processor.steps()`, gives a step's columns to one task, which hands them on by request
