@@ -3,9 +3,10 @@
 import asyncio
 import json
 import re
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from io import BytesIO
@@ -34,6 +35,7 @@ _FORGET_SECONDS = 60.0
 _RETRY_SECONDS = 0.2
 _ROUNDING = timedelta(microseconds=1)
 """How far `logged_at` may be behind the server's own time, which has nanoseconds."""
+_MOST_LIVES = 4096
 _log = logger("log")
 
 
@@ -55,7 +57,7 @@ class LogItem:
     kind: PayloadKind
     payload: bytes
     missing_items: int
-    """How many items before it, of the same epoch, are not in the log."""
+    """How many items before it, of the same epoch, are not in the log, since the last one that was given."""
     logged_at: datetime
     """When the server took it."""
     position: str
@@ -163,23 +165,27 @@ async def read_log(  # noqa: PLR0913 - each is given by name
     settings = settings or Settings.load()
     place = _Place(0, 0) if after is None else _Place.read(after)
     stream = LogStream(settings, address)
-    reader = _Reader(stream, settings, stream.subject(worker_id))
+    reader, lives = _Reader(stream, settings, stream.subject(worker_id)), _Lives()
     info: StreamInfo | None = None
     seconds: float | None = 2 * settings.bus.heartbeat_timeout_ms / 1000
     while True:
         server = await stream.connect(seconds)
         seconds = None  # only the first time: later it will be back
         try:
-            info = info or await stream.info(server, make=False)
+            if info is None:
+                info = await stream.info(server, make=False)
+                reader.begins(place, info.state.first_seq)
             last = None if follow else info.state.last_seq
             async with aclosing(reader.messages(server, place, since, last)) as messages:
                 async for message in messages:
                     for item in _items_of(stream, message):
-                        if (at := _Place.read(item.position)) <= place:
-                            continue
-                        place = at
-                        if request_id is None or item.has_request(request_id):
-                            yield item
+                        at = _Place.read(item.position)
+                        is_new = at > place
+                        is_wanted = is_new and (request_id is None or item.has_request(request_id))
+                        found = lives.count(item, is_given=is_wanted or not is_new)
+                        place = max(at, place)
+                        if is_wanted:
+                            yield found
         except FAILURES as error:
             reader.failed(error, place)
             await asyncio.sleep(_RETRY_SECONDS)
@@ -187,6 +193,24 @@ async def read_log(  # noqa: PLR0913 - each is given by name
             return
         finally:
             await server.close(0)
+
+
+class _Lives:
+    """How far each life of a worker was read: the next item names what retention removed meanwhile."""
+
+    def __init__(self) -> None:
+        self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
+        """The last item's sequence, and how many are missing since the last one that was given."""
+
+    def count(self, item: LogItem, *, is_given: bool) -> LogItem:
+        """Return the item with all that is missing before it."""
+        life = item.worker_id, item.epoch
+        last, missing = self._lives.pop(life, (item.sequence - 1, 0))
+        missing += max(item.missing_items, item.sequence - last - 1)
+        self._lives[life] = item.sequence, 0 if is_given else missing
+        if len(self._lives) > _MOST_LIVES:
+            self._lives.popitem(last=False)
+        return item if missing == item.missing_items else replace(item, missing_items=missing)
 
 
 class _Reader:
@@ -197,6 +221,11 @@ class _Reader:
         self._settings = settings
         self._subject = subject
         self._repeated_log = DeduplicatedLog()
+
+    def begins(self, place: _Place, first: int) -> None:
+        """Say that what comes behind a place is not in the log any more, if so."""
+        if place.message and first > place.message + 1:
+            _log.warning("log was not read in time: retention removed items", after=str(place), first=f"{first}.1")
 
     def failed(self, error: BaseException, place: _Place) -> None:
         """Say that it is begun again behind a place."""

@@ -86,6 +86,42 @@ async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> No
     assert len(found) < 2000
 
 
+async def test_reader_that_retention_overtakes_is_told(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The item behind those that were removed before they were read has their number; one that comes back, a line."""
+    settings = log_settings(server, durable_log__message_bytes=1000)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 2001))
+    connection = await LogStream(settings).connect()
+    async with aclosing(read_log(settings=settings)) as items:
+        found = [await anext(items)]
+        await connection.client.jetstream().purge_stream("tokenbus-log", keep=3)
+        found += await soon(collected(items))
+    await connection.close(0)
+    (overtaken,) = [place for place, item in enumerate(found) if item.missing_items]
+    removed = found[overtaken].sequence - found[overtaken - 1].sequence - 1
+    assert found[overtaken].missing_items == removed > 0
+    assert found[-1].sequence == 2000
+    assert "not read in time" not in caplog.text
+    back = await read(settings, after=found[0].position)
+    assert sequences(back) == sequences(found[overtaken:])
+    assert "log was not read in time" in caplog.text
+    assert await read(settings, after=found[-1].position) == []
+    assert caplog.text.count("log was not read in time") == 1
+
+
+async def test_what_is_missing_is_told_to_who_reads_one_request(server: NatsServer) -> None:
+    """Items that are missing before one of other requests count before the next item that is given."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, [1, 5, 7])
+        for sequence, kind, payload in payloads(requests=1, first=8):
+            await writer.write(STREAM, sequence, kind, payload)
+    first, *others = await read(settings, request_id=1)
+    assert (first.sequence, first.missing_items) == (8, 4)
+    assert others
+    assert not any(item.missing_items for item in others)
+
+
 async def collected(items: AsyncIterator[LogItem]) -> list[LogItem]:
     """Return all items."""
     return [item async for item in items]
