@@ -129,12 +129,9 @@ class Dispatch:
         if table.get(request_id) is not None:
             code, message = ErrorCode.ERROR_CODE_DUPLICATE_REQUEST, "the key belongs to an open request"
             return request_error(request_id, code, message)
-        full = ""
-        if table.is_full and not self.registry.make_room():
-            full = f"open requests: at most {settings.processor.max_requests}"
-        elif owner != NO_OWNER and not table.has_room_for(client_payer(owner)):
-            full = f"open requests of one client: at most {settings.processor.requests_per_peer}"
-        if full:
+        if table.is_full:
+            self.registry.make_room()
+        if full := table.limit_for(client_payer(owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=_RETRY_MS)
         sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
         if sampling.HasField("top_p") and not sampling.top_p > 0:

@@ -83,7 +83,7 @@ class RequestRegistry:
         if at_most_ms:
             ms = min(ms, at_most_ms)
         ms = max(0, ms)
-        return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms)
+        return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms, ms)
 
     def make_room(self) -> bool:
         """Drop the oldest request that was not asked for, of the worker that brought most; False if there is none."""
@@ -98,7 +98,7 @@ class RequestRegistry:
         shown_only = self.default_route == UNROUTED
         begins_here = position == 0 or shown_only
         may_be = begins_here or source.is_resumed or source.takes_over or request_id in source.owners
-        if not may_be or not self.table.has_room_for(source.payer):
+        if not may_be or self.table.limit_for(source.payer):
             self._core.workers.abort(source.stream, request_id)
             return None
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
@@ -346,11 +346,13 @@ class RequestRegistry:
         if request.aborted_at is not None:
             given_up_at = request.aborted_at + self._settings.abort_timeout_ms / 1000
             if now >= given_up_at:
-                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, "aborted, and its worker did not say so in time")
+                why = f"aborted, and its worker did not say so within {self._settings.abort_timeout_ms} ms"
+                self.fail(request, ErrorCode.ERROR_CODE_ABORTED, why)
                 return
             due = min(due, given_up_at)
         if now >= request.deadline.at:
-            self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, "it took longer than it may")
+            why = f"it took longer than the {request.deadline.after_ms} ms that it may"
+            self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
             return
         if request.released_at is not None:
             since = now if self._is_between_workers(request) else request.released_at
@@ -378,7 +380,8 @@ class RequestRegistry:
         elif request.first_position == expected:
             self.fail_unknown(request)
         else:
-            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it after it was handed off")
+            within = f"within {self._settings.handoff_timeout_ms} ms"
+            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, f"no worker went on with it {within} after its hand-off")
 
     def fail_unknown(self, request: Request) -> None:
         """End a request that was resumed and that no worker here has; another processor's worker may bring it later."""

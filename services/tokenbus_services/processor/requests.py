@@ -134,6 +134,8 @@ class Deadline(NamedTuple):
 
     at: float
     unix_ms: int = 0
+    after_ms: int = 0
+    """How long that was, when it was set."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -264,9 +266,13 @@ class RequestTable:
         """Whether no more may be opened."""
         return len(self._slots) >= self._max_requests
 
-    def has_room_for(self, payer: Payer | None) -> bool:
-        """Whether one more may be opened for a peer."""
-        return not self.is_full and (payer is None or self.charged_to(payer) < self._per_peer)
+    def limit_for(self, payer: Payer | None) -> str:
+        """Return which limit keeps one more from being opened for a peer; empty: none."""
+        if self.is_full:
+            return f"open requests: at most {self._max_requests}"
+        if payer is not None and self.charged_to(payer) >= self._per_peer:
+            return f"open requests of one {payer[0]}: at most {self._per_peer}"
+        return ""
 
     def charged_to(self, payer: Payer) -> int:
         """Return how many open requests count against a peer."""

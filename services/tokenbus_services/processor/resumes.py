@@ -12,7 +12,7 @@ from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.request_registry import RequestRegistry
-from tokenbus_services.processor.requests import NO_OWNER, Ended, Request
+from tokenbus_services.processor.requests import NO_OWNER, Ended, Request, client_payer
 from tokenbus_services.processor.send_queue import RequestIds
 from tokenbus_services.processor.session import Session, drafts_of
 
@@ -180,8 +180,8 @@ class Resumes:
             return self._not_theirs(session, request_id)
         if source is None and resume.only_if_here and self._registry.are_caught_up:
             return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker here has it")
-        if not self._registry.table.has_room_for(("client", session.owner)):
-            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, "too many open requests")
+        if full := self._registry.table.limit_for(client_payer(session.owner)):
+            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full)
         self._claim(session, resume)
         self._unvouched[request_id] = not resume.only_if_here
         if source is not None:

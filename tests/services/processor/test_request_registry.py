@@ -220,7 +220,7 @@ def test_aborted_request_is_waited_for_and_then_given_up() -> None:
 @pytest.mark.parametrize(
     ("comes", "code", "message"),
     [
-        ([], ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it after it was handed off"),
+        ([], ErrorCode.ERROR_CODE_HANDOFF, "no worker went on with it within 10000 ms after its hand-off"),
         ([5, 4], ErrorCode.ERROR_CODE_GAP, "tokens 1 to 3 never came"),
     ],
     ids=["nothing", "too much"],
