@@ -12,6 +12,9 @@ from tokenbus_services.delivery.waiter import WakeUps
 from tokenbus_services.processor.requests import Request, RequestTable
 from tokenbus_services.processor.router import Rows
 
+_NOWHERE: deque[tuple[Step, int]] = deque(maxlen=0)
+"""Where rows go of requests that do not wait here."""
+
 
 class RequestBuffers:
     """A consumer that puts each row into its request's RequestTokens, for a client or an iterator to take it."""
@@ -35,7 +38,7 @@ class RequestBuffers:
         tokens = RequestTokens(request.id, position, wake_ups=self._wake_ups)
         self._table.attach(request, tokens)
         while len(self._rows) <= request.slot:
-            self._rows.append(deque(maxlen=0))  # the slots of requests that wait elsewhere
+            self._rows.append(_NOWHERE)
         self._rows[request.slot] = tokens.waiting
         return tokens
 
@@ -63,10 +66,12 @@ class RequestBuffers:
     def finish(self, request: Request, status: RowStatus) -> None:
         """Learn that a request has had its last row."""
         self.tokens_of(request).finish(status)
+        self._rows[request.slot] = _NOWHERE
 
     def fail(self, request: Request, error: RequestError) -> None:
         """Learn that a request ended with an error."""
         self.tokens_of(request).fail(error)
+        self._rows[request.slot] = _NOWHERE
 
     def check(self, pending_items: int) -> list[RequestTokens]:
         """Return those that have more rows waiting than may wait; none can, where fewer items are pending."""

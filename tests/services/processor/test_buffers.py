@@ -1,11 +1,14 @@
 """Buffers: rows that wait in this process, each for its own request."""
 
 import asyncio
+import gc
+from weakref import ref
 
 import numpy as np
 
 from tests.services.builders import Wanted, batch, ids, rows, step_of
 from tests.support.waiting import soon, turns
+from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import RequestTokens
 from tokenbus_services.processor.buffers import RequestBuffers
@@ -145,3 +148,18 @@ def test_request_that_waited_elsewhere_is_adopted() -> None:
     assert len(tokens) == 1
     assert made.buffers.adopt(made.request(1)) is made.tokens[1]
     assert made.buffers.adopt(request) is tokens
+
+
+def test_rows_of_a_request_that_ended_are_its_readers_alone() -> None:
+    """What a reader left unread of a request that ended is freed with its RequestTokens."""
+    made = Fixture(1, 2)
+    made.give(*rows([1, 2]))
+    made.buffers.finish(made.request(1), RowStatus.FINISHED_STOP)
+    made.buffers.fail(made.request(2), RequestError(request_key=2, code=ErrorCode.ERROR_CODE_GAP))
+    for key in (1, 2):
+        tokens = made.tokens.pop(key)
+        waiting = ref(tokens.waiting)
+        made.table.close(made.request(key), None)
+        del tokens
+        gc.collect()
+        assert waiting() is None
