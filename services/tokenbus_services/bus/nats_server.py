@@ -111,6 +111,10 @@ class _Transport(TcpTransport):
         """Begin unconnected."""
         super().__init__()  # type: ignore[no-untyped-call]
 
+    def __bool__(self) -> bool:
+        """Whether it is there: nats-py would take another in the place of one that says no before it is connected."""
+        return True
+
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
         """Connect to a server."""
         await super().connect(uri, max(buffer_size, _READ_BYTES), connect_timeout)
@@ -253,21 +257,30 @@ class ServerConnection:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._tasks and not self.lost.is_set():
-            await _within(seconds, self._finish())
+        closing: asyncio.Task[None] | None = None
+        try:
+            if self._tasks and not self.lost.is_set():
+                await _within(seconds, self._finish())
+            self._stop()
+            for subscription in tuple(self._subscriptions):
+                await _within(_CLOSE_SECONDS, self.unsubscribe(subscription))
+            closing = asyncio.create_task(self._client.close())
+            await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
+        finally:
+            self._stop()
+            for subscription in self._subscriptions:
+                subscription._stop_processing()  # noqa: SLF001 - as in `unsubscribe`
+            if closing is None or not closing.done():  # nats-py waits without end for a server that does not read
+                self._transport.abort()
+            if closing is not None:
+                closing.cancel()
+        await end_tasks(closing, *self._tasks)
+
+    def _stop(self) -> None:
+        """Send nothing more."""
         self.lost.set()
         for task in self._tasks:
             task.cancel()
-        for subscription in tuple(self._subscriptions):
-            await _within(_CLOSE_SECONDS, self.unsubscribe(subscription))
-        closing = asyncio.create_task(self._client.close())
-        try:
-            await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
-        finally:
-            if not closing.done():  # nats-py waits without end for a server that does not read; or this is cancelled
-                self._transport.abort()
-                closing.cancel()
-        await end_tasks(closing, *self._tasks)
 
     async def _finish(self) -> None:
         await first_of(self._written, self.lost)
@@ -361,13 +374,14 @@ async def end_tasks(*tasks: asyncio.Task[None]) -> None:
 async def _within(seconds: float, doing: Coroutine[None, None, None]) -> bool:
     """Do something for at most so long, even if it cannot be cancelled, and return whether it has ended."""
     task = asyncio.create_task(doing)
-    await asyncio.wait({task}, timeout=seconds)
-    if not task.done():
-        task.cancel()
-        return False
-    with contextlib.suppress(Exception):
-        task.result()
-    return True
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        is_over = task.done() or not task.cancel()
+    if is_over:
+        with contextlib.suppress(Exception):
+            task.result()
+    return is_over
 
 
 def _reason(error: BaseException) -> str:

@@ -16,7 +16,8 @@ from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, start
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, turns, until
 from tokenbus_services.bus import AddressError, MessageError, Outcome, transport_for
-from tokenbus_services.bus.nats_server import end_tasks
+from tokenbus_services.bus.addresses import parse_nats
+from tokenbus_services.bus.nats_server import Servers, end_tasks
 
 __all__ = ["ends", "start"]
 pytestmark = pytest.mark.process
@@ -225,6 +226,25 @@ async def test_listener_that_dies_with_a_full_window(start: Start, ends: Ends) -
     await soon(first.close())
     second = await ends.listen(first.address)
     assert (await soon(second.receive()))[0] != peer
+
+
+async def test_close_that_is_cancelled_leaves_nothing_behind(start: Start) -> None:
+    """A close that waits for a server which stands still, and is cancelled, ends all that belongs to the connection."""
+    server = start()
+    before = asyncio.all_tasks()
+    connection = await soon(Servers(parse_nats(server.address("x")), QUICK).connect())
+    await soon(connection.subscribe("somewhere", lambda *_: None))
+    server.pause()
+    connection.publish("somewhere", "", bytes(1000))
+    closing = asyncio.create_task(connection.close(3600))
+    await turns()
+    assert not closing.done()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(closing)
+    assert connection.lost.is_set()
+    await until(lambda: asyncio.all_tasks() <= before)
+    server.resume()
 
 
 async def test_without_nats_py(monkeypatch: pytest.MonkeyPatch) -> None:
