@@ -80,6 +80,13 @@ class Several:
         await until(lambda: len(sessions()) == len(self.processors))
         return sessions()
 
+    async def ready(self, client: Client) -> list[ClientSession]:
+        """Wait until a client also knows which processors have workers; before that one may get all requests."""
+        sessions = await self.connected(client)
+        serving = {worker.processor_id for worker in (await client.status(timeout_seconds=30)).workers}
+        await until(lambda: all(each.room_for("") > 0 for each in sessions if each.processor_id in serving))
+        return sessions
+
 
 def is_open(session: ClientSession) -> bool:
     """Tell whether a processor is connected."""

@@ -90,7 +90,7 @@ async def test_requests_of_a_killed_worker_end_and_others_notice_nothing(several
     """A killed worker's requests end with the error that says so, once no processor has found it."""
     workers = await started(several, *SLOW)
     async with Client(several.settings()) as client:
-        await several.connected(client)
+        await several.ready(client)
         asked = ask(client, 12, LONG)
         await begun(asked)
         await asyncio.to_thread(workers[0].kill)
@@ -125,7 +125,7 @@ async def test_status_and_tap_show_the_workers_of_all(several: Several) -> None:
     """Each worker is there once, with the processor that has it, and what is watched comes from all of them."""
     await started(several)
     async with Client(several.settings()) as client:
-        await several.connected(client)
+        await several.ready(client)
         status = await client.status(timeout_seconds=30)
         assert {worker.worker_id for worker in status.workers} == {"worker-0", "worker-1", "worker-2"}
         for worker in status.workers:
