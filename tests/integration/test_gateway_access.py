@@ -435,7 +435,7 @@ def _certified(folder: Path) -> tuple[dict[str, str], ssl.SSLContext]:
 async def test_tls_handshakes_that_do_not_end_are_bounded(deployment: Deployment, tmp_path: Path) -> None:
     """Connections that begin no handshake count to the limit: above it others are closed, and served afterwards."""
     files, trusting = _certified(tmp_path)
-    async with serving(deployment, **files, gateway__max_connections=4) as served:
+    async with serving(deployment, **files, gateway__max_connections=4, gateway__request_timeout_ms=60_000) as served:
         gateway, (host, _, port) = served.gateway, served.url.removeprefix("https://").rpartition(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
         await until(lambda: gateway.connections == 5)

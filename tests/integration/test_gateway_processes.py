@@ -296,6 +296,7 @@ async def test_supervisor_that_stands_still_is_told_to_who_asks(passing: Served)
     for answer in answers:
         assert (answer.status_code, error_of(answer.text)["code"]) == (503, "stalled")
         assert "supervisor" in error_of(answer.text)["message"]
+    await asyncio.to_thread(passing.gateway.terminate)
     assert "Traceback" not in passing.gateway.output
 
 

@@ -6,7 +6,7 @@ from collections import deque
 class PendingAck:
     """The pending acknowledgement of one step's items: they are acknowledged when its last consumer releases them."""
 
-    __slots__ = ("arrived_at", "bytes", "count", "holders", "last_sequence", "stream", "unlogged")
+    __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "stream", "unlogged")
 
     def __init__(self) -> None:
         """Begin with one consumer: the code that makes the step."""
@@ -18,6 +18,7 @@ class PendingAck:
         self.last_sequence = 0
         self.arrived_at = 0.0
         """When its last item came."""
+        self.items = 0
         self.bytes = 0
         self.unlogged = 0
         """How many of its consumers are the durable log, which cannot be evicted: items that it does not have yet."""
@@ -51,6 +52,7 @@ class AckTracker:
         """Add an item, the next in order, to a pending ack."""
         pending_ack.stream = self
         pending_ack.last_sequence = max(pending_ack.last_sequence, sequence)
+        pending_ack.items += 1
         pending_ack.bytes += size
         self.bytes += size
         self._items.append((sequence, pending_ack, size))

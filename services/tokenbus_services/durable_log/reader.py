@@ -57,7 +57,7 @@ class LogItem:
     kind: PayloadKind
     payload: bytes
     missing_items: int
-    """How many items before it, of the same epoch, are not in the log, since the last one that was given."""
+    """How many items of this epoch are not in the log between the last one that was given and this one."""
     logged_at: datetime
     """When the server took it."""
     position: str
@@ -205,8 +205,11 @@ class _Lives:
     def count(self, item: LogItem, *, is_given: bool) -> LogItem:
         """Return the item with all that is missing before it."""
         life = item.worker_id, item.epoch
-        last, missing = self._lives.pop(life, (item.sequence - 1, 0))
-        missing += max(item.missing_items, item.sequence - last - 1)
+        last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
+        if item.sequence <= last:  # it was read before the connection broke
+            self._lives[life] = last, missing
+            return item
+        missing += item.sequence - last - 1
         self._lives[life] = item.sequence, 0 if is_given else missing
         if len(self._lives) > _MOST_LIVES:
             self._lives.popitem(last=False)

@@ -40,7 +40,7 @@ _log = logger("processor")
 _FIRST_ROUTE = 1
 _MOST_HANDSHAKES = 10
 """How many handshakes of a client may follow each other at once."""
-_SHARE_OF_MANY = 0.25
+_MUCH = 0.25
 """Which share of what may wait for all consumers of a stream is much for one client."""
 
 
@@ -282,20 +282,21 @@ class ClientConnections(Connections[Session]):
     def evict(self, pending_ack: PendingAck, *, even_few: bool) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first.
 
-        Unless `even_few`, one that has few frames keeps them: it is behind for a moment.
+        Unless `even_few`, one that holds little of the stream keeps it: it is behind for a moment.
         """
         queues = {id(queue) for queue in pending_ack.holders}
         slow = [
             session
             for session in self.sessions.values()
-            if id(session.send_queue) in queues and (even_few or self._has_many(session))
+            if id(session.send_queue) in queues and (even_few or self._holds_much(session, pending_ack.stream))
         ]
         for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)
 
-    def _has_many(self, session: Session) -> bool:
-        most, queue = self._settings.processor, session.send_queue
-        return max(queue.outputs / most.pending_items, queue.bytes / most.pending_bytes) > _SHARE_OF_MANY
+    def _holds_much(self, session: Session, stream: AckTracker | None) -> bool:
+        items, size = (0, 0) if stream is None else session.send_queue.held_of(stream)
+        most = self._settings.processor
+        return max(items / most.pending_items, size / most.pending_bytes) > _MUCH
 
     def unacknowledged_of(self, acks: AckTracker) -> set[int]:
         """Return the requests with rows of a stream that clients have not acknowledged."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import GapReason
+from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
 from tokenbus_services.bus import Identity
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
@@ -24,6 +24,8 @@ _log = logger("processor")
 _SHARE_WITH_CREDIT = 0.5
 """How much of what may wait for consumers may do so while their worker is given credit."""
 _SHARE_AFTER_EVICTION = 0.75
+_PATIENCE = 1.0
+"""How long a client may hold a full stream back that holds little of it, in seconds; at most a heartbeat interval."""
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
     GapReason.GAP_REASON_REFUSED: "they were refused",
@@ -124,7 +126,7 @@ class Intake:
         """Tell whether a worker gets no more credit for now, because its items are not taken.
 
         A slow client alone does not do that while others at the same worker keep up: its frames pile up in its own
-        queue, and at their bound its requests end.
+        queue, and at their bound its requests end. Only for one that holds little a worker waits, for a moment.
         """
         if self.step_queue is not None and self.step_queue.is_full:
             return True
@@ -269,11 +271,19 @@ class Intake:
                 self._core.dispatch.resend(worker, request)
 
     def give_back(self, worker: Worker) -> None:
-        """Hand to others what a worker that has said all did not begin: it crossed its goodbye on the way."""
+        """Hand what a worker that says goodbye has not said that it took to another one: it crossed the goodbye.
+
+        Once each, so that a request which ends its workers does not end all of them. A prefill worker's stay: it may
+        have handed one over of which it has said nothing yet.
+        """
         worker.takes_no_more = True
+        if worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL:
+            return
         table = self.registry.table
         for request in table.of_stream(worker.source.stream):
-            if _can_be_given_back(request) and not table.next_position[request.slot] and not request.early:
+            is_begun = table.next_position[request.slot] or request.early or request.is_taken_over
+            if _can_be_given_back(request) and not is_begun and not request.has_crossed_goodbye:
+                table.crossed_goodbye(request)
                 self._core.dispatch.give_back(request)
 
     # Backpressure.
@@ -299,7 +309,8 @@ class Intake:
 
         A client that holds little of it, and not for long, is only behind for a moment: the worker waits for it.
         """
-        acks, patience = worker.stream.acks, self._settings.bus.heartbeat_interval_ms / 1000
+        acks = worker.stream.acks
+        patience = min(_PATIENCE, self._settings.bus.heartbeat_interval_ms / 1000)
         while (oldest := acks.oldest) is not None and not (worker.assembler.keeps(oldest) or oldest.unlogged):
             has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
             through = acks.middle

@@ -102,7 +102,7 @@ class RequestRegistry:
             self._core.workers.abort(source.stream, request_id)
             return None
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
-        deadline, route = Deadline(now + wait_ms / 1000), self.default_route
+        deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
         request = self.table.appear(
             request_id, position, source, deadline, route, is_midway=not begins_here, is_claimed=shown_only
         )
@@ -351,7 +351,7 @@ class RequestRegistry:
                 return
             due = min(due, given_up_at)
         if now >= request.deadline.at:
-            why = f"it took longer than the {request.deadline.after_ms} ms that it may"
+            why = f"it did not end within the {request.deadline.after_ms} ms that it had"
             self.fail(request, ErrorCode.ERROR_CODE_DEADLINE, why)
             return
         if request.released_at is not None:

@@ -190,6 +190,8 @@ class Request:
     """Since when no stream has it, after one had it or its client resumed it."""
     handed_off_by: int = NO_STREAM
     """The stream that handed it off last."""
+    has_crossed_goodbye: bool = False
+    """Whether it was on its way to a worker that said goodbye."""
     is_taken_over: bool = False
     """Whether the hand-off target said that it has it before the stream that has it let go."""
     early: list["EarlyRow"] = field(default_factory=list)
@@ -403,6 +405,10 @@ class RequestTable:
         """Queue a request again whose stream never began with it."""
         self._run(request, NO_STREAM, Event.GIVE_BACK)
         self.handoff_target[request.slot] = NO_STREAM
+
+    def crossed_goodbye(self, request: Request) -> None:
+        """Note that a request was on its way to a worker that said goodbye."""
+        request.has_crossed_goodbye = True
 
     def vouch(self, request: Request, stream: int) -> None:
         """Note that a worker says in its handshake that it has a request that no stream has."""

@@ -184,6 +184,12 @@ class SendQueue:
                 found.update(np.frombuffer(frame.ids, np.uint64).tolist())
         return found
 
+    def held_of(self, acks: AckTracker) -> tuple[int, int]:
+        """Return how many items of a stream it keeps from being acknowledged, and their bytes."""
+        waiting = {frame.pending_ack for frame in self.frames() if frame.pending_ack is not None}
+        held = [each for each in waiting if each.stream is acks]
+        return sum(each.items for each in held), sum(each.bytes for each in held)
+
     def _fits(self, size: int) -> bool:
         return len(self._sent) < self._window_frames and (
             not self._sent or self._sent_bytes + size <= self._window_bytes

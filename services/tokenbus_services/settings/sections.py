@@ -274,7 +274,7 @@ class ProcessorSettings(Section):
         "wait",
         ("end", "wait"),
         "what happens when tokens are taken too slowly in the processor's own process: the request ends, or its "
-        "worker waits; a client that is slow loses its requests in any case, and no other client notices",
+        "worker waits; a client that is slow loses its requests in any case",
     )
     drain_timeout_ms: int = milliseconds(
         10_000, "how long a stopping processor waits for its requests; 0: not at all", low=0
@@ -385,7 +385,9 @@ class GatewaySettings(Section):
         1024, "requests", "the most that are open at once, each choice of an answer one; others get status 429"
     )
     max_choices: int = count(128, "choices", "the most of one answer: its prompts times n", high=1024)
-    max_connections: int = count(4096, "connections", "the most at once; others get status 503")
+    max_connections: int = count(
+        4096, "connections", "the most at once; others get status 503, or are closed before their TLS handshake"
+    )
     max_body_bytes: int = size(4_194_304, "the largest body of a request; a larger one gets status 413")
     max_header_bytes: int = count(
         16_384, "bytes", "the most of a request's line and headers; more gets status 431", low=256, high=2**20

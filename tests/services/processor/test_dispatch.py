@@ -109,6 +109,29 @@ def test_request_that_crosses_a_goodbye_goes_to_another(*, has_said_all: bool) -
     assert client.errors() == dict.fromkeys(lost, ErrorCode.ERROR_CODE_WORKER_LOST)
 
 
+def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
+    """A request that ends the workers which are to take it ends two of them, not all."""
+    bench = Bench()
+    workers, client = [bench.worker(name) for name in "abc"], bench.client()
+    client.ask(generate_of(1))
+    for has_it in workers[:2]:
+        assert keys(has_it) == [1]
+        has_it.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert (keys(workers[2]), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
+
+
+def test_request_of_a_prefill_worker_that_says_goodbye_ends() -> None:
+    """It may have handed the request over, and not said so yet: another one must not begin it as well."""
+    bench = Bench()
+    leaving, staying = [bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL) for name in "ab"]
+    client = bench.client()
+    bench.worker("c", role=WorkerRole.WORKER_ROLE_DECODE)
+    client.ask(generate_of(1))
+    assert keys(leaving) == [1]
+    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert (keys(staying), client.errors()) == ([], {1: ErrorCode.ERROR_CODE_WORKER_LOST})
+
+
 def test_request_that_the_last_worker_refuses_ends() -> None:
     """Without another worker the request ends at the next tick, with the error that lets its client try again."""
     bench = Bench()

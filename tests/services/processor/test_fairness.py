@@ -82,6 +82,20 @@ def test_client_that_is_behind_for_a_moment_is_not_evicted_with_a_hoarder(*, com
     assert other.errors() == ({} if comes_back else {2: SLOW})
 
 
+def test_what_a_client_holds_of_other_streams_does_not_count() -> None:
+    """A client with requests at many workers is not evicted at the bound of one of which it holds little."""
+    bench, worker, hoarder, other = hoarding(32)
+    others = [bench.worker(f"worker-{number}") for number in range(1, 6)]
+    for number, each in enumerate(others, 10):
+        each.publish([Wanted(number)])
+        resume(other, number, 0)
+        for position in range(1, 5):
+            each.publish([Wanted(number, position)])
+    for position in range(34):
+        worker.publish(rows([1, 2] if position < 4 else [1], position=position))
+    assert (hoarder.errors(), other.errors()) == ({1: SLOW}, {})
+
+
 def test_worker_waits_for_clients_that_are_all_behind() -> None:
     """Where every client is behind none makes another one wait: then the worker slows down, and no request ends."""
     bench, worker, client = serving(1, processor__pending_items=200, processor__credit_items=200)
