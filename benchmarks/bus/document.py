@@ -80,7 +80,7 @@ On 16 idle cores, one short run of each version in turn (`--quick`, ipc unless i
 
 The first version had the slower minutes, as the last two lines show; NATS beside ZeroMQ is 0.80 of its steps/s now.
 
-On 32 idle cores, this version alone, one round of 400 steps at 200 steps/s, in milliseconds:
+On 32 idle cores, this version alone, one round of 400 steps at 200 steps/s, copied by hand, in milliseconds:
 
 | | ipc, p50 | p99 | tcp, p50 | p99 |
 |---|---|---|---|---|

@@ -279,16 +279,16 @@ class ClientConnections(Connections[Session]):
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
 
-    def evict(self, pending_ack: PendingAck, *, even_few: bool) -> None:
+    def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first.
 
-        Unless `even_few`, one that holds little of the stream keeps it: it is behind for a moment.
+        Unless `even_little`, one that holds little of the stream keeps it: it is behind for a moment.
         """
         queues = {id(queue) for queue in pending_ack.holders}
         slow = [
             session
             for session in self.sessions.values()
-            if id(session.send_queue) in queues and (even_few or self._holds_much(session, pending_ack.stream))
+            if id(session.send_queue) in queues and (even_little or self._holds_much(session, pending_ack.stream))
         ]
         for session in sorted(slow, key=lambda session: session.send_queue.bytes, reverse=True):
             self._end_slow(session)

@@ -314,7 +314,7 @@ class Intake:
         while (oldest := acks.oldest) is not None and not (worker.assembler.keeps(oldest) or oldest.unlogged):
             has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
             through = acks.middle
-            self._core.clients.evict(oldest, even_few=now - oldest.arrived_at > patience)
+            self._core.clients.evict(oldest, even_little=now - oldest.arrived_at > patience)
             if is_pending_here:
                 self.registry.evict_slowest(oldest, through)
             is_free = acks.advance() or not acks.oldest
