@@ -14,7 +14,8 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_services/gateway/native/render.c
+NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_services/gateway/native/render.c \
+	services/tokenbus_engines/fastdeploy/native/ops.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
 VLLM := .venv-vllm/bin/python

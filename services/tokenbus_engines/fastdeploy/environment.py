@@ -19,13 +19,12 @@ _IPC = "ipc://"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the engine's ops do not say; what it starts with suits the engine as it is now."""
+    """What the engine's ops do not say."""
 
     settings: Settings | None = None
     """Of both sides; None: those of the environment."""
-    columns_in_flag: bool = True
-    """Whether get ops count the columns in the message flag's field, above its low 8 bits, as releases since
-    #7884 read it; before, the flag stood there alone."""
+    form: str | None = None
+    """Which release's ops to be, by its name in `forms.FORMS`; None: the environment, and the installed FastDeploy."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
     """What the speculative save ops are called for: they are the same for all. For the bus alone."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS

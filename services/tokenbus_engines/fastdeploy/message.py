@@ -1,4 +1,7 @@
-"""Message: one step of the engine as its ops exchange it, with the struct's sizes and magic numbers, and its bytes."""
+"""Message: one step of the engine as its ops exchange it, and how its bytes are read. ops.c writes them.
+
+The struct's sizes and magic numbers are FastDeploy's.
+"""
 
 import struct
 from dataclasses import dataclass, field, replace
@@ -17,18 +20,14 @@ TOKENS = 6
 """The most tokens of a slot, the proposals of a first token among them."""
 ALTERNATIVES = 20
 COLUMNS = ALTERNATIVES + 1
-"""The sampled token, and its alternatives."""
+"""The sampled token, and its alternatives: what FastDeploy's struct has room for."""
 
 PREEMPTED = -9
 UNRECOVERABLE = -3
 NOTHING = -1
 """In the place of a token: there is none."""
-NOTHING_READ = -2
-"""In the place of the stop flag: no message was there."""
 TARGET, DRAFT = 3, 4
 """The message flags that are known. Others are carried, too."""
-FLAG_BITS = 8
-"""In the field of the message flag, columns are counted above these."""
 
 Integers = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -37,7 +36,7 @@ Flags = npt.NDArray[np.bool_]
 Tensor = Any
 """A tensor of paddle, or an array of numpy."""
 
-_HEADER = struct.Struct("<IIBBBxiIIQQ")
+_HEADER = struct.Struct("<IIBBHiIIQQ")
 _MAGIC = 0x51464254
 _NO_SCORES, _NO_RANKS = np.zeros((0, 0), np.float32), np.zeros(0, np.int32)
 HEADER_BYTES = _HEADER.size
@@ -104,7 +103,7 @@ class Message:
     flag: int
     """The message flag: 3 for a target, 4 for a draft."""
     counts: Ints
-    """Of slots: how many tokens, or a magic count. Where each slot has one token: all 1."""
+    """Of slots: how many tokens, or a magic count. Where each slot has one token: 1, and -9 where it was preempted."""
     tokens: Ints
     """Of tokens, slot after slot: a line of columns, the token's own id first."""
     scores: Floats = field(default_factory=lambda: _NO_SCORES)
@@ -126,14 +125,9 @@ class Message:
         return self.stop_flag > 0
 
     @property
-    def columns(self) -> int:
-        """How many values a token has: its own, and its alternatives'."""
-        return int(self.tokens.shape[1])
-
-    @property
     def token_counts(self) -> Ints:
         """Of slots: how many tokens, 0 for a magic count."""
-        return np.maximum(self.counts, 0)
+        return np.ones_like(self.counts) if self.kind.is_single else np.maximum(self.counts, 0)
 
     def packed(self, sequence: int, stamp: int) -> bytes:
         """Return the message as bytes."""
@@ -143,7 +137,7 @@ class Message:
             *(_MAGIC, size, self.kind, self.flag, columns, self.stop_flag, self.slots, entries, sequence, stamp)
         )
         # From Python 3.12 on an array is known to be a buffer; it was one before.
-        counts: Any = b"" if self.kind.is_single else self.counts
+        counts: Any = b"" if self.kind is Kind.SINGLE else self.counts
         arrays: list[Any] = [header, counts, self.tokens, self.scores, self.ranks]
         return b"".join(arrays)
 
@@ -163,31 +157,36 @@ class Message:
         )
 
 
-def header_of(data: bytes | bytearray) -> Header:
+def header_of(data: bytes | bytearray | memoryview) -> Header:
     """Return the header in a message's first bytes, or a ContractError: then nothing behind them has a meaning."""
-    found = Header._make(_HEADER.unpack(data))
-    if found.magic != _MAGIC or found.kind not in set(Kind):
+    found = Header._make(_HEADER.unpack_from(data))
+    if found.magic != _MAGIC or found.kind not in _KINDS:
         raise ContractError("message", "one of the drop-in's", "something else", rule=Rule.MALFORMED)
-    kind = Kind(found.kind)
+    kind = _KINDS[found.kind]
     most = found.slots if kind.is_single else found.slots * TOKENS
-    fits = found.slots <= kind.slots and found.entries <= most and 1 <= found.columns <= COLUMNS
+    # Only one of FastDeploy's structs has no columns of its own, but places for so many.
+    fits_columns = found.columns <= COLUMNS or (
+        kind is Kind.SINGLE_SCORED and found.slots * found.columns <= SLOTS * COLUMNS
+    )
+    fits = found.slots <= kind.slots and found.entries <= most and found.columns >= 1 and fits_columns
     size = HEADER_BYTES + _ITEM * _items(kind, found.slots, found.entries, found.columns)
     if not fits or found.size != size:
         raise ContractError("message", f"{size} bytes, as its counts say", found.size, rule=Rule.LENGTH)
     return found
 
 
-def unpacked(header: Header, body: bytes | bytearray) -> Message:
-    """Return the message whose arrays are views of the bytes behind its header."""
+def unpacked(data: bytes | bytearray | memoryview) -> Message:
+    """Return a message whose arrays are views of its bytes."""
+    header = Header._make(_HEADER.unpack_from(data))
     kind, (slots, entries, columns) = Kind(header.kind), (header.slots, header.entries, header.columns)
-    at = 0 if kind.is_single else slots
-    words = np.frombuffer(body, np.int32)
+    at = 0 if kind is Kind.SINGLE else slots
+    words = np.frombuffer(data, np.int32, (header.size - HEADER_BYTES) // _ITEM, HEADER_BYTES)
     table = entries * columns
     message = Message(
         kind=kind,
         stop_flag=header.stop_flag,
         flag=header.flag,
-        counts=np.ones(slots, np.int32) if kind.is_single else words[:slots],
+        counts=words[:at] if at else np.ones(slots, np.int32),
         tokens=words[at : at + table].reshape(entries, columns),
     )
     if kind.is_scored:
@@ -198,4 +197,7 @@ def unpacked(header: Header, body: bytes | bytearray) -> Message:
 
 def _items(kind: Kind, slots: int, entries: int, columns: int) -> int:
     scored = entries * (columns + 1) if kind.is_scored else 0
-    return (0 if kind.is_single else slots) + entries * columns + scored
+    return (0 if kind is Kind.SINGLE else slots) + entries * columns + scored
+
+
+_KINDS = {int(kind): kind for kind in Kind}

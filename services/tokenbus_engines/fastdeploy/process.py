@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,43 +19,66 @@ from tokenbus_engines.fastdeploy.environment import (
     queue_path,
     settings_for,
 )
-from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, Message
-from tokenbus_engines.fastdeploy.published import Published
+from tokenbus_engines.fastdeploy.forms import Form, chosen
+from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, Kind, Lengths, Message, unpacked
+from tokenbus_engines.fastdeploy.published import Published, SavedMessage
 from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
 from tokenbus_services.settings import Settings
 
 T = TypeVar("T")
 
 
+class Outline(NamedTuple):
+    """What is known of a message beside its bytes."""
+
+    kind: Kind
+    flag: int
+    rank: int
+    lengths: Lengths | None
+    is_first: bool
+    """Whether a slot's tokens are a first token and draft ids that were not verified."""
+
+
 class Sender:
-    """The save side of one queue, for all ranks of this process that save, and what the bus is shown beside it."""
+    """The save side of one queue id, for all ranks of this process that save, and what the bus is shown beside it."""
 
     def __init__(self, path: str, settings: Settings, options: Options) -> None:
-        """Begin."""
+        """Save to the get sides that listen at a path, of which FastDeploy has two."""
+        self._path = path
         self._settings = settings
         self._options = options
         self._saving = threading.Lock()
         self._lost: dict[int, set[int]] = {}
         """By rank, the slots whose tokens were lost since its last message."""
         self._is_published = is_published(settings)
-        self.queue = QueueSender(path, settings.worker, settings.bus.reconnect_ms / 1000)
+        self.queues: dict[str, QueueSender] = {}
         self.published: dict[int, Published] = {}
 
-    def save(self, message: Message, rank: int) -> None:
-        """Put a rank's message into the queue, or raise a QueueFullError: the rank's next message reports the loss."""
+    def save(self, pack: Callable[[int, int], bytes], outline: Outline) -> None:
+        """Put the message that `pack` makes into the queue; after a QueueFullError the rank's next one says so."""
+        rank = outline.rank
         with self._saving:
-            if rank in self._lost and message.flag != DRAFT:
-                message = message.without(np.isin(np.arange(message.slots), [*self._lost[rank]]))
+            queue = self._queue(outline.kind)
+            sequence, stamp = queue.next_sequence, time.monotonic_ns()
+            data = pack(sequence, stamp)
+            if rank in self._lost and outline.flag != DRAFT:
+                message = unpacked(data)
+                data = message.without(np.isin(np.arange(message.slots), [*self._lost[rank]])).packed(sequence, stamp)
             try:
-                self.queue.send(message.packed(self.queue.next_sequence, time.monotonic_ns()))
+                queue.send(data)
             except QueueFullError:
-                lost = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
-                self._lost.setdefault(rank, set()).update(np.flatnonzero(lost).tolist())
+                self._lost.setdefault(rank, set()).update(_slots_with_tokens(unpacked(data)))
                 raise
-            if message.flag != DRAFT:
+            if outline.flag != DRAFT:
                 self._lost.pop(rank, None)
             if self._is_published:
-                self.published_of(rank).offer(message)
+                self.published_of(rank).offer(SavedMessage(data, outline.lengths, outline.is_first))
+
+    def _queue(self, kind: Kind) -> QueueSender:
+        path = path_of(self._path, kind)
+        if path not in self.queues:
+            self.queues[path] = QueueSender(path, self._settings.worker, self._settings.bus.reconnect_ms / 1000)
+        return self.queues[path]
 
     def published_of(self, rank: int) -> Published:
         """Return what shows a rank's messages to the bus."""
@@ -71,7 +94,8 @@ class Sender:
 
     def close(self) -> None:
         """End; what was saved is handed to the kernel first, as long as the drain's time lasts."""
-        self.queue.close(self._settings.worker.drain_timeout_ms / 1000)
+        for queue in self.queues.values():
+            queue.close(self._settings.worker.drain_timeout_ms / 1000)
         for published in self.published.values():
             published.close()
 
@@ -84,8 +108,9 @@ class Process:
         self._making = threading.RLock()
         self._options = Options()
         self._settings: Settings | None = None
-        self._senders: dict[int, Sender] = {}
-        self._receivers: dict[int, QueueReceiver] = {}
+        self._senders: dict[str, Sender] = {}
+        self._receivers: dict[str, QueueReceiver] = {}
+        self._form: Form | None = None
         self._is_registered = False
         os.register_at_fork(after_in_child=self._forked)
 
@@ -99,33 +124,43 @@ class Process:
         with self._making:
             if self._senders or self._receivers:
                 raise RuntimeError("configure() comes before the first save and get, or after close()")
-            self._options, self._settings = options, None
+            self._options, self._settings, self._form = options, None, None
+
+    @property
+    def form(self) -> Form:
+        """The form of FastDeploy's ops that is spoken; it is chosen, and logged, when it is asked for first."""
+        if self._form is None:
+            self._form = chosen(self._options.form)
+        return self._form
 
     def sender(self) -> Sender:
         """Return the save side of the queue that the environment names."""
-        queue = queue_id()
+        queue = str(queue_id())
         return self._senders.get(queue) or self._made(
             self._senders, queue, lambda path, settings: Sender(path, settings, self._options)
         )
 
-    def receiver(self) -> QueueReceiver:
-        """Return the get side of the queue that the environment names."""
-        queue = queue_id()
-        return self._receivers.get(queue) or self._made(self._receivers, queue, lambda path, _: QueueReceiver(path))
+    def receiver(self, kind: Kind) -> QueueReceiver:
+        """Return the get side of the queue that the environment names: of its two the one that has a kind."""
+        queue = path_of(str(queue_id()), kind)
+        return self._receivers.get(queue) or self._made(
+            self._receivers, queue, lambda path, _: QueueReceiver(path_of(path, kind))
+        )
 
-    def _made(self, sides: dict[int, T], queue: int, make: Callable[[str, Settings], T]) -> T:
+    def _made(self, sides: dict[str, T], name: str, make: Callable[[str, Settings], T]) -> T:
         with self._making:
-            if queue not in sides:
+            if name not in sides:
                 settings = self._begin()
-                sides[queue] = make(queue_path(settings, queue), settings)
-            return sides[queue]
+                sides[name] = make(queue_path(settings, queue_id()), settings)
+            return sides[name]
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted so far, over all of its queues and ranks."""
         found: Counter[str] = Counter()
         for sender in self._senders.values():
-            items, size = sender.queue.waiting
-            found.update(asdict(sender.queue.counts) | {"waiting_items": items, "waiting_bytes": size})
+            for queue in sender.queues.values():
+                items, size = queue.waiting
+                found.update(asdict(queue.counts) | {"waiting_items": items, "waiting_bytes": size})
             for published in sender.published.values():
                 counts = {f"published_{name}": value for name, value in asdict(published.steps.counts).items()}
                 found.update(counts | {"published_waiting_peak": published.peak})
@@ -136,7 +171,7 @@ class Process:
         """End what runs."""
         with self._making:
             senders, receivers = list(self._senders.values()), list(self._receivers.values())
-            self._senders, self._receivers, self._settings = {}, {}, None
+            self._senders, self._receivers, self._settings, self._form = {}, {}, None, None
         for sender in senders:
             sender.close()
         for receiver in receivers:
@@ -154,12 +189,24 @@ class Process:
     def _forked(self) -> None:
         """Begin anew: a fork has none of the threads, and must not keep the sockets open when its parent ends."""
         for sender in self._senders.values():
-            sender.queue.abandon()
+            for queue in sender.queues.values():
+                queue.abandon()
         for receiver in self._receivers.values():
             receiver.abandon()
         self._making = threading.RLock()
         self._settings = None
         self._senders, self._receivers = {}, {}
+
+
+def path_of(path: str, kind: Kind) -> str:
+    """Return which of an id's two queues has a kind: FastDeploy makes one key of "./" and one of "/dev/shm"."""
+    return f"{path}-speculated" if kind is Kind.SPECULATED else path
+
+
+def _slots_with_tokens(message: Message) -> list[int]:
+    lost = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
+    found: list[int] = np.flatnonzero(lost).tolist()
+    return found
 
 
 PROCESS = Process()

@@ -8,6 +8,7 @@ killed finds the messages that were not got.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import select
@@ -17,9 +18,10 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenbus_contracts import ContractError
-from tokenbus_engines.fastdeploy.message import HEADER_BYTES, Header, Message, header_of, unpacked
+from tokenbus_engines.fastdeploy.message import HEADER_BYTES, Header, Kind, header_of
 from tokenbus_services.bus import AddressError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import WorkerSettings
@@ -35,6 +37,8 @@ _FEW = 16
 _MANY = 64
 """With so many messages not got the thread reads acknowledgements, too: the kernel keeps some 270 for us."""
 _BACKLOG = 128
+_FIRST_BYTES = 1 << 18
+"""Room for a message of most steps; a larger one makes more, once."""
 _MOST_CONNECTIONS = 1024
 
 
@@ -262,45 +266,64 @@ class QueueSender:
                             self._disconnect()
 
 
+class Received(NamedTuple):
+    """A message that came whole; it is its queue's, until it is dropped there."""
+
+    kind: Kind
+    data: memoryview
+    address: int
+    """Where it lies."""
+
+
 class _Source:
     """One process that saves: what has come of its next message."""
 
-    __slots__ = ("_have", "_into", "connection", "header", "is_whole")
+    __slots__ = ("_address", "_buffer", "_have", "_size", "connection", "header", "is_whole")
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self._buffer = memoryview(b"")
+        self._grow(_FIRST_BYTES)
         self.forget()
 
     def forget(self) -> None:
         """Begin with the next message."""
         self.header: Header | None = None
         self.is_whole = False
-        self._into = bytearray(HEADER_BYTES)
-        self._have = 0
+        self._have, self._size = 0, HEADER_BYTES
+
+    def _grow(self, size: int) -> None:
+        """Have room for a message of so many bytes; what is there of it stays."""
+        buffer = bytearray(size)
+        there = self._buffer[:HEADER_BYTES]
+        buffer[: len(there)] = there
+        self._buffer = memoryview(buffer)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
     def read(self) -> bool:
         """Read of the next message what is there; False: this was the last that came."""
         while not self.is_whole:
             try:
-                count = self.connection.recv_into(memoryview(self._into)[self._have :])
+                count = self.connection.recv_into(self._buffer[self._have : self._size])
             except BlockingIOError:
                 return True
             if not count:
                 return False
             self._have += count
-            if self._have < len(self._into):
+            if self._have < self._size:
                 continue
             if self.header is None:
-                self.header = header_of(self._into)
-                self._into = bytearray(self.header.size - HEADER_BYTES)
-                self._have = 0
-            self.is_whole = self._have == len(self._into)
+                self.header = header_of(self._buffer)
+                self._size = self.header.size
+                if self._size > len(self._buffer):
+                    self._grow(self._size)
+            self.is_whole = self._have == self._size
         return True
 
-    def message(self) -> Message:
+    def message(self) -> Received:
         """Return the message that is here whole."""
         assert self.header is not None  # noqa: S101 - it is whole
-        return unpacked(self.header, self._into)
+        return Received(Kind(self.header.kind), self._buffer[: self._size], self._address)
 
 
 class QueueReceiver:
@@ -310,7 +333,9 @@ class QueueReceiver:
         """Listen at a path, or raise an AddressError: another process gets from it."""
         self._using = threading.Lock()
         self._sources: dict[int, _Source] = {}
-        self._next: Message | None = None
+        self._next: Received | None = None
+        self._first: _Source | None = None
+        """Where the next message came from."""
         self._is_closed = False
         self._repeated_log = DeduplicatedLog()
         self._path = path
@@ -334,7 +359,7 @@ class QueueReceiver:
         for each in (self._listener, self._woken):
             self._poll.register(each, select.POLLIN)
 
-    def peek(self, seconds: float | None) -> Message | None:
+    def peek(self, seconds: float | None) -> Received | None:
         """Return the next message, or None if there is none within some seconds; None: wait as long as it takes."""
         with self._using:
             if self._next is not None:
@@ -352,15 +377,17 @@ class QueueReceiver:
                 # What another process saved before this was is there now, though it may not have been a moment ago.
                 self._read(0)
                 whole = self._whole()
-            first = min(whole, key=_stamp)
-            self._next = first.message()
-            self._acknowledge(first)
+            self._first = whole[0] if len(whole) == 1 else min(whole, key=_stamp)
+            self._next = self._first.message()
             return self._next
 
     def pop(self) -> None:
-        """Drop the message that `peek` returned; the next one follows."""
-        self._next = None
-        self.got += 1
+        """Drop the message that `peek` returned, which is the caller's from now on; the next one follows."""
+        with self._using:
+            if self._next is not None and self._first is not None:
+                self._next = None
+                self.got += 1
+                self._acknowledge(self._first)
 
     def close(self) -> None:
         """End; what was not got is kept by the processes that saved it."""
@@ -428,7 +455,7 @@ class QueueReceiver:
         self._read_from(source, number)
 
     def _acknowledge(self, source: _Source) -> None:
-        """Acknowledge a message to the process that saved it: from now on it is the caller's."""
+        """Tell the process that saved a message that it was got, and go on with that one's next."""
         assert source.header is not None  # noqa: S101 - it is whole
         sequence = source.header.sequence
         number = source.connection.fileno()

@@ -1,42 +1,62 @@
-"""The save ops, by that engine's names and positions: `_FORMS` says what each argument is.
+"""The save ops, by FastDeploy's names and positions: `_FORMS` says what each argument is.
 
-Each reads from its tensors what that engine's op reads, returns when the message is in the queue, and refuses only
-what would be written past the struct's end or read from beyond a tensor, before anything of it is sent. What the
-numbers mean is not checked.
+Each returns when its message is in the queue, and refuses only what would be written past the end of FastDeploy's
+struct or read from beyond a tensor, before anything of it is sent. What the numbers mean is not checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy import tensors
+from tokenbus_engines.fastdeploy import native, tensors
 from tokenbus_engines.fastdeploy.environment import message_id
-from tokenbus_engines.fastdeploy.message import (
-    COLUMNS,
-    NOTHING,
-    PREEMPTED,
-    SLOTS,
-    SPECULATIVE_SLOTS,
-    TARGET,
-    TOKENS,
-    Flags,
-    Floats,
-    Integers,
-    Ints,
-    Kind,
-    Lengths,
-    Message,
-    Tensor,
-)
-from tokenbus_engines.fastdeploy.process import PROCESS
-from tokenbus_engines.fastdeploy.tensors import Arguments
+from tokenbus_engines.fastdeploy.forms import Form
+from tokenbus_engines.fastdeploy.message import TARGET, Kind, Lengths, Tensor
+from tokenbus_engines.fastdeploy.process import PROCESS, Outline
 from tokenbus_services.worker.arrays import Host
 
 _FLAG = 0xFF
 """The high bits of the flag's field count columns, and must not be another number's."""
-_Places = slice | Integers
+
+
+class _Role(IntEnum):
+    """What a tensor is to an op, in the order of `enum role` in ops.c."""
+
+    TOKENS = 0
+    IDS = 1
+    SCORES = 2
+    RANKS = 3
+    COUNTS = 4
+    OFFSETS = 5
+    STOP = 6
+    DECODER = 7
+    PROMPT = 8
+    PREEMPTED = 9
+    STEP = 10
+
+
+_DTYPES = tuple(map(np.dtype, ("i8", "i8", "f4", "i8", "i4", "i4", "?", "i4", "i8", "i4", "i8")))
+_ROLES = {
+    "sampled_token_ids": _Role.TOKENS,
+    "accept_tokens": _Role.TOKENS,
+    "base_model_draft_tokens": _Role.TOKENS,
+    "logprob_token_ids": _Role.IDS,
+    "logprob_scores": _Role.SCORES,
+    "logprobs": _Role.SCORES,
+    "logprob_ranks": _Role.RANKS,
+    "ranks": _Role.RANKS,
+    "token_num_per_batch": _Role.COUNTS,
+    "accept_num": _Role.COUNTS,
+    "cu_batch_token_offset": _Role.OFFSETS,
+    "not_need_stop": _Role.STOP,
+    "seq_lens_decoder": _Role.DECODER,
+    "prompt_lens": _Role.PROMPT,
+    "preempted_idx": _Role.PREEMPTED,
+    "step_idx": _Role.STEP,
+}
 
 
 def _forms(names: str, *missing: str) -> dict[int, list[str]]:
@@ -72,191 +92,173 @@ _FORMS = {
 }
 
 
-def _op(make: Callable[[Arguments], Message]) -> Callable[..., None]:
-    """Return the op that saves what is made of its arguments, if its rank is one that sends."""
-    name = make.__name__
-    forms = _FORMS[name]
+class _What(IntEnum):
+    """What does not fit, in the order of `enum what` in ops.c."""
 
-    def save(*arguments: Tensor) -> None:
-        if len(arguments) not in forms:
-            known = " or ".join(", ".join(map(str, forms)).rsplit(", ", 1))
-            raise TypeError(f"{name}: {known} arguments, got {len(arguments)}")
-        given = Arguments(zip(forms[len(arguments)], arguments, strict=True))
-        preempted = given.get("preempted_idx")
+    FITS = 0
+    NOT_CONTIGUOUS = 1
+    DIMENSIONS = 2
+    MOST_SLOTS = 3
+    TOO_SHORT = 4
+    TOO_MANY = 5
+    NO_PLACE = 6
+    NARROW = 7
+    EMPTY = 8
+
+
+class _Call:
+    """An op with one number of arguments: where each of them is."""
+
+    def __init__(self, op: str, names: list[str]) -> None:
+        """Take the op, and its arguments' names by position."""
+        self.op = op
+        self.names = {_ROLES[name]: name for name in names if name in _ROLES}
+        places = {_ROLES[name]: at for at, name in enumerate(names) if name in _ROLES}
+        self.places = [places.get(role) for role in _Role]
+        """Of each role: which argument it is."""
+        self.rank, self.flag, self.each_rank, self.skips_prefill = (
+            names.index(name) if name in names else None
+            for name in ("rank_id", "message_flag", "save_each_rank", "skip_chunk_prefill")
+        )
+
+    def arrays(self, given: Sequence[Any]) -> list[Host | None]:
+        """Return the tensors by role, as arrays of the types that FastDeploy has, or raise a ContractError."""
+        arrays = [None if at is None else tensors.host(self.op, given[at]) for at in self.places]
+        for role, (array, dtype) in enumerate(zip(arrays, _DTYPES, strict=True)):
+            if array is not None and array.dtype is not dtype:
+                arrays[role] = tensors.converted(self._field(_Role(role)), array, dtype)
+        return arrays
+
+    def pack(self, options: native.PackOptions, arrays: list[Host | None]) -> bytes:
+        """Return the message, or raise a ContractError that names the argument which does not fit."""
+        fault = native.Fault()
+        while not (data := native.pack()(options, fault, *arrays)):
+            if fault.what != _What.NOT_CONTIGUOUS:
+                raise self._error(fault, arrays)
+            arrays[fault.role] = np.ascontiguousarray(arrays[fault.role])
+        return bytes(data)
+
+    def _field(self, role: _Role) -> str:
+        return f"{self.op}.{self.names[role]}"
+
+    def _error(self, fault: native.Fault, arrays: list[Host | None]) -> ContractError:
+        role, of_slot = _Role(fault.role & 0xFF), fault.role >> 8
+        field, limit, actual, rule = self._field(role), str(fault.limit), fault.value, Rule.LENGTH
+        match fault.what:
+            case _What.DIMENSIONS:
+                array = arrays[role]
+                limit += " dimensions"
+                actual = "none" if array is None else f"shape {array.shape}"
+                rule = Rule.TYPE
+            case _What.MOST_SLOTS:
+                limit = f"at most {limit} slots"
+            case _What.TOO_SHORT:
+                limit += _each(role, arrays[_Role.IDS])
+            case _What.TOO_MANY:
+                field, rule = f"{field}[{fault.slot}]", Rule.MAX
+            case _What.NO_PLACE:
+                field, limit = f"{field}[{fault.slot}]", f"a place that leaves {of_slot} of {limit} tokens"
+            case _What.NARROW:
+                field, limit = f"{field}[{fault.slot}]", f"a line of at least {limit} tokens"
+            case _:
+                limit, actual = "one flag", "none"
+        return ContractError(field, limit, actual, rule=rule)
+
+
+def _each(role: _Role, ids: Host | None) -> str:
+    """Return what a tensor that is too short has its elements for."""
+    if role in {_Role.IDS, _Role.SCORES, _Role.RANKS} and ids is not None:
+        return f" lines of {1 if role is _Role.RANKS else ids.shape[1]}, one for each token"
+    return " elements, one for each slot"
+
+
+class _SaveOp:
+    """A save op, called with its arguments by position."""
+
+    def __init__(self, name: str, kind: Kind, heeds_each_rank: Callable[[Form], bool], doc: str) -> None:
+        """Take its name, the kind of its messages, and whether a form heeds `save_each_rank`."""
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = doc
+        self._code = list(_FORMS).index(name)
+        self._kind = kind
+        self._heeds_each_rank = heeds_each_rank
+        self._calls = {count: _Call(name, names) for count, names in _FORMS[name].items()}
+
+    def __call__(self, *given: Tensor) -> None:
+        """Save a step, if its rank is one that sends."""
+        call = self._calls.get(len(given))
+        if call is None:
+            known = " or ".join(", ".join(map(str, self._calls)).rsplit(", ", 1))
+            raise TypeError(f"{self.__name__}: {known} arguments, got {len(given)}")
+        preempted = call.places[_Role.PREEMPTED]
         try:
-            rank = int(given["rank_id"])
-            if rank <= 0 or given.get("save_each_rank"):  # the other ranks compute the same
-                PROCESS.sender().save(make(given), rank)
+            rank = int(given[call.rank or 0])
+            if rank <= 0 or self._saves_each_rank(call, given):  # the other ranks compute the same
+                self._save(call, given, rank)
         finally:
             if preempted is not None:  # the next step must not see them, on whichever rank, whatever happened
-                tensors.clear(preempted)
+                tensors.clear(given[preempted])
 
-    save.__name__ = save.__qualname__ = name
-    save.__doc__ = make.__doc__
-    return save
+    def _saves_each_rank(self, call: _Call, given: Sequence[Any]) -> bool:
+        return call.each_rank is not None and bool(given[call.each_rank]) and self._heeds_each_rank(PROCESS.form)
+
+    def _save(self, call: _Call, given: Sequence[Any], rank: int) -> None:
+        flag = TARGET if call.flag is None else int(given[call.flag]) & _FLAG
+        skips = call.skips_prefill is None or bool(given[call.skips_prefill])
+        own, is_dense, arrays = message_id(), PROCESS.form.packs_slots, call.arrays(given)
+
+        def pack(sequence: int, stamp: int) -> bytes:
+            return call.pack(native.PackOptions(self._code, own, flag, skips, is_dense, sequence, stamp), arrays)
+
+        decoder, prompt = arrays[_Role.DECODER], arrays[_Role.PROMPT]
+        lengths = None if decoder is None or prompt is None else Lengths(decoder, prompt)
+        PROCESS.sender().save(pack, Outline(self._kind, flag, rank, lengths, "first_token" in self.__name__))
 
 
-@_op
-def speculate_save_output_topk(given: Arguments) -> Message:
-    """Save a step's accepted tokens (message flag 3), or what was drafted for them (4)."""
-    counts, lengths = _counts(given, "token_num_per_batch", given.slots("token_num_per_batch", SLOTS), TOKENS)
-    offsets = given.line("cu_batch_token_offset", counts.size)
-    sampled = given.integers("sampled_token_ids").reshape(-1)
-    places, end = _places(np.maximum(counts, 0), offsets, sampled.size)
-    tokens, scores, ranks = _columns(given, _logprob_ids(given), places, end)
-    tokens[:, 0] = sampled[places]
-    return _message(given, Kind.SPECULATED_SCORED, counts, tokens, scores=scores, ranks=ranks, lengths=lengths)
+def _always(form: Form) -> bool:
+    del form
+    return True
 
 
-@_op
-def mtp_save_first_token_with_topk(given: Arguments) -> Message:
+def _never(form: Form) -> bool:
+    del form
+    return False
+
+
+def _until_7172(form: Form) -> bool:
+    return form.each_rank
+
+
+speculate_save_output_topk = _SaveOp(
+    "speculate_save_output_topk",
+    Kind.SPECULATED_SCORED,
+    _until_7172,
+    "Save a step's accepted tokens (message flag 3), or what was drafted for them (4).",
+)
+mtp_save_first_token_with_topk = _SaveOp(
+    "mtp_save_first_token_with_topk",
+    Kind.SPECULATED_SCORED,
+    _always,
     """Save a prefill's first tokens, with their logprobs, and the draft ids that a decode worker goes on with.
 
     A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids, the first of which is its token.
-    """
-    count = given.slots("token_num_per_batch", SLOTS)
-    accepted, lengths = _counts(given, "token_num_per_batch", count, TOKENS - 1)
-    has_token = accepted > 0
-    counts = accepted + has_token
-    ids = _of_lines(given, "sampled_token_ids", counts)
-    table = _logprob_ids(given)
-    offsets = given.line("cu_batch_token_offset", count)
-    places, end = _places(has_token.astype(np.int32), offsets, table.shape[0])
-    # What comes with a first token has an id alone.
-    shape = ids.size, table.shape[1]
-    tokens, scores = np.full(shape, NOTHING, np.int32), np.zeros(shape, np.float32)
-    ranks = np.zeros(ids.size, np.int32)
-    own = np.maximum(counts, 0)
-    firsts = (np.cumsum(own) - own)[has_token]
-    tokens[firsts], scores[firsts], ranks[firsts] = _columns(given, table, places, end)
-    tokens[:, 0] = ids
-    kind = Kind.SPECULATED_SCORED
-    return _message(given, kind, counts, tokens, scores=scores, ranks=ranks, lengths=lengths, is_first=True)
-
-
-@_op
-def save_output_topk(given: Arguments) -> Message:
-    """Save a step without speculation: one token a slot, with its logprobs."""
-    ids, table = _one_of_each_slot(given), _logprob_ids(given)
-    count, columns = ids.size, table.shape[1]
-    values, own = given.floats("logprobs").reshape(-1), given.integers("ranks").reshape(-1)
-    # Of slots without a token there may be nothing behind the others.
-    needed = int((np.flatnonzero(ids >= 0) + 1).max(initial=0))
-    there = min(count, table.shape[0], values.size // columns, own.size)
-    if there < needed:
-        raise ContractError("logprobs", f"{needed} lines, one for each token", there, rule=Rule.LENGTH)
-    tokens, scores = np.full((count, columns), NOTHING, np.int32), np.zeros((count, columns), np.float32)
-    ranks = np.zeros(count, np.int32)
-    tokens[:there] = table[:there]
-    tokens[:, 0] = ids
-    scores[:there] = values[: there * columns].reshape(there, columns)
-    ranks[:there] = own[:there]
-    return _message(given, Kind.SINGLE_SCORED, np.ones(count, np.int32), tokens, scores=scores, ranks=ranks)
-
-
-@_op
-def speculate_save_output(given: Arguments) -> Message:
-    """Save a step's accepted tokens, a line for each slot."""
-    counts, lengths = _counts(given, "accept_num", given.slots("accept_tokens", SPECULATIVE_SLOTS), TOKENS)
-    tokens = _of_lines(given, "accept_tokens", counts)
-    return _message(given, Kind.SPECULATED, counts, tokens.reshape(-1, 1), lengths=lengths)
-
-
-@_op
-def mtp_save_first_token(given: Arguments) -> Message:
-    """Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step."""
-    count = given.slots("base_model_draft_tokens", SPECULATIVE_SLOTS)
-    at_first, lengths = _counts(given, "step_idx", count)
-    counts = 2 * (at_first == 1).astype(np.int32)
-    tokens = _of_lines(given, "base_model_draft_tokens", counts)
-    return _message(given, Kind.SPECULATED, counts, tokens.reshape(-1, 1), lengths=lengths, is_first=True)
-
-
-@_op
-def save_output(given: Arguments) -> Message:
-    """Save a step without speculation and without logprobs: one token a slot."""
-    ids = _one_of_each_slot(given)
-    return _message(given, Kind.SINGLE, np.ones(ids.size, np.int32), ids.reshape(-1, 1))
-
-
-def _message(given: Arguments, kind: Kind, counts: Ints, tokens: Ints, **others: Any) -> Message:  # noqa: ANN401 - fields
-    stop_flag = message_id() if given.truth("not_need_stop") else -message_id()
-    flag = int(given.get("message_flag", TARGET)) & _FLAG
-    return Message(kind=kind, stop_flag=stop_flag, flag=flag, counts=counts, tokens=tokens, **others)
-
-
-def _counts(given: Arguments, name: str, count: int, most: int | None = None) -> tuple[Ints, Lengths | None]:
-    """Return the slots' counts, magic ones too, and their lengths where the form has them."""
-    counts, lengths = given.line(name, count).astype(np.int32), None
-    if given.get("seq_lens_decoder") is not None:
-        lengths = Lengths(given.line("seq_lens_decoder", count), given.line("prompt_lens", count))
-        if given.get("skip_chunk_prefill", True):
-            _put(counts, lengths.decoder < lengths.prompt, 0)
-    _mark_preempted(counts, given)
-    if most is not None and counts.size and int(counts.max()) > most:
-        slot = int(counts.argmax())
-        raise ContractError(f"{name}[{slot}]", most, int(counts[slot]), rule=Rule.MAX)
-    return counts, lengths
-
-
-def _one_of_each_slot(given: Arguments) -> Ints:
-    ids = given.line("sampled_token_ids", given.slots("sampled_token_ids", SLOTS)).astype(np.int32)
-    _mark_preempted(ids, given)
-    return ids
-
-
-def _mark_preempted(counts: Ints, given: Arguments) -> None:
-    if given.get("preempted_idx") is not None:
-        _put(counts, given.line("preempted_idx", counts.size) == 1, PREEMPTED)
-
-
-def _put(counts: Ints, slots: Flags, value: int) -> None:
-    if np.count_nonzero(slots):  # few steps have any: to ask costs a tenth of doing it
-        counts[slots] = value
-
-
-def _logprob_ids(given: Arguments) -> Host:
-    """Return the ids of tokens and their alternatives, a line for each token."""
-    table = given.table("logprob_token_ids", "tokens and columns", 1)
-    if table.shape[1] > COLUMNS:
-        raise ContractError("logprob_token_ids.columns", COLUMNS, table.shape[1], rule=Rule.MAX)
-    return table
-
-
-def _columns(given: Arguments, table: Host, places: _Places, end: int) -> tuple[Ints, Floats, Ints]:
-    """Return the ids, scores and ranks of the tokens at some places, all of them before an end."""
-    columns = table.shape[1]
-    scores = tensors.lines("logprob_scores", given.floats("logprob_scores"), columns, end)[places].astype(np.float32)
-    ids = np.empty(scores.shape, np.int32)
-    if columns > 1:  # the first is the sampled token's own, which comes from elsewhere
-        ids[...] = tensors.lines("logprob_token_ids", table, columns, end)[places]
-    return ids, scores, given.line("logprob_ranks", end, "token")[places].astype(np.int32)
-
-
-def _of_lines(given: Arguments, name: str, counts: Ints) -> Ints:
-    """Return, of each slot's line of ids, as many as it has tokens."""
-    ids = given.table(name, "slots and tokens")
-    begins = np.arange(counts.size) * ids.shape[1]
-    places, _ = _places(np.maximum(counts, 0), begins, ids.size, name)
-    found: Ints = ids.reshape(-1)[places].astype(np.int32)
-    return found
-
-
-def _places(own: Host, offsets: Host, tokens: int, name: str = "cu_batch_token_offset") -> tuple[_Places, int]:
-    """Return where the tokens of all slots lie in what is flat, and where the last one ends."""
-    starts: Integers = np.cumsum(own, dtype=np.int64)
-    total = int(starts[-1]) if own.size else 0
-    if not total:
-        return slice(0, 0), 0
-    starts -= own
-    if total <= tokens and not np.count_nonzero(starts != offsets):
-        return slice(0, total), total
-    filled = np.flatnonzero(own)
-    begins = offsets[filled].astype(np.int64)
-    ends = begins + own[filled]
-    if int(begins.min()) < 0 or int(ends.max()) > tokens:
-        which = int(((begins < 0) | (ends > tokens)).argmax())
-        slot, count = int(filled[which]), int(own[filled[which]])
-        limit = f"a place that leaves {count} of {tokens} tokens"
-        raise ContractError(f"{name}[{slot}]", limit, int(begins[which]), rule=Rule.LENGTH)
-    return np.arange(total) + np.repeat(offsets - starts, own), int(ends.max())
+    """,
+)
+save_output_topk = _SaveOp(
+    "save_output_topk",
+    Kind.SINGLE_SCORED,
+    _never,
+    "Save a step without speculation: one token a slot, with its logprobs.",
+)
+speculate_save_output = _SaveOp(
+    "speculate_save_output", Kind.SPECULATED, _until_7172, "Save a step's accepted tokens, a line for each slot."
+)
+mtp_save_first_token = _SaveOp(
+    "mtp_save_first_token",
+    Kind.SPECULATED,
+    _always,
+    "Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step.",
+)
+save_output = _SaveOp(
+    "save_output", Kind.SINGLE, _never, "Save a step without speculation and without logprobs: one token a slot."
+)

@@ -8,7 +8,17 @@ import numpy as np
 
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 from tokenbus_engines.fastdeploy.environment import Options
-from tokenbus_engines.fastdeploy.message import DRAFT, PREEMPTED, UNRECOVERABLE, Flags, Floats, Integers, Ints, Message
+from tokenbus_engines.fastdeploy.message import (
+    COLUMNS,
+    DRAFT,
+    PREEMPTED,
+    UNRECOVERABLE,
+    Flags,
+    Floats,
+    Integers,
+    Ints,
+    Message,
+)
 from tokenbus_services.worker.step import StepArrays
 
 LOWEST = np.float32(-9999)
@@ -49,7 +59,9 @@ def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
         arrays.token_ids = ids[kept]
     if not message.kind.is_scored:
         return arrays, 0
-    return arrays, _add_scores(arrays, message.tokens[kept], message.scores[kept], message.ranks[kept])
+    of_bus = slice(0, COLUMNS)  # some forms carry more columns than requests may ask for
+    tokens, scores = message.tokens[kept][:, of_bus], message.scores[kept][:, of_bus]
+    return arrays, _add_scores(arrays, tokens, scores, message.ranks[kept])
 
 
 def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:

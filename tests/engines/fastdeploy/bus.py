@@ -1,14 +1,17 @@
 """Saving and getting over a queue of a test's own, beside that engine's own queue."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy import engine
-from tests.engines.fastdeploy.kernel import GETS, Array, KernelQueue
+from tests.engines.fastdeploy.kernel import Array, KernelQueue
 from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.message import Kind
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_services.settings import Settings
 
@@ -36,6 +39,18 @@ def settings_in(folder: Path, **overrides: object) -> Settings:
     return Settings.load(environment={}, overrides=wanted)
 
 
+@contextmanager
+def speaking(form: str, folder: Path) -> Iterator[None]:
+    """Have the drop-in speak a form, over addresses in a folder."""
+    fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder), form=form))
+    try:
+        assert is_empty()  # both queues have a get side from now on
+        yield
+    finally:
+        fastdeploy.close()
+        fastdeploy.configure(fastdeploy.Options())
+
+
 def as_tensors(values: list[Any]) -> list[Any]:
     """Return arguments with tensors in the place of arrays."""
     return [engine.Tensor(value) if isinstance(value, np.ndarray) else value for value in values]
@@ -45,6 +60,26 @@ def save(op: str, given: Mapping[Any, Any], *, tensors: bool = False) -> None:
     """Call a save op with its arguments by position; they are copied, as it may change them."""
     values = [value.copy() if isinstance(value, np.ndarray) else value for value in given.values()]
     getattr(fastdeploy, op)(*(as_tensors(values) if tensors else values))
+
+
+KINDS = {
+    "speculate_get_output_topk": Kind.SPECULATED_SCORED,
+    "get_output_topk": Kind.SINGLE_SCORED,
+    "speculate_get_output": Kind.SPECULATED,
+    "get_output": Kind.SINGLE,
+    "get_output_ep": Kind.SINGLE,
+}
+"""What each get op reads."""
+
+
+def wait_for(op: str) -> None:
+    """Wait until a message is there for an op."""
+    assert PROCESS.receiver(KINDS[op]).peek(MOST_SECONDS) is not None, "no message came"
+
+
+def is_empty() -> bool:
+    """Tell whether neither of the two queues has a message."""
+    return all(PROCESS.receiver(kind).peek(0.0) is None for kind in (Kind.SINGLE, Kind.SPECULATED))
 
 
 class Getter:
@@ -60,7 +95,7 @@ class Getter:
     def get(self, *, wait: bool = True) -> None:
         """Get the next message; one that is waited for and does not come is an error."""
         if wait:
-            assert PROCESS.receiver().peek(MOST_SECONDS) is not None, "no message came"
+            wait_for(self.op)
         getattr(fastdeploy, self.op)(*self.outputs, *([self.k] if self.op.endswith("_topk") else []), 0, wait)
 
     def arrays(self) -> list[Array]:
@@ -69,7 +104,7 @@ class Getter:
 
 
 class Beside:
-    """The drop-in and the kernel's queue: the same calls to both, and the same tensors out, bit for bit."""
+    """The drop-in and FastDeploy's ops over the kernel's queue: the same calls to both, and the same tensors out."""
 
     def __init__(self, kernel: KernelQueue, *, tensors: bool = False, k: int = 20) -> None:
         """Make the tensors of both."""
@@ -83,23 +118,40 @@ class Beside:
         save(op, given, tensors=self._tensors)
         self.kernel.save(op, given)
 
-    def get(self) -> None:
+    def get(self) -> Getter:
         """Get on both sides, and compare every element of the tensors, also those that no op should touch."""
         op = self.kernel.next_op
         getter = self._getters[op]
         getter.get()
-        self.kernel.get(self._expected[op], getter.k)
-        self.compare(op)
+        self.compare(op, self.kernel.get(self._expected[op], getter.k))
+        return getter
 
-    def compare(self, op: str) -> None:
-        """Assert that the tensors of a get op are the same."""
-        for found, expected in zip(self._getters[op].arrays(), self._expected[op], strict=True):
-            if found.tobytes() != expected.tobytes():
-                at = int(np.flatnonzero(found.reshape(-1).view(np.uint8) != expected.reshape(-1).view(np.uint8))[0])
-                raise AssertionError(f"{op}: a tensor of {found.dtype} differs from the kernel's at byte {at}")
+    def get_nothing(self, op: str) -> None:
+        """Get on both sides where nothing is."""
+        self._getters[op].get(wait=False)
+        saving = next(saving for saving, getting in GETS.items() if getting == op)
+        assert not self.kernel.ops.get(saving, self._expected[op], self._getters[op].k)
+        self.compare(op, [])
+
+    def compare(self, op: str, undefined: list[tuple[int, Array]]) -> None:
+        """Assert that the tensors of a get op are the same, but for what FastDeploy leaves undefined."""
+        for at, (found, expected) in enumerate(zip(self._getters[op].arrays(), self._expected[op], strict=True)):
+            same_bytes(op, at, found, expected, undefined)
 
     def get_all(self) -> None:
         """Get all that was saved, and assert that nothing is left."""
         while len(self.kernel):
             self.get()
-        assert PROCESS.receiver().peek(0.0) is None
+        assert is_empty()
+
+
+def same_bytes(op: str, at: int, found: Array, expected: Array, undefined: list[tuple[int, Array]]) -> None:
+    """Assert that an output is what it should be; what is undefined is made so."""
+    for output, places in undefined:
+        if output == at:
+            expected.reshape(-1)[places] = found.reshape(-1)[places]
+    if found.tobytes() != expected.tobytes():
+        differs = found.reshape(-1).view(np.uint8) != expected.reshape(-1).view(np.uint8)
+        place = int(np.flatnonzero(differs)[0]) // found.itemsize
+        pair = f"{found.reshape(-1)[place]}, where FastDeploy has {expected.reshape(-1)[place]}"
+        raise AssertionError(f"{op}: output {at} has at {place} {pair}")

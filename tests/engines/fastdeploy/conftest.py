@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import Beside, settings_in
-from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.process import PROCESS
+from tests.engines.fastdeploy.bus import Beside, speaking
 
 
 @pytest.fixture
@@ -22,13 +20,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def bus(folder: Path) -> Iterator[Path]:
     """Both sides of the drop-in in this process, with addresses in a folder; nothing of them is left afterwards."""
-    fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder)))
-    try:
-        PROCESS.receiver()
+    with speaking("develop", folder):
         yield folder
-    finally:
-        fastdeploy.close()
-        fastdeploy.configure(fastdeploy.Options())
 
 
 @pytest.fixture

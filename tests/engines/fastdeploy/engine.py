@@ -77,6 +77,7 @@ class Steps:
         draw = self._random
         given = self.drawn(op, slots, columns)
         if op == "speculate_save_output_topk":
+            given["sampled_token_ids"] = self._laid(given, str(draw.choice(["lines", "lines", "upright", "flat"])))
             given["message_flag"] = int(draw.choice([3, 3, 3, 4, 4, 4, 0, 255]))
         if "cu_batch_token_offset" in given and draw.random() < 0.5:
             self._permute(given)
@@ -106,6 +107,15 @@ class Steps:
             name = next(name for name in given if name.endswith(("_ids", "_tokens")))
             given[name] = given[name] - 2**31 * (draw.random(given[name].shape) < 0.1)
 
+    def _laid(self, given: dict[str, Any], how: str) -> Array:
+        """Return the sampled tokens in lines, as since #5927, or one behind the other, as before it and of drafts."""
+        upright: Array = given["sampled_token_ids"]
+        if how != "lines":
+            return upright if how == "upright" else upright[:, 0].copy()
+        numbers = given["token_num_per_batch"]
+        most = max(1, int(numbers.max(initial=1)))
+        return self.ids(numbers.size, int(self._random.integers(max(2, most), TOKENS + 3)))
+
     def _permute(self, given: dict[str, Any]) -> None:
         """Put tokens into another order than their slots', as a batch does that is computed in another order."""
         numbers = np.maximum(given["token_num_per_batch"], 0)
@@ -128,9 +138,8 @@ class Steps:
         """Return so many sampled tokens with the columns of each: its own, then the most probable ones."""
         draw = self._random
         top = columns - 1
-        ids = np.zeros((tokens, columns), np.int64)
-        for token in range(tokens):
-            ids[token] = draw.choice(_VOCABULARY, columns, replace=False)
+        apart = draw.integers(1, _VOCABULARY // (columns + 1), (tokens, columns))  # no id is twice in a line
+        ids = (np.cumsum(apart, axis=1) + draw.integers(0, _VOCABULARY, (tokens, 1))) % _VOCABULARY
         drops = draw.uniform(0.01, 2.0, (tokens, columns)).astype(np.float32)
         values = -np.cumsum(drops, axis=1, dtype=np.float32)
         # The line is in order of probability; the sampled token is one of the most probable, or comes behind them.
@@ -191,7 +200,7 @@ class Steps:
         numbers = self.numbers(slots, TOKENS - 1)
         numbers[numbers < 0] = 0
         scored = self.scored(int(numbers.sum()), columns)
-        sampled = self.ids(slots, TOKENS)
+        sampled = self.ids(slots, int(self._random.integers(TOKENS, TOKENS + 3)))
         offsets = np.cumsum(numbers) - numbers
         with_token = np.flatnonzero(numbers)
         sampled[with_token, 0] = scored["ids"][offsets[with_token], 0]
@@ -221,7 +230,7 @@ class Steps:
     def accepted(self, slots: int) -> dict[str, Any]:
         """Return the arguments of speculate_save_output."""
         return {
-            "accept_tokens": self.ids(slots, TOKENS),
+            "accept_tokens": self.ids(slots, int(self._random.integers(TOKENS, TOKENS + 3))),
             "accept_num": self.numbers(slots, TOKENS),
             "not_need_stop": self.not_need_stop(),
             **self.lengths(slots),

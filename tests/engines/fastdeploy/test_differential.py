@@ -8,29 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fastdeploy.theirs import FORMS, GETS
 from tests.engines.fastdeploy import campaign, kernel
-from tests.engines.fastdeploy.bus import Beside
+from tests.engines.fastdeploy.bus import Beside, Getter, is_empty, save, speaking
 from tests.engines.fastdeploy.engine import Steps
-from tests.engines.fastdeploy.kernel import GETS
+from tests.engines.fastdeploy.kernel import Array
 
 MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.items()}
 
 
 @pytest.mark.parametrize("seed", [7, secrets.randbits(31)], ids=["a seed that stays", "a seed of its own"])
+@pytest.mark.parametrize("form", FORMS)
 def test_random_steps_come_as_the_kernels_queue_has_them(
-    seed: int, bus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    form: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever is saved, by every op, in every form and order, to several queues, is got as from the kernel's queue.
+    """Whatever is saved, by every op of every release, is got as from the kernel's queue, by either side's get.
 
     `make soak` does 100,000 such steps.
     """
-    assert bus.exists()
     monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "1")
-    sys.stdout.write(f"seed {seed}\n")
-    with kernel.queue() as one, kernel.queue() as two:
-        beside = {1: Beside(one), 2: Beside(two)}
-        assert campaign.run(beside, 120, seed, most_slots=64) == 120
-        sys.stdout.write(one.why_not)
+    sys.stdout.write(f"--form {form} --steps 1000 --seed {seed}\n")
+    with speaking(form, folder):
+        assert campaign.run(form, 60, seed, most_slots=64) == 60
     assert f"seed {seed}" in capsys.readouterr().out
 
 
@@ -47,17 +46,136 @@ def test_every_op_at_every_size(op: str, tensors: bool) -> None:  # noqa: FBT001
             beside.get()
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("real_k", [0, 1, 19])
 @pytest.mark.parametrize("op", ["speculate_save_output_topk", "save_output_topk"])
-@pytest.mark.usefixtures("bus")
-def test_fewer_columns_are_got_than_were_saved(op: str, real_k: int) -> None:
-    """As many alternatives are filled in as were asked for, and counted so, however many were saved."""
+def test_fewer_columns_are_got_than_were_saved(op: str, real_k: int, form: str, folder: Path) -> None:
+    """As many columns are filled in as the form's reader looks at: those asked for, or since #7860 those saved."""
     steps = Steps(13)
-    with kernel.queue() as queue:
+    with speaking(form, folder), kernel.queue(form) as queue:
         beside = Beside(queue, k=real_k)
         for columns in (21, 1, 5):
-            beside.save(op, steps.drawn(op, 6, columns))
+            if FORMS.index(form) >= FORMS.index("2.6") or op == "save_output_topk" or columns == 21:
+                beside.save(op, steps.drawn(op, 6, columns))
+                beside.get()
+
+
+def test_lines_of_sampled_tokens_are_read_by_slot(beside: Beside) -> None:
+    """[101] and [201, 202], a line for each slot, are those two, and not what lies behind one another."""
+    lines = np.array([[101, 0], [201, 202]])
+    flat = np.array([101, 201, 202])
+    for sampled in (lines, flat, flat.reshape(-1, 1)):
+        assert _saved_and_got(beside, sampled, [1, 2]) == [[101], [201, 202]]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "numbers", "expected"),
+    [
+        ([[5], [6], [7]], [1, 0, 1], [[5], [], [7]]),
+        ([[5], [7]], [1, 0, 1], [[5], [], [7]]),
+        ([[5], [6], [7]], [1, 2], [[5], [6, 7]]),
+        ([[5], [6], [7], [8]], [0, 1, 1, 0], [[], [6], [7], []]),
+    ],
+)
+def test_column_of_sampled_tokens_is_read_as_the_counts_allow(
+    sampled: list[list[int]], numbers: list[int], expected: list[list[int]], beside: Beside
+) -> None:
+    """A column is lines of one token where there is one for each slot and none has more, else it stands upright."""
+    assert _saved_and_got(beside, np.array(sampled), numbers) == expected
+
+
+def _saved_and_got(beside: Beside, sampled: Array, numbers: list[int]) -> list[list[int]]:
+    """Save tokens, and return those of each slot."""
+    slots, tokens = len(numbers), sum(numbers)
+    scored, counts = Steps(5).scored(tokens, 2), np.array(numbers, np.int32)
+    given = Steps(5).speculated(slots, 2) | {
+        "sampled_token_ids": sampled,
+        "logprob_token_ids": scored["ids"],
+        "logprob_scores": scored["logprobs"],
+        "logprob_ranks": scored["ranks"],
+        "token_num_per_batch": counts,
+        "cu_batch_token_offset": (np.cumsum(counts) - counts).astype(np.int32),
+        "seq_lens_decoder": np.full(slots, 9, np.int32),
+        "prompt_lens": np.full(slots, 4),
+        "preempted_idx": np.zeros(slots, np.int32),
+    }
+    beside.save("speculate_save_output_topk", given)
+    getter = beside.get()
+    ids = getter.arrays()[0].reshape(-1)[3 + 512 :].reshape(512, 6, 21)
+    return [ids[slot, :number, 0].tolist() for slot, number in enumerate(numbers)]
+
+
+def test_offsets_of_the_slots_in_use_are_enough(beside: Beside) -> None:
+    """Newer runners have a count for each slot there is, and offsets of those that are in use alone."""
+    given = Steps(5).drawn("speculate_save_output_topk", 4, 2)
+    given["token_num_per_batch"] = np.append(given["token_num_per_batch"], [0, 0]).astype(np.int32)
+    for name in ("seq_lens_decoder", "prompt_lens", "preempted_idx"):
+        given[name] = np.append(given[name].reshape(-1), [0, 0]).astype(given[name].dtype)
+    given["sampled_token_ids"] = given["sampled_token_ids"].reshape(-1)
+    beside.save("speculate_save_output_topk", given)
+    beside.get_all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_columns_than_the_struct_has(form: str, folder: Path) -> None:
+    """Two slots of 26 columns pass where the form packs their number, and are cut to 21 where its struct ends there."""
+    with speaking(form, folder), kernel.queue(form) as queue:
+        beside = Beside(queue)
+        beside.save("save_output_topk", Steps(3).sampled(2, 26))
+        field = int(beside.get().arrays()[0].reshape(-1)[1])
+    assert field == (2 | 26 << 16 if FORMS.index(form) >= FORMS.index("2.6-before-7884") else 2)
+
+
+def test_columns_are_cut_where_the_struct_has_no_place(beside: Beside) -> None:
+    """More columns than FastDeploy's struct has places for are cut to 21: it would write past its end."""
+    for op, slots in (("save_output_topk", 512), ("speculate_save_output_topk", 3)):
+        save(op, Steps(3).drawn(op, slots, 26))
+        getter = Getter(GETS[op])
+        getter.get()
+        field = int(getter.arrays()[0].reshape(-1)[1])
+        assert field == (slots | 21 << 16 if op == "save_output_topk" else 3 | 21 << 8)
+    assert beside.kernel.ops is not None
+
+
+@pytest.mark.parametrize("form", ["2.5", "develop"])
+def test_preempted_slot_is_so_in_all_columns(form: str, folder: Path) -> None:
+    """A slot that was preempted has -9 in each of its columns, which a reader may look at before the first one."""
+    with speaking(form, folder), kernel.queue(form) as queue:
+        beside = Beside(queue)
+        for columns in (1, 4, 21):
+            beside.save(
+                "save_output_topk", Steps(3).sampled(3, columns) | {"preempted_idx": np.array([0, 1, 0], np.int32)}
+            )
             beside.get()
+
+
+def test_two_queues_of_one_id(beside: Beside) -> None:
+    """What the speculative ops without scores save waits apart from all else, as their key is made of another path."""
+    steps = Steps(4)
+    order = ("speculate_save_output", "save_output", "mtp_save_first_token", "save_output_topk")
+    for op in order:
+        save(op, steps.drawn(op, 2, 3))
+    for get in ("get_output", "get_output_topk", "speculate_get_output", "speculate_get_output"):
+        Getter(get).get()
+    assert is_empty()
+    assert beside.kernel.ops.queues.plain is not beside.kernel.ops.queues.scored
+
+
+@pytest.mark.parametrize("op", sorted(set(GETS.values())))
+def test_empty_get_leaves_what_that_engines_leaves(op: str, beside: Beside) -> None:
+    """Where nothing waits the stop flag is -2, and the tensors are otherwise as they were."""
+    beside.get_nothing(op)
+
+
+def test_first_token_at_a_later_step_is_none(beside: Beside) -> None:
+    """A slot beyond its first step has no first token: FastDeploy sends again what was there before."""
+    given = Steps(4).plain_first_tokens(3) | {
+        "step_idx": np.array([[1], [2], [7]]),
+        "seq_lens_decoder": np.full((3, 1), 9, np.int32),
+        "prompt_lens": np.full((3, 1), 4),
+    }
+    beside.save("mtp_save_first_token", given)
+    assert beside.get().arrays()[0][2:5].tolist() == [2, 0, 0]
 
 
 def test_targets_and_drafts_in_any_order(beside: Beside) -> None:
@@ -82,12 +200,15 @@ def test_idle_and_unrecoverable_steps(beside: Beside) -> None:
     beside.get_all()
 
 
-def test_ranks_that_share_a_queue_keep_their_order(beside: Beside) -> None:
+def test_ranks_that_share_a_queue_keep_their_order(folder: Path) -> None:
     """Where each rank saves its own, all come out in the one order in which they went in (case 6)."""
     steps = Steps(2)
-    for rank in (3, 0, 1, 1, 0, 7, 3):
-        beside.save("speculate_save_output", steps.accepted(3) | {"rank_id": rank, "save_each_rank": True})
-    beside.get_all()
+    with speaking("2.5", folder), kernel.queue("2.5") as queue:
+        beside = Beside(queue)
+        for rank in (3, 0, 1, 1, 0, 7, 3):
+            beside.save("speculate_save_output", steps.accepted(3) | {"rank_id": rank, "save_each_rank": True})
+        assert len(queue) == 7
+        beside.get_all()
 
 
 @pytest.mark.parametrize("count", [12, 9])

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import Beside, Getter
+from tests.engines.fastdeploy.bus import Beside, Getter, is_empty
 from tests.engines.fastdeploy.engine import Steps
 from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.queue import QueueReceiver
 from tokenbus_services.bus import AddressError
 
@@ -67,11 +66,6 @@ def check(beside: Beside, steps: Steps, count: int) -> None:
     for _ in range(count):
         beside.kernel.save(OP, steps.speculated(16, 6))
         beside.get()
-
-
-def is_empty() -> bool:
-    """Tell whether nothing more is there."""
-    return PROCESS.receiver().peek(0.0) is None
 
 
 def test_other_process_saves_and_ends(environment: dict[str, str], beside: Beside) -> None:

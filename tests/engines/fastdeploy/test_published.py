@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engines.fastdeploy.bus import Getter, save, settings_in
+from tests.engines.fastdeploy.bus import Getter, is_empty, save, settings_in
 from tests.engines.fastdeploy.engine import Steps as Drawn
 from tokenbus_contracts import BatchKind, Limits, LogprobBatch, RowStatus, Scoring, ValueKind, encode
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.environment import Options
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Message
 from tokenbus_engines.fastdeploy.process import PROCESS
-from tokenbus_engines.fastdeploy.published import Published, Steps
+from tokenbus_engines.fastdeploy.published import Published, SavedMessage, Steps
 from tokenbus_engines.fastdeploy.step_arrays import LOWEST
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker import StepArrays, StepAssembler
@@ -285,18 +285,18 @@ def test_uninitialised_scores_cost_no_token() -> None:
 def test_whatever_is_saved_keeps_the_contract(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of random steps with anything in them every one is published, none refused, and no token is lost."""
     drawn, steps = Drawn(seed), Steps(Options())
-    taken: list[Message] = []
+    taken: list[SavedMessage] = []
     fastdeploy.configure(fastdeploy.Options(settings=settings_in(folder)))
     sender = PROCESS.sender()
     try:
-        PROCESS.receiver()
+        assert is_empty()
         monkeypatch.setattr(sender.published_of(0), "offer", taken.append)  # as they are saved
         for op in ("speculate_save_output_topk", "mtp_save_first_token_with_topk", "save_output_topk") * 8:
             save(op, drawn.any(op, int(drawn._random.integers(0, 9)), int(drawn._random.integers(1, 6))))
         assert len(taken) == 24
         assembler = StepAssembler(Limits.schema())
         for given in taken:
-            for arrays in steps.of(given):
+            for arrays in steps.of(given.kept().message()):
                 for batch in assembler.assemble(arrays):
                     encode(LogprobBatch.of_views(batch.header._replace(worker_id="w"), batch.columns))
     finally:
@@ -312,7 +312,7 @@ async def test_processor_sees_paired_steps(folder: Path) -> None:
     try:
         async with Processor(settings) as processor:
             steps = processor.steps()
-            PROCESS.receiver()
+            assert is_empty()
             given = drawn.speculated(3, 4, TARGET) | {"seq_lens_decoder": np.full(3, 9), "prompt_lens": np.full(3, 4)}
             given |= {"preempted_idx": np.zeros(3, np.int32), "not_need_stop": np.array([True])}
             fastdeploy.assign(1, 77)
@@ -351,7 +351,8 @@ def test_bus_that_takes_nothing_holds_nothing_up(folder: Path) -> None:
     settings = settings_in(folder, worker__outbox=2, worker__retention_items=2, worker__block_timeout_ms=1)
     shown = Published(settings, Options(), 0)
     for computed in range(9, 40):
-        shown.offer(message(TARGET, 1, 1, computed=computed))
+        given = message(TARGET, 1, 1, computed=computed)
+        shown.offer(SavedMessage(given.packed(1, 1), given.lengths, is_first=False))
     shown.close()
     assert shown.settings.worker.policy == "fail"  # whatever the queue does when it is full
     assert shown.steps.counts.dropped > 0

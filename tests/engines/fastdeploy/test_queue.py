@@ -39,8 +39,9 @@ def numbers(receiver: QueueReceiver, count: int) -> list[int]:
     """Get as many messages, and return which they are."""
     found = []
     for _ in range(count):
-        got = receiver.peek(MOST_SECONDS)
-        assert got is not None
+        received = receiver.peek(MOST_SECONDS)
+        assert received is not None
+        got = unpacked(received.data)
         found.append(int(got.tokens[0, 0]))
         assert np.array_equal(got.tokens.reshape(-1), found[-1] + np.arange(got.tokens.size))
         assert np.array_equal(got.scores, got.tokens)
@@ -133,7 +134,7 @@ def test_header_that_contradicts_itself(changes: dict[str, Any], text: str) -> N
 
     data = message(1, 2, 2).packed(1, 1)
     header = header_of(data[:HEADER_BYTES])
-    assert unpacked(header, data[HEADER_BYTES:]).tokens.tolist() == [[1], [2], [3], [4]]
+    assert unpacked(data).tokens.tolist() == [[1], [2], [3], [4]]
     with pytest.raises(ContractError) as refused:
         header_of(_HEADER.pack(*header._replace(**changes)))
     assert text in str(refused.value)

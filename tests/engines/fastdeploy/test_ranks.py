@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.fastdeploy.theirs import FORMS, GETS
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, save, settings_in
+from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, settings_in, speaking
 from tests.engines.fastdeploy.engine import Steps, Tensor
-from tests.engines.fastdeploy.kernel import GETS
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.message import Kind
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_services.worker import RetentionFullError
 
@@ -46,22 +47,29 @@ def test_preempted_flags_are_cleared_when_a_step_is_refused(op: str) -> None:
     arguments["not_need_stop"] = np.zeros(0, np.bool_)
     with pytest.raises(ContractError) as refused:
         call(op, arguments)
-    assert str(refused.value) == "not_need_stop: one flag, got none"
+    assert str(refused.value) == f"{op}.not_need_stop: one flag, got none"
     assert not arguments["preempted_idx"].any()
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("op", GETS)
-def test_only_rank_0_sends_unless_each_is_to(op: str, beside: Beside) -> None:
-    """Of the ranks that compute the same, one sends; where each has its own, each sends as itself (case 6)."""
+def test_only_the_ranks_send_that_do_in_a_release(op: str, form: str, folder: Path) -> None:
+    """Of the ranks that compute the same, one sends; where each has its own, each sends as itself (case 6).
+
+    Since #7172 `save_each_rank` is heeded by the first-token ops alone: else each step is got twice.
+    """
     steps = Steps(2)
-    for rank in (1, 2, 0):
-        beside.save(op, steps.drawn(op, 3, 4) | {"rank_id": rank})
-    assert len(beside.kernel) == 1
-    beside.get_all()
-    if "save_each_rank" in steps.drawn(op, 1, 1):
-        beside.save(op, steps.drawn(op, 3, 4) | {"rank_id": 3, "save_each_rank": True})
-        assert len(beside.kernel) == 1
+    with speaking(form, folder), kernel.queue(form) as queue:
+        beside = Beside(queue)
+        for rank in (1, 2, 0):
+            beside.save(op, steps.drawn(op, 3, 21) | {"rank_id": rank})
+        assert len(queue) == 1
         beside.get_all()
+        if "save_each_rank" in steps.drawn(op, 1, 1):
+            beside.save(op, steps.drawn(op, 3, 21) | {"rank_id": 3, "save_each_rank": True})
+            heeds = "first_token" in op or (op.startswith("speculate") and form in {"2.4", "2.5"})
+            assert len(queue) == heeds
+            beside.get_all()
 
 
 @pytest.mark.parametrize("op", GETS)
@@ -75,7 +83,7 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
     )
     getter = Getter(GETS[op])
     try:
-        PROCESS.receiver()
+        assert is_empty()
         given = [plenty(op, Steps(number)) for number in range(5)]
         with kernel.queue() as queue:
             beside = Beside(queue)
@@ -91,7 +99,8 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
             getter.get()
             meta = 3 if GETS[op] == "speculate_get_output_topk" else 2
             found = getter.arrays()[0].reshape(-1)[meta:]
-            assert found[:4].tolist() == [-3] * 4 or found[: 4 * 21 : 21].tolist() == [-3] * 4
+            stride = 3 if op == "save_output_topk" else 1
+            assert found[: 4 * stride : stride].tolist() == [-3] * 4
             beside.save(op, given[4])
             beside.get_all()
         counts = fastdeploy.counts()
@@ -107,7 +116,7 @@ def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
         fastdeploy.Options(settings=settings_in(folder, worker__retention_items=2, worker__block_timeout_ms=50))
     )
     try:
-        receiver = PROCESS.receiver()
+        receiver = PROCESS.receiver(Kind.SINGLE)
         for number in range(2):
             save("save_output", Steps(number).plain(3))
         with pytest.raises(RetentionFullError, match="waited 50 ms"):
@@ -115,8 +124,8 @@ def test_engine_waits_for_room_as_the_policy_says(folder: Path) -> None:
         assert receiver.peek(MOST_SECONDS) is not None
         receiver.pop()
         save("save_output", Steps(4).plain(3))
-        assert PROCESS.sender().queue.counts.blocked == 1
-        assert PROCESS.sender().queue.waiting[0] == 2
+        assert fastdeploy.counts()["blocked"] == 1
+        assert fastdeploy.counts()["waiting_items"] == 2
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())

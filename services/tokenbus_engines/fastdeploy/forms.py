@@ -1,0 +1,117 @@
+"""Forms: what each release of FastDeploy has in its ops that others have otherwise, and which release is installed.
+
+The layout of what a get op fills in is the reader's to say: FastDeploy's token processor, which changed within one
+release and under one version number. So where FastDeploy is installed its source decides, and the version the rest.
+docs/fastdeploy.md has this table with the commits at which each op was read.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from tokenbus_services.logs import logger
+from tokenbus_services.settings import SettingsError
+
+FORM = "TOKENBUS_FASTDEPLOY_FORM"
+_log = logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the ops of a release differ from those of others."""
+
+    name: str
+    each_rank: bool
+    """Whether `speculate_save_output` and its form with scores save on a rank above 0 where `save_each_rank` is set."""
+    packs_slots: bool
+    """Whether `get_output_topk` fills in slots | columns << 16, and lines of so many columns (#7860, #7861)."""
+    packs_flag: bool
+    """Whether `speculate_get_output_topk` fills in flag | columns << 8, and only so many columns (#7883, #7884)."""
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        Form("2.4", each_rank=True, packs_slots=False, packs_flag=False),
+        Form("2.5", each_rank=True, packs_slots=False, packs_flag=False),
+        Form("2.6-before-7861", each_rank=False, packs_slots=False, packs_flag=False),
+        Form("2.6-before-7884", each_rank=False, packs_slots=True, packs_flag=False),
+        Form("2.6", each_rank=False, packs_slots=True, packs_flag=True),
+        Form("develop", each_rank=False, packs_slots=True, packs_flag=True),
+    )
+}
+NEWEST = FORMS["develop"]
+_KNOWN = (2, 6)
+"""The newest release in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The FastDeploy that is installed."""
+
+    version: str
+    packs_slots: bool | None
+    """As its token processor reads it; None: that could not be seen."""
+    packs_flag: bool | None
+
+
+def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
+    """Return the form to speak, and log which and why: as named, as the environment says, or as is installed."""
+    name = name or environment.get(FORM, "").strip()
+    if name:
+        if name not in FORMS:
+            raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
+        form, why = FORMS[name], "set"
+    else:
+        form, why = form_of(installed())
+    log = _log.warning if why.startswith("unknown") else _log.info
+    log("FastDeploy form chosen", form=form.name, reason=why, setting=FORM)
+    return form
+
+
+def form_of(found: Installed | None) -> tuple[Form, str]:
+    """Return the form of an installed FastDeploy, and why; one that is unknown is taken for the newest form."""
+    if found is None:
+        return NEWEST, "FastDeploy is not installed"
+    version = re.match(r"(\d+)\.(\d+)", found.version)
+    release = (int(version[1]), int(version[2])) if version else None
+    form, why = NEWEST, f"FastDeploy {found.version}"
+    if release is not None and f"{release[0]}.{release[1]}" in FORMS and "dev" not in found.version:
+        form = FORMS[f"{release[0]}.{release[1]}"]
+    elif release is None or release > _KNOWN or release < (2, 4):
+        why = f"unknown version {found.version}, not one of {', '.join(FORMS)}: taken for {NEWEST.name}"
+    if found.packs_slots is None or found.packs_flag is None:
+        return form, why
+    read = replace(form, packs_slots=found.packs_slots, packs_flag=found.packs_flag)
+    if read == form:
+        return form, why
+    for other in FORMS.values():  # the same release before or after a change, as its reader shows
+        if read == replace(other, name=form.name):
+            return other, f"{why}, as its token processor reads"
+    return replace(read, name=f"{form.name} as read"), f"{why}, as its token processor reads"
+
+
+def installed() -> Installed | None:
+    """Return what is installed of FastDeploy, without importing it; None: nothing is."""
+    spec = find_spec("fastdeploy")
+    for place in (spec and spec.submodule_search_locations) or ():
+        folder = Path(place)
+        lines = _text(folder / "version.txt").splitlines()
+        versions = [line.partition(":")[2].strip() for line in lines if line.startswith("fastdeploy version:")]
+        reader = _text(folder / "output" / "token_processor.py")
+        return Installed(
+            version=versions[-1] if versions else "unknown",
+            packs_slots=bool(re.search(r">>\s*16", reader)) if reader else None,
+            packs_flag=bool(re.search(r">>\s*8\b", reader)) if reader else None,
+        )
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

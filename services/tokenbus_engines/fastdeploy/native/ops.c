@@ -1,0 +1,444 @@
+/*
+ * The loops of FastDeploy's save and get ops: from tensors to a message, and from a message into tensors.
+ *
+ * A message is a header and up to four arrays: the slots' counts, and of each token a line of ids, a line of scores
+ * and a rank. `pack` writes only what the slots' counts name, where FastDeploy sends a struct of fixed size; `fill`
+ * writes into the tensors what FastDeploy's get op of that form would. Both check every place before they touch it, and
+ * name in `fault` the first argument that does not fit.
+ *
+ * Arrays come as Python objects, of the types that FastDeploy's ops have, and are read through CPython's buffer protocol, whose few functions are declared here:
+ * so one library serves every version of Python, and is compiled where Python's headers are not installed.
+ */
+#include <stdint.h>
+#include <string.h>
+
+typedef intptr_t Size;
+typedef struct {
+    void *data, *object;
+    Size bytes, item_bytes;
+    int is_readonly, dimensions;
+    char *format;
+    Size *shape, *strides, *suboffsets;
+    void *internal;
+} Buffer;
+
+extern char _Py_NoneStruct[];
+extern int PyObject_GetBuffer(void *object, Buffer *into, int flags);
+extern void PyBuffer_Release(Buffer *buffer);
+extern void PyErr_Clear(void);
+extern void *PyBytes_FromStringAndSize(const char *data, Size bytes);
+extern char *PyBytes_AsString(void *bytes);
+
+/* PyBUF_C_CONTIGUOUS: without the format, which costs numpy more than all the rest, and which Python has looked at. */
+#define READABLE 0x38
+#define WRITABLE 0x39
+
+#define MAGIC 0x51464254u
+#define SLOTS 512
+#define SPECULATIVE_SLOTS 256
+#define MOST_TOKENS 6
+#define COLUMNS 21
+#define STRUCT_PLACES (SLOTS * COLUMNS)
+#define PREEMPTED (-9)
+#define NOTHING (-1)
+#define NOTHING_READ (-2)
+
+enum op { SPECULATED_TOPK, FIRST_TOPK, SINGLE_TOPK, SPECULATED, FIRST, SINGLE };
+enum kind { KIND_SPECULATED_SCORED = 1, KIND_SINGLE_SCORED, KIND_SPECULATED, KIND_SINGLE };
+enum role { TOKENS, IDS, SCORES, RANKS, COUNTS, OFFSETS, STOP, DECODER, PROMPT, PREEMPTION, STEP, ROLES };
+enum what { FITS, NOT_CONTIGUOUS, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY };
+
+static const int IS_OF_SLOTS[ROLES] = {[COUNTS] = 1, [DECODER] = 1, [PROMPT] = 1, [PREEMPTION] = 1, [STEP] = 1};
+
+struct header {
+    uint32_t magic, bytes;
+    uint8_t kind, flag;
+    uint16_t columns;
+    int32_t stop_flag;
+    uint32_t slots, entries;
+    uint64_t sequence, stamp;
+};
+
+/* What does not fit: which argument, at which slot, what it may be and what it is. */
+struct fault {
+    int64_t what, role, slot, limit, value;
+};
+
+/* What is the same for all slots of a message. */
+struct options {
+    int32_t op, message_id, flag, skips_prefill, is_dense;
+    uint64_t sequence, stamp;
+};
+
+struct given {
+    Buffer of[ROLES];
+    int64_t items[ROLES];
+    int has[ROLES];
+};
+
+static int fails(struct fault *fault, int what, int role, int64_t slot, int64_t limit, int64_t value) {
+    *fault = (struct fault){what, role, slot, limit, value};
+    return 0;
+}
+
+static int64_t first_dimension(const struct given *given, int role) {
+    return given->of[role].dimensions ? given->of[role].shape[0] : 0;
+}
+
+static int take(struct given *given, void **objects, struct fault *fault) {
+    memset(given, 0, sizeof *given);
+    for (int role = 0; role < ROLES; role++) {
+        if (objects[role] == (void *)_Py_NoneStruct) continue;
+        Buffer *buffer = &given->of[role];
+        if (PyObject_GetBuffer(objects[role], buffer, READABLE)) {
+            PyErr_Clear();
+            return fails(fault, NOT_CONTIGUOUS, role, 0, 0, 0);
+        }
+        given->has[role] = 1;
+        given->items[role] = buffer->bytes / buffer->item_bytes;
+    }
+    return 1;
+}
+
+static void release(struct given *given) {
+    for (int role = 0; role < ROLES; role++)
+        if (given->has[role]) PyBuffer_Release(&given->of[role]);
+}
+
+#define DATA(type, role) ((const type *)given->of[role].data)
+
+/* How the sampled tokens lie: a line for each slot of so many, or one behind the other (0). */
+static int64_t line_width(const struct given *given, int64_t slots) {
+    if (given->of[TOKENS].dimensions < 2) return 0;
+    int64_t width = given->of[TOKENS].shape[1];
+    if (width != 1) return width;
+    /* One column may be lines of one token, or a flat array that stands upright: the counts say which. */
+    if (first_dimension(given, TOKENS) < slots) return 0;
+    for (int64_t slot = 0; slot < slots; slot++)
+        if (DATA(int32_t, COUNTS)[slot] > 1) return 0;
+    return 1;
+}
+
+/* Write how many entries each slot has, magic counts too; return how many tokens that is in all, or -1. */
+static int64_t count(const struct given *given, const struct options *options, int64_t slots, int32_t *counts, struct fault *fault) {
+    int op = options->op, is_first = op == FIRST_TOPK;
+    int64_t total = 0;
+    for (int64_t slot = 0; slot < slots; slot++) {
+        int32_t found = op == FIRST ? 2 * (DATA(int64_t, STEP)[slot] == 1) : DATA(int32_t, COUNTS)[slot];
+        if (given->has[DECODER] && options->skips_prefill && DATA(int32_t, DECODER)[slot] < DATA(int64_t, PROMPT)[slot]) found = 0;
+        if (given->has[PREEMPTION] && DATA(int32_t, PREEMPTION)[slot] == 1) found = PREEMPTED;
+        if (found > MOST_TOKENS - is_first) {
+            fails(fault, TOO_MANY, COUNTS, slot, MOST_TOKENS - is_first, found);
+            return -1;
+        }
+        counts[slot] = found + (is_first && found > 0);
+        total += counts[slot] > 0 ? counts[slot] : 0;
+    }
+    return total;
+}
+
+/* Tell whether every token has its place: in the sampled tokens, and its line in what is scored. */
+static int check_places(const struct given *given, int op, int64_t slots, const int32_t *counts, int64_t width, struct fault *fault) {
+    int64_t end = 0;
+    for (int64_t slot = 0; slot < slots; slot++) {
+        int64_t tokens = counts[slot];
+        if (tokens <= 0) continue;
+        if (width) {
+            if (slot >= first_dimension(given, TOKENS)) return fails(fault, TOO_SHORT, TOKENS, slot, slot + 1, first_dimension(given, TOKENS));
+            if (tokens > width) return fails(fault, NARROW, TOKENS, slot, tokens, width);
+        }
+        if (!given->has[OFFSETS]) continue;
+        /* Newer runners pass offsets of the slots in use alone. */
+        if (slot >= given->items[OFFSETS]) return fails(fault, TOO_SHORT, OFFSETS, slot, slot + 1, given->items[OFFSETS]);
+        int64_t begin = DATA(int32_t, OFFSETS)[slot], of_slot = op == FIRST_TOPK ? 1 : tokens;
+        int64_t there = width ? given->of[IDS].shape[0] : given->items[TOKENS];
+        if (begin < 0 || begin + of_slot > there) {
+            fails(fault, NO_PLACE, OFFSETS, slot, there, begin);
+            fault->role |= of_slot << 8;
+            return 0;
+        }
+        if (begin + of_slot > end) end = begin + of_slot;
+    }
+    if (!given->has[SCORES]) return 1;
+    int64_t stride = given->of[IDS].shape[1];
+    for (int role = IDS; role <= RANKS; role++) {
+        int64_t lines = role == RANKS ? given->items[RANKS] : given->items[role] / stride;
+        if (lines < end && !(role == IDS && stride == 1)) return fails(fault, TOO_SHORT, role, 0, end, lines);
+    }
+    return 1;
+}
+
+/* Where the arrays of a message lie. */
+struct arrays {
+    int32_t *counts, *tokens;
+    float *scores;
+    int32_t *ranks;
+};
+
+static void narrow(int32_t *into, const int64_t *from, int64_t items) {
+    for (int64_t item = 0; item < items; item++) into[item] = (int32_t)from[item];
+}
+
+static void write_line(const struct given *given, const struct arrays *into, int64_t entry, int64_t token, int64_t columns, int64_t id) {
+    int64_t stride = given->of[IDS].shape[1];
+    int32_t *line = into->tokens + entry * columns;
+    float *values = into->scores + entry * columns;
+    const float *scores = DATA(float, SCORES) + token * stride;
+    if (columns > 1) {
+        narrow(line, DATA(int64_t, IDS) + token * stride, columns);
+        memcpy(values, scores, columns * sizeof(float));
+    }
+    line[0] = (int32_t)id, values[0] = scores[0];
+    into->ranks[entry] = (int32_t)DATA(int64_t, RANKS)[token];
+}
+
+/* The speculative ops: the tokens of each slot, with scores or without. */
+static void write_tokens(const struct given *given, int op, int64_t slots, const int32_t *counts, int64_t width, int64_t columns, const struct arrays *into) {
+    const int64_t *tokens = DATA(int64_t, TOKENS);
+    int64_t entry = 0;
+    for (int64_t slot = 0; slot < slots; slot++) {
+        if (counts[slot] <= 0) continue;
+        int64_t begin = given->has[OFFSETS] ? DATA(int32_t, OFFSETS)[slot] : 0;
+        const int64_t *own = width ? tokens + slot * width : tokens + begin;
+        for (int32_t place = 0; place < counts[slot]; place++, entry++) {
+            if (!given->has[SCORES]) into->tokens[entry] = (int32_t)own[place];
+            else if (place == 0 || op == SPECULATED_TOPK) write_line(given, into, entry, begin + place, columns, own[place]);
+            else { /* what comes with a first token has an id alone */
+                for (int64_t column = 0; column < columns; column++) into->tokens[entry * columns + column] = NOTHING;
+                into->tokens[entry * columns] = (int32_t)own[place];
+                memset(into->scores + entry * columns, 0, columns * sizeof(float));
+                into->ranks[entry] = 0;
+            }
+        }
+    }
+}
+
+/* The ops without speculation: one token a slot, which may be a magic number. */
+static void write_single(const struct given *given, int64_t slots, int64_t columns, int64_t lines, const struct arrays *into) {
+    for (int64_t slot = 0; slot < slots; slot++) {
+        int is_preempted = given->has[PREEMPTION] && DATA(int32_t, PREEMPTION)[slot] == 1;
+        int64_t id = DATA(int64_t, TOKENS)[slot];
+        int32_t *line = into->tokens + slot * columns;
+        if (given->has[SCORES]) {
+            into->counts[slot] = is_preempted ? PREEMPTED : 1;
+            if (slot < lines) write_line(given, into, slot, slot, columns, id);
+            else { /* of a slot without a token there may be no scores */
+                for (int64_t column = 0; column < columns; column++) line[column] = NOTHING;
+                memset(into->scores + slot * columns, 0, columns * sizeof(float));
+                into->ranks[slot] = 0;
+            }
+        }
+        line[0] = (int32_t)id;
+        for (int64_t column = 0; is_preempted && column < columns; column++) line[column] = PREEMPTED;
+    }
+}
+
+/* How many slots have a line in each array of what is scored; -1: one with a token has none. */
+static int64_t scored_lines(const struct given *given, int64_t slots, struct fault *fault) {
+    int64_t stride = given->of[IDS].shape[1], least = slots, needed = 0;
+    int shortest = IDS;
+    for (int role = IDS; role <= RANKS; role++) {
+        int64_t lines = role == RANKS ? given->items[RANKS] : given->items[role] / stride;
+        if (lines < least) least = lines, shortest = role;
+    }
+    for (int64_t slot = 0; slot < slots; slot++)
+        if (DATA(int64_t, TOKENS)[slot] >= 0 && !(given->has[PREEMPTION] && DATA(int32_t, PREEMPTION)[slot] == 1)) needed = slot + 1;
+    if (least >= needed) return least;
+    fails(fault, TOO_SHORT, shortest, 0, needed, least);
+    return -1;
+}
+
+static int check_shapes(const struct given *given, int op, int64_t *slots, struct fault *fault) {
+    int has_lines = op == FIRST_TOPK || op == SPECULATED || op == FIRST, is_single = op == SINGLE || op == SINGLE_TOPK;
+    int counted = op == SPECULATED_TOPK || op == FIRST_TOPK ? COUNTS : TOKENS;
+    int64_t most = op == SPECULATED || op == FIRST ? SPECULATIVE_SLOTS : SLOTS;
+    int dimensions = given->of[TOKENS].dimensions;
+    if (has_lines ? dimensions != 2 : dimensions < 1 || dimensions > 2) return fails(fault, DIMENSIONS, TOKENS, 0, has_lines ? 2 : 1, dimensions);
+    if (given->has[IDS] && (given->of[IDS].dimensions != 2 || given->of[IDS].shape[1] < 1))
+        return fails(fault, DIMENSIONS, IDS, 0, 2, given->of[IDS].dimensions);
+    *slots = first_dimension(given, counted);
+    if (*slots > most) return fails(fault, MOST_SLOTS, counted, 0, most, *slots);
+    for (int role = COUNTS; role < ROLES; role++)
+        if (IS_OF_SLOTS[role] && given->has[role] && given->items[role] < *slots) return fails(fault, TOO_SHORT, role, 0, *slots, given->items[role]);
+    if (is_single && given->items[TOKENS] < *slots) return fails(fault, TOO_SHORT, TOKENS, 0, *slots, given->items[TOKENS]);
+    if (given->items[STOP] < 1) return fails(fault, EMPTY, STOP, 0, 1, 0);
+    return 1;
+}
+
+/* How many columns a message has: what FastDeploy's struct has room for, the rest is cut. */
+static int64_t columns_of(const struct given *given, const struct options *options, int64_t slots) {
+    int64_t columns = given->has[IDS] ? given->of[IDS].shape[1] : 1;
+    int fits_dense = options->op == SINGLE_TOPK && options->is_dense && slots * columns <= STRUCT_PLACES && columns <= UINT16_MAX;
+    return columns > COLUMNS && !fits_dense ? COLUMNS : columns;
+}
+
+static void *packed(const struct given *given, const struct options *options, struct fault *fault) {
+    static const uint8_t KINDS[] = {
+        [SPECULATED_TOPK] = KIND_SPECULATED_SCORED, [FIRST_TOPK] = KIND_SPECULATED_SCORED, [SINGLE_TOPK] = KIND_SINGLE_SCORED,
+        [SPECULATED] = KIND_SPECULATED, [FIRST] = KIND_SPECULATED, [SINGLE] = KIND_SINGLE};
+    int op = options->op, is_single = op == SINGLE || op == SINGLE_TOPK;
+    int64_t slots, entries, width = 0, lines = 0;
+    int32_t counts[SLOTS];
+    if (!check_shapes(given, op, &slots, fault)) return 0;
+    if (is_single) {
+        entries = slots;
+        if (op == SINGLE_TOPK && (lines = scored_lines(given, slots, fault)) < 0) return 0;
+    } else {
+        if ((entries = count(given, options, slots, counts, fault)) < 0) return 0;
+        width = op == SPECULATED_TOPK ? line_width(given, slots) : given->of[TOKENS].shape[1];
+        if (!check_places(given, op, slots, counts, width, fault)) return 0;
+    }
+    int is_scored = given->has[SCORES];
+    int64_t columns = columns_of(given, options, slots), own = op == SINGLE ? 0 : slots;
+    int64_t items = own + entries * columns * (1 + is_scored) + entries * is_scored;
+    int64_t bytes = (int64_t)sizeof(struct header) + 4 * items;
+    void *message = PyBytes_FromStringAndSize(0, bytes);
+    if (!message) return 0;
+    char *at = PyBytes_AsString(message);
+    struct header header = {
+        MAGIC, (uint32_t)bytes, KINDS[op], (uint8_t)options->flag, (uint16_t)columns,
+        DATA(uint8_t, STOP)[0] ? options->message_id : -options->message_id,
+        (uint32_t)slots, (uint32_t)entries, options->sequence, options->stamp};
+    memcpy(at, &header, sizeof header);
+    struct arrays into;
+    into.counts = (int32_t *)(at + sizeof header);
+    into.tokens = into.counts + own;
+    into.scores = (float *)(into.tokens + entries * columns);
+    into.ranks = (int32_t *)(into.scores + entries * columns);
+    if (is_single) write_single(given, slots, columns, lines, &into);
+    else {
+        memcpy(into.counts, counts, slots * sizeof *counts);
+        write_tokens(given, op, slots, counts, width, columns, &into);
+    }
+    return message;
+}
+
+/* Return a message as bytes; empty where something does not fit, which `fault` then names. */
+void *tokenbus_fastdeploy_pack(
+    const struct options *options, struct fault *fault, void *tokens, void *ids, void *scores, void *ranks, void *counts,
+    void *offsets, void *stop, void *decoder, void *prompt, void *preemption, void *step) {
+    void *objects[ROLES] = {tokens, ids, scores, ranks, counts, offsets, stop, decoder, prompt, preemption, step};
+    struct given given;
+    void *message = take(&given, objects, fault) ? packed(&given, options, fault) : 0;
+    release(&given);
+    return message ? message : PyBytes_FromStringAndSize(0, 0);
+}
+
+/* Outputs: the tokens, and where they are scored their scores and ranks. */
+struct outputs {
+    int64_t *tokens;
+    float *scores;
+    int64_t *ranks;
+};
+
+/* A line of one token's columns. Columns that were not saved, up to those that are wanted, are blank. */
+static void fill_line(const struct outputs *out, int64_t place, const int32_t *tokens, const float *scores, int64_t columns, int64_t wanted, int32_t blank) {
+    int64_t there = columns < wanted ? columns : wanted;
+    out->tokens[place] = tokens[0], out->scores[place] = scores[0];
+    if (there > 1) {
+        for (int64_t column = 1; column < there; column++) out->tokens[place + column] = tokens[column];
+        memcpy(out->scores + place, scores, there * sizeof(float));
+    }
+    for (int64_t column = there; column < wanted; column++) out->tokens[place + column] = blank, out->scores[place + column] = 0;
+}
+
+static void fill_speculated(const struct header *header, const struct arrays *from, int packs_columns, int64_t wanted, struct outputs out) {
+    out.tokens[1] = header->flag | (packs_columns ? (int64_t)header->columns << 8 : 0);
+    out.tokens[2] = header->slots;
+    int64_t entry = 0, columns = header->columns;
+    struct outputs lines = {out.tokens + 3 + SLOTS, out.scores, out.ranks};
+    for (int64_t slot = 0; slot < header->slots; slot++) {
+        out.tokens[3 + slot] = from->counts[slot];
+        for (int64_t place = slot * MOST_TOKENS; place < slot * MOST_TOKENS + from->counts[slot]; place++, entry++) {
+            int64_t own = entry * columns;
+            fill_line(&lines, place * COLUMNS, from->tokens + own, from->scores + own, columns, packs_columns ? columns : wanted, NOTHING);
+            out.ranks[place] = from->ranks[entry];
+        }
+    }
+}
+
+static void fill_single(const struct header *header, const struct arrays *from, int packs_columns, int64_t wanted, struct outputs out) {
+    int64_t columns = header->columns, stride = packs_columns ? columns : COLUMNS;
+    out.tokens[1] = header->slots | (packs_columns ? columns << 16 : 0);
+    struct outputs lines = {out.tokens + 2, out.scores, out.ranks};
+    for (int64_t slot = 0; slot < header->slots; slot++) {
+        int32_t blank = from->counts[slot] == PREEMPTED ? PREEMPTED : NOTHING;
+        int64_t own = slot * columns;
+        fill_line(&lines, slot * stride, from->tokens + own, from->scores + own, columns, packs_columns ? columns : wanted, blank);
+        out.ranks[slot] = from->ranks[slot];
+    }
+}
+
+static void fill_plain(const struct header *header, const struct arrays *from, int64_t *tokens) {
+    tokens[1] = header->slots;
+    if (header->kind == KIND_SINGLE) {
+        for (int64_t slot = 0; slot < header->slots; slot++) tokens[2 + slot] = from->tokens[slot];
+        return;
+    }
+    int64_t *own = tokens + 2 + SPECULATIVE_SLOTS, entry = 0;
+    memset(tokens + 2, 0, (SPECULATIVE_SLOTS + SPECULATIVE_SLOTS * MOST_TOKENS) * sizeof *tokens);
+    for (int64_t slot = 0; slot < header->slots; slot++) {
+        tokens[2 + slot] = from->counts[slot];
+        for (int32_t place = 0; place < from->counts[slot]; place++) own[slot * MOST_TOKENS + place] = from->tokens[entry++];
+    }
+}
+
+/* The numbers of elements that each output of a kind has at least. */
+static const int64_t LEAST[][3] = {
+    [KIND_SPECULATED_SCORED] = {3 + SLOTS + SLOTS * MOST_TOKENS * COLUMNS, SLOTS * MOST_TOKENS * COLUMNS, SLOTS * MOST_TOKENS},
+    [KIND_SINGLE_SCORED] = {2 + STRUCT_PLACES, STRUCT_PLACES, SLOTS},
+    [KIND_SPECULATED] = {2 + SPECULATIVE_SLOTS + SPECULATIVE_SLOTS * MOST_TOKENS, 0, 0},
+    [KIND_SINGLE] = {2 + SLOTS, 0, 0}};
+
+static int open_outputs(int kind, void **objects, Buffer *buffers, struct fault *fault) {
+    int opened = 0;
+    for (; opened < 3 && LEAST[kind][opened]; opened++) {
+        Buffer *buffer = &buffers[opened];
+        int is_open = !PyObject_GetBuffer(objects[opened], buffer, WRITABLE);
+        int64_t items = is_open ? buffer->bytes / buffer->item_bytes : 0;
+        if (items >= LEAST[kind][opened]) continue;
+        if (is_open) PyBuffer_Release(buffer);
+        else PyErr_Clear();
+        fails(fault, is_open ? TOO_SHORT : NOT_CONTIGUOUS, opened, 0, LEAST[kind][opened], items);
+        while (opened--) PyBuffer_Release(&buffers[opened]);
+        return 0;
+    }
+    return opened;
+}
+
+/*
+ * Write a message of a kind into a get op's outputs, or that nothing was read; without a message only look whether the
+ * outputs fit. The message's header was checked when it came.
+ */
+int tokenbus_fastdeploy_fill(
+    int kind, const char *message, int is_empty, int packs_columns, int64_t wanted, void *tokens, void *scores, void *ranks,
+    struct fault *fault) {
+    void *objects[] = {tokens, scores, ranks};
+    Buffer buffers[3];
+    int opened = open_outputs(kind, objects, buffers, fault);
+    if (!opened) return 0;
+    struct outputs out = {buffers[0].data, opened > 1 ? buffers[1].data : 0, opened > 1 ? buffers[2].data : 0};
+    if (is_empty) {
+        memset(out.tokens, 0, (kind == KIND_SPECULATED_SCORED ? 3 : 2) * sizeof *out.tokens);
+        out.tokens[0] = NOTHING_READ;
+    } else if (message) {
+        const struct header *header = (const struct header *)message;
+        int64_t own = kind == KIND_SINGLE ? 0 : header->slots, table = (int64_t)header->entries * header->columns;
+        struct arrays from;
+        from.counts = (int32_t *)(message + sizeof *header);
+        from.tokens = from.counts + own;
+        from.scores = (float *)(from.tokens + table);
+        from.ranks = (int32_t *)(from.scores + table);
+        out.tokens[0] = header->stop_flag;
+        if (kind == KIND_SPECULATED_SCORED) fill_speculated(header, &from, packs_columns, wanted, out);
+        else if (kind == KIND_SINGLE_SCORED) fill_single(header, &from, packs_columns, wanted, out);
+        else fill_plain(header, &from, out.tokens);
+    }
+    while (opened--) PyBuffer_Release(&buffers[opened]);
+    return 1;
+}
+
+#ifndef SOURCE_CRC32
+#define SOURCE_CRC32 0
+#endif
+const uint32_t tokenbus_source_crc32 = SOURCE_CRC32;
