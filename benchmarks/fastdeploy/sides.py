@@ -1,7 +1,7 @@
 """The two sides of a lane, each a process: `python -m benchmarks.fastdeploy.sides ORDER` with an order as JSON.
 
-Both have the same arrays at hand and do nothing else. What the kernel's queue costs is its structs filled and copied by
-numpy, where that engine has C++ loops; both sides then do what its ops do, and no more.
+Both have the same arrays at hand and do nothing else. FastDeploy's lane is its ops' own loops in C over the kernel's
+queue, called with what they need made beforehand; the drop-in's lane is its ops as an engine calls them.
 """
 
 import gc
@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.codec.fastdeploy_struct import STRUCT
+from benchmarks.fastdeploy.theirs import Queues, Theirs, prepared
 from benchmarks.sysv import Queue
 from benchmarks.workload import Case, make_steps
 from tokenbus_engines import fastdeploy
 
+FORM = "2.6"
 SLOTS, TOKENS, COLUMNS = 512, 6, 21
 TOKENS_A_SLOT = 3
+_SAVE = "speculate_save_output_topk"
 _WAIT, _NOT = True, False
-KERNEL, DROP_IN = "System V struct", "drop-in"
+THEIRS, DROP_IN = "FastDeploy's ops", "drop-in"
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -41,20 +43,26 @@ class Order(NamedTuple):
     results: str
 
 
-def arguments(slots: int, top_k: int) -> list[Any]:
-    """Return what `speculate_save_output_topk` is given of a step."""
+def arguments(slots: int, top_k: int) -> dict[str, Any]:
+    """Return what `speculate_save_output_topk` is given of a step, by name and in its order."""
     step = make_steps(Case(slots, TOKENS_A_SLOT, top_k), 1, 1)[0]
     ids = step.rectangle_ids.astype(np.int64)
     counts = np.full(slots, TOKENS_A_SLOT, np.int32)
-    return [
-        *(ids[:, :1].copy(), ids, step.rectangle_logprobs, step.ranks, counts),
-        (np.cumsum(counts) - counts).astype(np.int32),
-        np.array([True]),
-        np.full((slots, 1), 9, np.int32),
-        np.full((slots, 1), 4),
-        np.zeros((slots, 1), np.int32),
-        *(3, 0, False),
-    ]
+    return {
+        "sampled_token_ids": ids[:, 0].reshape(slots, TOKENS_A_SLOT).copy(),
+        "logprob_token_ids": ids,
+        "logprob_scores": step.rectangle_logprobs,
+        "logprob_ranks": np.asarray(step.ranks, np.int64),
+        "token_num_per_batch": counts,
+        "cu_batch_token_offset": (np.cumsum(counts) - counts).astype(np.int32),
+        "not_need_stop": np.array([True]),
+        "seq_lens_decoder": np.full((slots, 1), 9, np.int32),
+        "prompt_lens": np.full((slots, 1), 4),
+        "preempted_idx": np.zeros((slots, 1), np.int32),
+        "message_flag": 3,
+        "rank_id": 0,
+        "save_each_rank": False,
+    }
 
 
 def outputs() -> list[Array]:
@@ -67,53 +75,21 @@ def outputs() -> list[Array]:
     ]
 
 
-def _kernel_save(queue: Queue, given: list[Any]) -> Callable[[], None]:
-    struct = np.zeros((), STRUCT)
-    struct["mtype"] = 1
-    meta, text = struct["meta"], struct["mtext"]
-
-    def save() -> None:
-        sampled, ids, scores, ranks, counts = given[:5]
-        slots, columns, most = counts.size, ids.shape[1], int(counts.max())
-        meta[:3] = 1, 3 | columns << 8, slots
-        meta[3 : 3 + slots] = counts
-        lines = (slots, most, columns)
-        text["tokens"][:slots, :most, :columns] = ids.reshape(lines)
-        text["tokens"][:slots, :most, 0] = sampled.reshape(lines[:2])
-        text["scores"][:slots, :most, :columns] = scores.reshape(lines)
-        text["ranks"][:slots, :most] = ranks.reshape(lines[:2])
-        given[9][:] = 0
-        queue.send(struct)
-
-    return save
-
-
-def _kernel_get(queue: Queue, into: list[Array]) -> Callable[[], None]:
-    struct = np.zeros((), STRUCT)
-    meta, text = struct["meta"], struct["mtext"]
-    tokens, scores, ranks = into[0].reshape(-1), into[1].reshape(SLOTS, TOKENS, COLUMNS), into[2].reshape(SLOTS, TOKENS)
-    ids = tokens[3 + SLOTS :].reshape(SLOTS, TOKENS, COLUMNS)
-
-    def get() -> None:
-        queue.receive(struct)
-        slots, columns = int(meta[2]), int(meta[1]) >> 8
-        tokens[: 3 + slots] = meta[: 3 + slots]
-        most = int(meta[3 : 3 + slots].max())
-        ids[:slots, :most, :columns] = text["tokens"][:slots, :most, :columns]
-        scores[:slots, :most, :columns] = text["scores"][:slots, :most, :columns]
-        ranks[:slots, :most] = text["ranks"][:slots, :most]
-
-    return get
+def _theirs(order: Order) -> Theirs:
+    queue = Queue(order.queue)
+    return Theirs(FORM, Queues(queue, queue))
 
 
 def save_side(order: Order) -> Array:
     """Save, and return for each step when it began, and what it cost this thread, in nanoseconds."""
     given = arguments(order.slots, order.top_k)
-    lengths = given[7]
-    if order.lane == KERNEL:
-        save = _kernel_save(Queue(order.queue), given)
+    lengths, values = given["seq_lens_decoder"], list(given.values())
+    save: Callable[[], object]
+    if order.lane == THEIRS:
+        ops, ready = _theirs(order), prepared(given)
+        save = lambda: ops.save_prepared(_SAVE, *ready)  # noqa: E731 - as the other
     else:
-        save = lambda: fastdeploy.speculate_save_output_topk(*given)  # noqa: E731 - as the other
+        save = lambda: fastdeploy.speculate_save_output_topk(*values)  # noqa: E731 - as the other
     noted = np.zeros((2, order.steps), np.int64)
     begin = time.monotonic()
     for number in range(order.steps):
@@ -131,8 +107,10 @@ def save_side(order: Order) -> Array:
 def get_side(order: Order) -> Array:
     """Get, and return when each step was in the tensors, in nanoseconds."""
     into = outputs()
-    if order.lane == KERNEL:
-        get = _kernel_get(Queue(order.queue), into)
+    get: Callable[[], object]
+    if order.lane == THEIRS:
+        ops = _theirs(order)
+        get = lambda: ops.get(_SAVE, into, wait=True)  # noqa: E731 - as the other
     else:
         tokens, scores, ranks = into
         fastdeploy.speculate_get_output_topk(tokens, scores, ranks, COLUMNS - 1, 0, _NOT)  # from now on it listens
@@ -143,9 +121,9 @@ def get_side(order: Order) -> Array:
     for number in range(order.steps):
         get()
         noted[number] = time.monotonic_ns()
-    expected = arguments(order.slots, order.top_k)
+    expected = arguments(order.slots, order.top_k)["logprob_token_ids"]
     found = into[0].reshape(-1)[3 + SLOTS :].reshape(SLOTS, TOKENS, COLUMNS)[: order.slots, :TOKENS_A_SLOT]
-    if not np.array_equal(found[..., : order.top_k + 1].reshape(expected[1].shape), expected[1]):
+    if not np.array_equal(found[..., : order.top_k + 1].reshape(expected.shape), expected):
         raise ValueError(f"{order.lane}: what was got is not what was saved")
     return noted
 

@@ -11,7 +11,7 @@ from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
 from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
 SWITCH = "TOKENBUS_FASTDEPLOY"
-_QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
+QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 _MOST = 2**31 - 1
 _RESERVED = 2
 _IPC = "ipc://"
@@ -41,7 +41,7 @@ def is_off(environment: Mapping[str, str] = os.environ) -> bool:
 
 def queue_id(environment: Mapping[str, str] = os.environ) -> int:
     """Return which queue this process means; each data-parallel rank has one of its own."""
-    return _whole(_QUEUE, environment.get(_QUEUE, "1"), 0)
+    return _whole(QUEUE, environment.get(QUEUE, "1"), 0)
 
 
 def message_id(environment: Mapping[str, str] = os.environ) -> int:

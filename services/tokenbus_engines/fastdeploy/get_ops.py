@@ -12,6 +12,7 @@ from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import native, tensors
 from tokenbus_engines.fastdeploy.message import ALTERNATIVES, Kind, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_services.worker.arrays import Host
 
 _OUTPUTS = ("output_tokens", "output_scores", "output_ranks")
 _DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, ("i8", "f4", "i8")))
@@ -92,13 +93,10 @@ def _get(  # noqa: PLR0913 - what differs between the ops
     if not 0 <= k <= ALTERNATIVES:
         raise ContractError(f"{op}.real_k", f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
     outputs = [tensors.host(op, tensor) for tensor in given]
-    for name, dtype, output in zip(_OUTPUTS, _DTYPES, outputs, strict=False):
-        if output.dtype is not dtype:
-            raise ContractError(f"{op}.{name}", dtype.name, output.dtype.name, rule=Rule.TYPE)
     places = (outputs * 3)[:3]  # the ops without scores have one, and ops.c looks at no other
-    fill, fault, columns = native.fill(), native.Fault(), k + 1
+    fill, fault, columns = native.fill(), native.Outcome(), k + 1
     if not fill(kind, None, False, packs_columns, columns, *places, fault):  # noqa: FBT003 - by ops.c's positions
-        raise _error(op, fault)
+        raise _error(op, fault, outputs)
     receiver = PROCESS.receiver(kind)
     found = receiver.peek(None if wait else 0.0)
     if found is None:
@@ -114,8 +112,10 @@ def _get(  # noqa: PLR0913 - what differs between the ops
         tensors.store(tensor, output)
 
 
-def _error(op: str, fault: native.Fault) -> ContractError:
-    field = f"{op}.{_OUTPUTS[fault.role]}"
+def _error(op: str, fault: native.Outcome, outputs: list[Host]) -> ContractError:
+    field, dtype, output = f"{op}.{_OUTPUTS[fault.role]}", _DTYPES[fault.role], outputs[fault.role]
+    if output.dtype != dtype:
+        return ContractError(field, dtype.name, output.dtype.name, rule=Rule.TYPE)
     if fault.what == _TOO_SHORT:
         return ContractError(field, f"at least {fault.limit} elements", fault.value, rule=Rule.LENGTH)
     limit = "an array that is contiguous and may be written to"

@@ -11,13 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import ContractError, Rule
-
 SLOTS = 512
-"""The most slots of a message; of one without logprobs under speculation, SPECULATIVE_SLOTS."""
-SPECULATIVE_SLOTS = 256
-TOKENS = 6
-"""The most tokens of a slot, the proposals of a first token among them."""
+"""The most slots of a message."""
 ALTERNATIVES = 20
 COLUMNS = ALTERNATIVES + 1
 """The sampled token, and its alternatives: what FastDeploy's struct has room for."""
@@ -36,10 +31,9 @@ Flags = npt.NDArray[np.bool_]
 Tensor = Any
 """A tensor of paddle, or an array of numpy."""
 
-_HEADER = struct.Struct("<IIBBHiIIQQ")
+HEADER = struct.Struct("<IIBBHiIIQQ")
 _MAGIC = 0x51464254
 _NO_SCORES, _NO_RANKS = np.zeros((0, 0), np.float32), np.zeros(0, np.int32)
-HEADER_BYTES = _HEADER.size
 _ITEM = 4
 
 
@@ -60,11 +54,6 @@ class Kind(IntEnum):
     def is_single(self) -> bool:
         """Whether each slot has one token, which may be a magic number instead."""
         return self is Kind.SINGLE or self is Kind.SINGLE_SCORED
-
-    @property
-    def slots(self) -> int:
-        """The most slots of the struct."""
-        return SPECULATIVE_SLOTS if self is Kind.SPECULATED else SLOTS
 
 
 class Header(NamedTuple):
@@ -132,8 +121,8 @@ class Message:
     def packed(self, sequence: int, stamp: int) -> bytes:
         """Return the message as bytes."""
         entries, columns = self.tokens.shape
-        size = HEADER_BYTES + _ITEM * _items(self.kind, self.slots, entries, columns)
-        header = _HEADER.pack(
+        size = HEADER.size + _ITEM * _items(self.kind, self.slots, entries, columns)
+        header = HEADER.pack(
             *(_MAGIC, size, self.kind, self.flag, columns, self.stop_flag, self.slots, entries, sequence, stamp)
         )
         # From Python 3.12 on an array is known to be a buffer; it was one before.
@@ -157,30 +146,12 @@ class Message:
         )
 
 
-def header_of(data: bytes | bytearray | memoryview) -> Header:
-    """Return the header in a message's first bytes, or a ContractError: then nothing behind them has a meaning."""
-    found = Header._make(_HEADER.unpack_from(data))
-    if found.magic != _MAGIC or found.kind not in _KINDS:
-        raise ContractError("message", "one of the drop-in's", "something else", rule=Rule.MALFORMED)
-    kind = _KINDS[found.kind]
-    most = found.slots if kind.is_single else found.slots * TOKENS
-    # Only one of FastDeploy's structs has no columns of its own, but places for so many.
-    fits_columns = found.columns <= COLUMNS or (
-        kind is Kind.SINGLE_SCORED and found.slots * found.columns <= SLOTS * COLUMNS
-    )
-    fits = found.slots <= kind.slots and found.entries <= most and found.columns >= 1 and fits_columns
-    size = HEADER_BYTES + _ITEM * _items(kind, found.slots, found.entries, found.columns)
-    if not fits or found.size != size:
-        raise ContractError("message", f"{size} bytes, as its counts say", found.size, rule=Rule.LENGTH)
-    return found
-
-
 def unpacked(data: bytes | bytearray | memoryview) -> Message:
     """Return a message whose arrays are views of its bytes."""
-    header = Header._make(_HEADER.unpack_from(data))
+    header = Header._make(HEADER.unpack_from(data))
     kind, (slots, entries, columns) = Kind(header.kind), (header.slots, header.entries, header.columns)
     at = 0 if kind is Kind.SINGLE else slots
-    words = np.frombuffer(data, np.int32, (header.size - HEADER_BYTES) // _ITEM, HEADER_BYTES)
+    words = np.frombuffer(data, np.int32, (header.size - HEADER.size) // _ITEM, HEADER.size)
     table = entries * columns
     message = Message(
         kind=kind,
@@ -200,4 +171,4 @@ def _items(kind: Kind, slots: int, entries: int, columns: int) -> int:
     return (0 if kind is Kind.SINGLE else slots) + entries * columns + scored
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+KINDS = {int(kind): kind for kind in Kind}

@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import NamedTuple, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from tokenbus_engines.fastdeploy import native
 from tokenbus_engines.fastdeploy.environment import (
+    QUEUE,
     Options,
     is_published,
     queue_id,
@@ -20,23 +22,27 @@ from tokenbus_engines.fastdeploy.environment import (
     settings_for,
 )
 from tokenbus_engines.fastdeploy.forms import Form, chosen
-from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, Kind, Lengths, Message, unpacked
+from tokenbus_engines.fastdeploy.message import DRAFT, NOTHING, Kind, Message, unpacked
 from tokenbus_engines.fastdeploy.published import Published, SavedMessage
-from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
+from tokenbus_engines.fastdeploy.queue import Pack, QueueFullError, QueueReceiver, QueueSender
 from tokenbus_services.settings import Settings
 
+K = TypeVar("K")
 T = TypeVar("T")
+_QUEUE = QUEUE.encode()
 
 
-class Outline(NamedTuple):
-    """What is known of a message beside its bytes."""
+class Step(Protocol):
+    """What a save op is given, ready to become a message."""
 
     kind: Kind
-    flag: int
     rank: int
-    lengths: Lengths | None
-    is_first: bool
-    """Whether a slot's tokens are a first token and draft ids that were not verified."""
+
+    def pack(self, socket: int, sequence: int, /) -> tuple[bytes, int]:
+        """Return the message, and how much of it a socket took, as `QueueSender.send` asks for it."""
+
+    def saved(self, data: bytes) -> SavedMessage:
+        """Return the message with what is known beside its bytes."""
 
 
 class Sender:
@@ -52,32 +58,42 @@ class Sender:
         """By rank, the slots whose tokens were lost since its last message."""
         self._is_published = is_published(settings)
         self.queues: dict[str, QueueSender] = {}
+        self._queues: dict[Kind, QueueSender] = {}
         self.published: dict[int, Published] = {}
 
-    def save(self, pack: Callable[[int, int], bytes], outline: Outline) -> None:
-        """Put the message that `pack` makes into the queue; after a QueueFullError the rank's next one says so."""
-        rank = outline.rank
+    def save(self, step: Step) -> None:
+        """Put a step's message into the queue; after a QueueFullError the rank's next one says so."""
+        rank = step.rank
         with self._saving:
-            queue = self._queue(outline.kind)
-            sequence, stamp = queue.next_sequence, time.monotonic_ns()
-            data = pack(sequence, stamp)
-            if rank in self._lost and outline.flag != DRAFT:
-                message = unpacked(data)
-                data = message.without(np.isin(np.arange(message.slots), [*self._lost[rank]])).packed(sequence, stamp)
+            pack = self._with_losses(step, self._lost[rank]) if rank in self._lost else step.pack
             try:
-                queue.send(data)
-            except QueueFullError:
-                self._lost.setdefault(rank, set()).update(_slots_with_tokens(unpacked(data)))
+                data = (self._queues.get(step.kind) or self._queue(step.kind)).send(pack)
+            except QueueFullError as full:
+                self._lost.setdefault(rank, set()).update(_slots_with_tokens(unpacked(full.lost)))
                 raise
-            if outline.flag != DRAFT:
-                self._lost.pop(rank, None)
+            if rank in self._lost and unpacked(data).flag != DRAFT:
+                del self._lost[rank]
             if self._is_published:
-                self.published_of(rank).offer(SavedMessage(data, outline.lengths, outline.is_first))
+                self.published_of(rank).offer(step.saved(data))
+
+    def _with_losses(self, step: Step, lost: set[int]) -> Pack:
+        """Return what packs a step with the slots marked whose tokens were lost; a draft says nothing of them."""
+
+        def pack(_: int, sequence: int) -> tuple[bytes, int]:
+            data, sent = step.pack(-1, sequence)
+            message = unpacked(data)
+            if message.flag != DRAFT:
+                marked = message.without(np.isin(np.arange(message.slots), [*lost]))
+                data = marked.packed(sequence, time.monotonic_ns())
+            return data, sent
+
+        return pack
 
     def _queue(self, kind: Kind) -> QueueSender:
         path = path_of(self._path, kind)
         if path not in self.queues:
             self.queues[path] = QueueSender(path, self._settings.worker, self._settings.bus.reconnect_ms / 1000)
+        self._queues[kind] = self.queues[path]
         return self.queues[path]
 
     def published_of(self, rank: int) -> Published:
@@ -108,8 +124,8 @@ class Process:
         self._making = threading.RLock()
         self._options = Options()
         self._settings: Settings | None = None
-        self._senders: dict[str, Sender] = {}
-        self._receivers: dict[str, QueueReceiver] = {}
+        self._senders: dict[int, Sender] = {}
+        self._receivers: dict[tuple[int, bool], QueueReceiver] = {}
         self._form: Form | None = None
         self._is_registered = False
         os.register_at_fork(after_in_child=self._forked)
@@ -135,24 +151,25 @@ class Process:
 
     def sender(self) -> Sender:
         """Return the save side of the queue that the environment names."""
-        queue = str(queue_id())
+        queue = native.number()(_QUEUE, 1)
         return self._senders.get(queue) or self._made(
             self._senders, queue, lambda path, settings: Sender(path, settings, self._options)
         )
 
     def receiver(self, kind: Kind) -> QueueReceiver:
         """Return the get side of the queue that the environment names: of its two the one that has a kind."""
-        queue = path_of(str(queue_id()), kind)
+        queue = native.number()(_QUEUE, 1), kind is Kind.SPECULATED
         return self._receivers.get(queue) or self._made(
             self._receivers, queue, lambda path, _: QueueReceiver(path_of(path, kind))
         )
 
-    def _made(self, sides: dict[str, T], name: str, make: Callable[[str, Settings], T]) -> T:
+    def _made(self, sides: dict[K, T], key: K, make: Callable[[str, Settings], T]) -> T:
+        number = queue_id()  # or an error that says what is no queue
         with self._making:
-            if name not in sides:
+            if key not in sides:
                 settings = self._begin()
-                sides[name] = make(queue_path(settings, queue_id()), settings)
-            return sides[name]
+                sides[key] = make(queue_path(settings, number), settings)
+            return sides[key]
 
     def counts(self) -> dict[str, int]:
         """Return what this process has counted so far, over all of its queues and ranks."""

@@ -16,12 +16,13 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenbus_contracts import ContractError
-from tokenbus_engines.fastdeploy.message import HEADER_BYTES, Header, Kind, header_of
+from tokenbus_engines.fastdeploy import native
+from tokenbus_engines.fastdeploy.message import KINDS, Kind
 from tokenbus_services.bus import AddressError
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import WorkerSettings
@@ -31,14 +32,14 @@ _log = logger("worker")
 _SOCKET_BYTES = 32 << 20
 """How much the kernel may hold between the two sides, where it lets us choose."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
-_ACK_BYTES = 8
 _FEW = 16
 """So many messages are kept before acknowledgements are read: one look costs as much for many as for one."""
+_LARGE = 1 << 16
+"""With so many bytes kept they are read each time: a message then has the memory of one that was got, not new pages."""
 _MANY = 64
 """With so many messages not got the thread reads acknowledgements, too: the kernel keeps some 270 for us."""
 _BACKLOG = 128
-_FIRST_BYTES = 1 << 18
-"""Room for a message of most steps; a larger one makes more, once."""
+Pack = Callable[[int, int], tuple[bytes, int]]
 _MOST_CONNECTIONS = 1024
 
 
@@ -59,9 +60,10 @@ class SendCounts:
 class QueueFullError(RetentionFullError):
     """There was no room in the queue, and there was none in time: the message is lost, and the next one says so."""
 
-    def __init__(self, items: int, size: int, why: str) -> None:
-        """Keep how much waits to be got."""
+    def __init__(self, lost: bytes, items: int, size: int, why: str) -> None:
+        """Keep the message, and how much waits to be got."""
         super().__init__((), items, size, why)
+        self.lost = lost
         self.args = (f"queue: no room ({why}): {items} messages and {size} bytes were not got yet; this one is lost",)
 
 
@@ -73,6 +75,7 @@ class QueueSender:
         self._path = path
         self._settings = settings
         self._reconnect_seconds = reconnect_seconds
+        self._most_bytes, self._acknowledged = native.most_bytes(), native.acknowledged()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._kept: deque[bytes] = deque()
@@ -84,7 +87,6 @@ class QueueSender:
         self._offset = 0
         """How much of the next one is."""
         self._socket: socket.socket | None = None
-        self._acks = b""
         self._waiting = 0
         self._is_closed = False
         self.counts = SendCounts()
@@ -105,24 +107,35 @@ class QueueSender:
             self._read_acks()
             return len(self._kept), self._bytes
 
-    def send(self, data: bytes) -> None:
-        """Send a message whose sequence is the next one, or raise a QueueFullError."""
+    def send(self, pack: Pack) -> bytes:
+        """Send the message that `pack` makes, and return it, or raise a QueueFullError.
+
+        `pack` is called with a socket to write to, where nothing waits before it, or -1; and with its sequence. It
+        returns the message, and how much of it the socket took, below 0 if that is broken.
+        """
         with self._lock:
-            if len(self._kept) >= _FEW:
+            if len(self._kept) >= _FEW or self._bytes >= _LARGE:
                 self._read_acks()
+            connection = self._socket if self._sent == len(self._kept) and self._has_room(self._most_bytes) else None
+            data, sent = pack(-1 if connection is None else connection.fileno(), self.next_sequence)
             if not self._has_room(len(data)):
                 self._read_acks()
                 if not self._has_room(len(data)):
-                    self._wait_for_room(len(data))
+                    self._wait_for_room(data)
             self._kept.append(data)
             self._bytes += len(data)
             counts = self.counts
             counts.saved += 1
             counts.peak_items = max(counts.peak_items, len(self._kept))
             counts.peak_bytes = max(counts.peak_bytes, self._bytes)
-            self._write()
+            if connection is not None and sent == len(data):
+                self._sent += 1
+            else:
+                self._offset = max(sent, 0) if connection is not None else self._offset
+                self._write()
             if self._sent < len(self._kept) or len(self._kept) == _MANY:
                 self._wake()
+            return data
 
     def close(self, seconds: float) -> None:
         """Wait until all is in the kernel's hands, at most so many seconds, and end."""
@@ -148,8 +161,8 @@ class QueueSender:
         most = self._settings
         return len(self._kept) < most.retention_items and self._bytes + size <= most.retention_bytes
 
-    def _wait_for_room(self, size: int) -> None:
-        worker = self._settings
+    def _wait_for_room(self, data: bytes) -> None:
+        worker, size = self._settings, len(data)
         why = "policy fail"
         if worker.policy != "fail":
             self.counts.blocked += 1
@@ -163,7 +176,7 @@ class QueueSender:
                 return
             why = "closed" if self._is_closed else f"waited {worker.block_timeout_ms} ms"
         self.counts.refused += 1
-        raise QueueFullError(len(self._kept), self._bytes, why)
+        raise QueueFullError(data, len(self._kept), self._bytes, why)
 
     def _connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -177,7 +190,6 @@ class QueueSender:
             with contextlib.suppress(OSError):  # only some may have more than the system's limit
                 connection.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
         self._socket = connection
-        self._acks = b""
         self.counts.connections += 1
         self._wake()  # the thread looks at this one from now on
 
@@ -211,21 +223,13 @@ class QueueSender:
 
     def _read_acks(self) -> None:
         """Let go of what was got."""
-        while self._socket is not None:
-            try:
-                found = self._socket.recv(4096)
-            except BlockingIOError:
-                return
-            except OSError:
-                found = b""
-            if not found:
-                self._disconnect()
-                return
-            self._acks += found
-            whole = len(self._acks) - len(self._acks) % _ACK_BYTES
-            if whole:
-                self._acknowledge(int.from_bytes(self._acks[whole - _ACK_BYTES : whole], "little"))
-                self._acks = self._acks[whole:]
+        if self._socket is None:
+            return
+        through = self._acknowledged(self._socket.fileno())
+        if through > 0:
+            self._acknowledge(through)
+        elif through < 0:
+            self._disconnect()
 
     def _acknowledge(self, through: int) -> None:
         while self._kept and self._first <= through and self._sent:
@@ -278,52 +282,42 @@ class Received(NamedTuple):
 class _Source:
     """One process that saves: what has come of its next message."""
 
-    __slots__ = ("_address", "_buffer", "_have", "_size", "connection", "header", "is_whole")
+    __slots__ = (
+        "_acknowledge",
+        "_address",
+        "_buffer",
+        "_number",
+        "_receive",
+        "connection",
+        "is_watched",
+        "is_whole",
+        "reading",
+    )
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._buffer = memoryview(b"")
-        self._grow(_FIRST_BYTES)
-        self.forget()
+        self._number = connection.fileno()
+        self._receive, self._acknowledge = native.receive(), native.acknowledge()
+        buffer = bytearray(native.most_bytes())  # memory that is used only as far as messages are large
+        self._buffer, self._address = memoryview(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self.reading = native.Reading()
+        self.is_whole, self.is_watched = False, True
 
-    def forget(self) -> None:
-        """Begin with the next message."""
-        self.header: Header | None = None
+    def acknowledge(self) -> None:
+        """Tell the process that its message was got, and begin with the next one."""
+        self._acknowledge(self._number, self.reading)
         self.is_whole = False
-        self._have, self._size = 0, HEADER_BYTES
 
-    def _grow(self, size: int) -> None:
-        """Have room for a message of so many bytes; what is there of it stays."""
-        buffer = bytearray(size)
-        there = self._buffer[:HEADER_BYTES]
-        buffer[: len(there)] = there
-        self._buffer = memoryview(buffer)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-
-    def read(self) -> bool:
-        """Read of the next message what is there; False: this was the last that came."""
-        while not self.is_whole:
-            try:
-                count = self.connection.recv_into(self._buffer[self._have : self._size])
-            except BlockingIOError:
-                return True
-            if not count:
-                return False
-            self._have += count
-            if self._have < self._size:
-                continue
-            if self.header is None:
-                self.header = header_of(self._buffer)
-                self._size = self.header.size
-                if self._size > len(self._buffer):
-                    self._grow(self._size)
-            self.is_whole = self._have == self._size
-        return True
+    def read(self) -> int:
+        """Read of the next message what is there, and return how that went."""
+        progress: int = self._receive(self._number, self._address, self.reading)
+        self.is_whole = progress == native.WHOLE
+        return progress
 
     def message(self) -> Received:
         """Return the message that is here whole."""
-        assert self.header is not None  # noqa: S101 - it is whole
-        return Received(Kind(self.header.kind), self._buffer[: self._size], self._address)
+        reading = self.reading
+        return Received(KINDS[reading.kind], self._buffer[: reading.bytes], self._address)
 
 
 class QueueReceiver:
@@ -387,7 +381,10 @@ class QueueReceiver:
             if self._next is not None and self._first is not None:
                 self._next = None
                 self.got += 1
-                self._acknowledge(self._first)
+                self._first.acknowledge()
+                if not self._first.is_watched:
+                    self._poll.register(self._first.connection, select.POLLIN)
+                    self._first.is_watched = True
 
     def close(self) -> None:
         """End; what was not got is kept by the processes that saved it."""
@@ -423,15 +420,12 @@ class QueueReceiver:
     def _read_from(self, source: _Source, number: int) -> None:
         if source.is_whole:
             self._poll.unregister(number)  # nothing is done with it until that one is got
+            source.is_watched = False
             return
-        try:
-            goes_on = source.read()
-        except ConnectionError:
-            goes_on = False
-        except ContractError as error:
-            self._repeated_log.begin("frame", _log.warning, "saved message refused", reason=str(error))
-            goes_on = False
-        if not goes_on:
+        progress = source.read()
+        if progress == native.REFUSED:
+            self._repeated_log.begin("frame", _log.warning, "connection that sends no messages closed")
+        if progress in {native.ENDED, native.REFUSED}:
             self._drop(source, number)
 
     def _drop(self, source: _Source, number: int) -> None:
@@ -454,16 +448,7 @@ class QueueReceiver:
         self._poll.register(number, select.POLLIN)
         self._read_from(source, number)
 
-    def _acknowledge(self, source: _Source) -> None:
-        """Tell the process that saved a message that it was got, and go on with that one's next."""
-        assert source.header is not None  # noqa: S101 - it is whole
-        sequence = source.header.sequence
-        number = source.connection.fileno()
-        source.forget()
-        with contextlib.suppress(OSError):  # it has ended
-            source.connection.send(sequence.to_bytes(_ACK_BYTES, "little"))
-        self._poll.register(number, select.POLLIN)
-
 
 def _stamp(source: _Source) -> int:
-    return source.header.stamp if source.header is not None else 0
+    stamp: int = source.reading.stamp
+    return stamp

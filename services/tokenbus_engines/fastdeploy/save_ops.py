@@ -4,7 +4,7 @@ Each returns when its message is in the queue, and refuses only what would be wr
 struct or read from beyond a tensor, before anything of it is sent. What the numbers mean is not checked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -14,9 +14,9 @@ from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import native, tensors
 from tokenbus_engines.fastdeploy.environment import message_id
 from tokenbus_engines.fastdeploy.forms import Form
-from tokenbus_engines.fastdeploy.message import TARGET, Kind, Lengths, Tensor
-from tokenbus_engines.fastdeploy.process import PROCESS, Outline
-from tokenbus_services.worker.arrays import Host
+from tokenbus_engines.fastdeploy.message import Kind, Lengths, Tensor
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy.published import SavedMessage
 
 _FLAG = 0xFF
 """The high bits of the flag's field count columns, and must not be another number's."""
@@ -96,7 +96,7 @@ class _What(IntEnum):
     """What does not fit, in the order of `enum what` in ops.c."""
 
     FITS = 0
-    NOT_CONTIGUOUS = 1
+    NO_BUFFER = 1
     DIMENSIONS = 2
     MOST_SLOTS = 3
     TOO_SHORT = 4
@@ -104,56 +104,57 @@ class _What(IntEnum):
     NO_PLACE = 6
     NARROW = 7
     EMPTY = 8
+    NO_MESSAGE_ID = 9
 
 
 class _Call:
     """An op with one number of arguments: where each of them is."""
 
-    def __init__(self, op: str, names: list[str]) -> None:
-        """Take the op, and its arguments' names by position."""
+    def __init__(self, op: str, code: int, kind: Kind, names: list[str]) -> None:
+        """Take the op, what ops.c knows it by, the kind of its messages, and its arguments' names by position."""
         self.op = op
+        self.kind = kind
+        self.is_first = "first_token" in op
         self.names = {_ROLES[name]: name for name in names if name in _ROLES}
         places = {_ROLES[name]: at for at, name in enumerate(names) if name in _ROLES}
-        self.places = [places.get(role) for role in _Role]
-        """Of each role: which argument it is."""
-        self.rank, self.flag, self.each_rank, self.skips_prefill = (
-            names.index(name) if name in names else None
-            for name in ("rank_id", "message_flag", "save_each_rank", "skip_chunk_prefill")
+        self.places = [places.get(role, -1) for role in _Role]
+        self.rank, self.each_rank, flag, skips = (
+            names.index(name) if name in names else -1
+            for name in ("rank_id", "save_each_rank", "message_flag", "skip_chunk_prefill")
         )
+        self.native = native.Call(code, False, flag, skips, tuple(self.places))  # noqa: FBT003 - by ops.c's positions
 
-    def arrays(self, given: Sequence[Any]) -> list[Host | None]:
-        """Return the tensors by role, as arrays of the types that FastDeploy has, or raise a ContractError."""
-        arrays = [None if at is None else tensors.host(self.op, given[at]) for at in self.places]
-        for role, (array, dtype) in enumerate(zip(arrays, _DTYPES, strict=True)):
-            if array is not None and array.dtype is not dtype:
-                arrays[role] = tensors.converted(self._field(_Role(role)), array, dtype)
-        return arrays
+    def arrays(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with arrays of FastDeploy's types for tensors, or raise a ContractError."""
+        found = list(given)
+        for role, at in zip(_Role, self.places, strict=True):
+            if at >= 0:
+                array = tensors.host(self._field(role), given[at])
+                found[at] = np.ascontiguousarray(tensors.converted(self._field(role), array, _DTYPES[role]))
+        return tuple(found)
 
-    def pack(self, options: native.PackOptions, arrays: list[Host | None]) -> bytes:
-        """Return the message, or raise a ContractError that names the argument which does not fit."""
-        fault = native.Fault()
-        while not (data := native.pack()(options, fault, *arrays)):
-            if fault.what != _What.NOT_CONTIGUOUS:
-                raise self._error(fault, arrays)
-            arrays[fault.role] = np.ascontiguousarray(arrays[fault.role])
-        return bytes(data)
+    def error(self, outcome: native.Outcome, given: tuple[Any, ...]) -> Exception:
+        """Return the error that says what does not fit."""
+        if outcome.what == _What.NO_MESSAGE_ID:
+            message_id()
+        return self._error(outcome, given)
 
     def _field(self, role: _Role) -> str:
         return f"{self.op}.{self.names[role]}"
 
-    def _error(self, fault: native.Fault, arrays: list[Host | None]) -> ContractError:
+    def _error(self, fault: native.Outcome, given: tuple[Any, ...]) -> ContractError:
         role, of_slot = _Role(fault.role & 0xFF), fault.role >> 8
         field, limit, actual, rule = self._field(role), str(fault.limit), fault.value, Rule.LENGTH
+        shape = np.shape(given[self.places[role]])
         match fault.what:
             case _What.DIMENSIONS:
-                array = arrays[role]
-                limit += " dimensions"
-                actual = "none" if array is None else f"shape {array.shape}"
-                rule = Rule.TYPE
+                limit, actual, rule = f"{limit} dimensions", f"shape {shape}", Rule.TYPE
             case _What.MOST_SLOTS:
                 limit = f"at most {limit} slots"
             case _What.TOO_SHORT:
-                limit += _each(role, arrays[_Role.IDS])
+                is_scored = role in {_Role.IDS, _Role.SCORES, _Role.RANKS}
+                wide = 1 if role is _Role.RANKS else np.shape(given[self.places[_Role.IDS]])[-1]
+                limit += f" lines of {wide}, one for each token" if is_scored else " elements, one for each slot"
             case _What.TOO_MANY:
                 field, rule = f"{field}[{fault.slot}]", Rule.MAX
             case _What.NO_PLACE:
@@ -165,11 +166,36 @@ class _Call:
         return ContractError(field, limit, actual, rule=rule)
 
 
-def _each(role: _Role, ids: Host | None) -> str:
-    """Return what a tensor that is too short has its elements for."""
-    if role in {_Role.IDS, _Role.SCORES, _Role.RANKS} and ids is not None:
-        return f" lines of {1 if role is _Role.RANKS else ids.shape[1]}, one for each token"
-    return " elements, one for each slot"
+class _Step:
+    """What an op is given, ready to become a message."""
+
+    __slots__ = ("_call", "_given", "kind", "rank")
+
+    def __init__(self, call: _Call, given: tuple[Any, ...], rank: int) -> None:
+        """Take an op's arguments, and its rank."""
+        self.kind = call.kind
+        self.rank = rank
+        self._call = call
+        self._given = given
+
+    def pack(self, socket: int, sequence: int, /) -> tuple[bytes, int]:
+        """Return the message, and how much of it a socket took."""
+        call, outcome, make = self._call, native.Outcome(), native.pack()
+        data: bytes = make(call.native, outcome, self._given, socket, sequence)
+        if not data and outcome.what == _What.NO_BUFFER:  # not numpy's, or of another type than FastDeploy has
+            self._given = call.arrays(self._given)
+            data = make(call.native, outcome, self._given, socket, sequence)
+        if not data:
+            raise call.error(outcome, self._given)
+        return data, outcome.sent
+
+    def saved(self, data: bytes) -> SavedMessage:
+        """Return the message with what is known beside its bytes."""
+        decoder, prompt = (self._call.places[role] for role in (_Role.DECODER, _Role.PROMPT))
+        lengths = None
+        if decoder >= 0:
+            lengths = Lengths(*(tensors.host(self._call.op, self._given[at]) for at in (decoder, prompt)))
+        return SavedMessage(data, lengths, self._call.is_first)
 
 
 class _SaveOp:
@@ -179,10 +205,9 @@ class _SaveOp:
         """Take its name, the kind of its messages, and whether a form heeds `save_each_rank`."""
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
-        self._code = list(_FORMS).index(name)
-        self._kind = kind
+        code, forms = list(_FORMS).index(name), _FORMS[name]
         self._heeds_each_rank = heeds_each_rank
-        self._calls = {count: _Call(name, names) for count, names in _FORMS[name].items()}
+        self._calls = {count: _Call(name, code, kind, names) for count, names in forms.items()}
 
     def __call__(self, *given: Tensor) -> None:
         """Save a step, if its rank is one that sends."""
@@ -190,29 +215,16 @@ class _SaveOp:
         if call is None:
             known = " or ".join(", ".join(map(str, self._calls)).rsplit(", ", 1))
             raise TypeError(f"{self.__name__}: {known} arguments, got {len(given)}")
-        preempted = call.places[_Role.PREEMPTED]
         try:
-            rank = int(given[call.rank or 0])
-            if rank <= 0 or self._saves_each_rank(call, given):  # the other ranks compute the same
-                self._save(call, given, rank)
+            rank, form = int(given[call.rank]), PROCESS.form
+            saves_each_rank = call.each_rank >= 0 and given[call.each_rank] and self._heeds_each_rank(form)
+            if rank <= 0 or saves_each_rank:  # the other ranks compute the same
+                call.native.is_dense = form.packs_slots
+                PROCESS.sender().save(_Step(call, given, rank))
         finally:
-            if preempted is not None:  # the next step must not see them, on whichever rank, whatever happened
+            preempted = call.places[_Role.PREEMPTED]
+            if preempted >= 0:  # the next step must not see them, on whichever rank, whatever happened
                 tensors.clear(given[preempted])
-
-    def _saves_each_rank(self, call: _Call, given: Sequence[Any]) -> bool:
-        return call.each_rank is not None and bool(given[call.each_rank]) and self._heeds_each_rank(PROCESS.form)
-
-    def _save(self, call: _Call, given: Sequence[Any], rank: int) -> None:
-        flag = TARGET if call.flag is None else int(given[call.flag]) & _FLAG
-        skips = call.skips_prefill is None or bool(given[call.skips_prefill])
-        own, is_dense, arrays = message_id(), PROCESS.form.packs_slots, call.arrays(given)
-
-        def pack(sequence: int, stamp: int) -> bytes:
-            return call.pack(native.PackOptions(self._code, own, flag, skips, is_dense, sequence, stamp), arrays)
-
-        decoder, prompt = arrays[_Role.DECODER], arrays[_Role.PROMPT]
-        lengths = None if decoder is None or prompt is None else Lengths(decoder, prompt)
-        PROCESS.sender().save(pack, Outline(self._kind, flag, rank, lengths, "first_token" in self.__name__))
 
 
 def _always(form: Form) -> bool:

@@ -35,7 +35,7 @@ def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
     """Return an array as one of another type, if that changes no value, or raise a ContractError."""
     if array.dtype.kind not in _KINDS[dtype.kind]:
         raise ContractError(name, dtype.name, array.dtype.name, rule=Rule.TYPE)
-    found: Host = array.astype(dtype)
+    found: Host = array.astype(dtype, copy=False)
     if dtype.kind == "i" and not np.array_equal(found, array):
         raise ContractError(name, f"{dtype.name}, in its range", array.dtype.name, rule=Rule.TYPE)
     return found

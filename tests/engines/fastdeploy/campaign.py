@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from tests.engines.fastdeploy.bus import KINDS, Beside, Getter, same_bytes, save
 from tests.engines.fastdeploy.engine import Steps, outputs
 from tests.engines.fastdeploy.kernel import Array, Given, KernelQueue, is_flat, undefined
 from tests.engines.fastdeploy.structs import STRUCTS, message_of, struct_of
-from tokenbus_engines.fastdeploy.message import Kind, unpacked
-from tokenbus_engines.fastdeploy.process import PROCESS, Outline
+from tokenbus_engines.fastdeploy.message import Kind, Message, unpacked
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy.published import SavedMessage
 
 _QUEUES = (1, 2)
 _ASIDE = 7
@@ -78,6 +80,25 @@ def _drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_sl
     return given
 
 
+class Packed:
+    """A message that FastDeploy saved, on its way into the drop-in's queue."""
+
+    rank = 0
+
+    def __init__(self, message: Message) -> None:
+        """Take the message."""
+        self.kind = message.kind
+        self._message = message
+
+    def pack(self, _: int, sequence: int, /) -> tuple[bytes, int]:
+        """Return its bytes, of which no socket took any."""
+        return self._message.packed(sequence, time.monotonic_ns()), 0
+
+    def saved(self, data: bytes) -> SavedMessage:
+        """Return it as it is shown to the bus."""
+        return SavedMessage(data, None, is_first=False)
+
+
 class Crossed:
     """One side of the drop-in with the other side of FastDeploy: what is between them is turned into the other's."""
 
@@ -97,7 +118,7 @@ class Crossed:
         struct = np.zeros((), STRUCTS[kind])
         queue.receive(struct)
         message = message_of(kind, struct, packs=packs)
-        PROCESS.sender().save(message.packed, Outline(kind, message.flag, 0, None, is_first=False))
+        PROCESS.sender().save(Packed(message))
         getter.get()
         self._get(op, struct, beside_get)
         self._same(

@@ -1,16 +1,21 @@
 /*
- * The loops of FastDeploy's save and get ops: from tensors to a message, and from a message into tensors.
+ * The loops of FastDeploy's save and get ops: from tensors to a message in a socket, and from there into tensors.
  *
  * A message is a header and up to four arrays: the slots' counts, and of each token a line of ids, a line of scores
  * and a rank. `pack` writes only what the slots' counts name, where FastDeploy sends a struct of fixed size; `fill`
  * writes into the tensors what FastDeploy's get op of that form would. Both check every place before they touch it, and
- * name in `fault` the first argument that does not fit.
+ * name in the outcome the first argument that does not fit.
  *
- * Arrays come as Python objects, of the types that FastDeploy's ops have, and are read through CPython's buffer protocol, whose few functions are declared here:
+ * Arrays come as Python objects and are read through CPython's buffer protocol, whose few functions are declared here:
  * so one library serves every version of Python, and is compiled where Python's headers are not installed.
  */
+#define _GNU_SOURCE
+#include <errno.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
 
 typedef intptr_t Size;
 typedef struct {
@@ -22,16 +27,17 @@ typedef struct {
     void *internal;
 } Buffer;
 
-extern char _Py_NoneStruct[];
+extern void *PyTuple_GetItem(void *tuple, Size at);
+extern long PyLong_AsLong(void *number);
+extern void *PyErr_Occurred(void);
 extern int PyObject_GetBuffer(void *object, Buffer *into, int flags);
 extern void PyBuffer_Release(Buffer *buffer);
 extern void PyErr_Clear(void);
 extern void *PyBytes_FromStringAndSize(const char *data, Size bytes);
 extern char *PyBytes_AsString(void *bytes);
 
-/* PyBUF_C_CONTIGUOUS: without the format, which costs numpy more than all the rest, and which Python has looked at. */
-#define READABLE 0x38
-#define WRITABLE 0x39
+#define READABLE 0x3C /* PyBUF_C_CONTIGUOUS | PyBUF_FORMAT */
+#define WRITABLE 0x3D
 
 #define MAGIC 0x51464254u
 #define SLOTS 512
@@ -42,11 +48,14 @@ extern char *PyBytes_AsString(void *bytes);
 #define PREEMPTED (-9)
 #define NOTHING (-1)
 #define NOTHING_READ (-2)
+#define TARGET 3
 
 enum op { SPECULATED_TOPK, FIRST_TOPK, SINGLE_TOPK, SPECULATED, FIRST, SINGLE };
 enum kind { KIND_SPECULATED_SCORED = 1, KIND_SINGLE_SCORED, KIND_SPECULATED, KIND_SINGLE };
 enum role { TOKENS, IDS, SCORES, RANKS, COUNTS, OFFSETS, STOP, DECODER, PROMPT, PREEMPTION, STEP, ROLES };
-enum what { FITS, NOT_CONTIGUOUS, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY };
+enum what { FITS, NO_BUFFER, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY, NO_MESSAGE_ID };
+
+static const char FORMATS[ROLES] = {'l', 'l', 'f', 'l', 'i', 'i', '?', 'i', 'l', 'i', 'l'};
 
 static const int IS_OF_SLOTS[ROLES] = {[COUNTS] = 1, [DECODER] = 1, [PROMPT] = 1, [PREEMPTION] = 1, [STEP] = 1};
 
@@ -59,25 +68,26 @@ struct header {
     uint64_t sequence, stamp;
 };
 
-/* What does not fit: which argument, at which slot, what it may be and what it is. */
-struct fault {
-    int64_t what, role, slot, limit, value;
+/* What came of a call: what does not fit, that is which argument, at which slot, its limit and its value; else, how much
+ * of a message a socket took. */
+struct outcome {
+    int64_t what, role, slot, limit, value, sent;
 };
 
-/* What is the same for all slots of a message. */
-struct options {
-    int32_t op, message_id, flag, skips_prefill, is_dense;
-    uint64_t sequence, stamp;
+/* An op with one number of arguments: which of them has which role, or -1. */
+struct call {
+    int32_t op, is_dense, flag_at, skips_at, places[ROLES];
 };
 
 struct given {
     Buffer of[ROLES];
     int64_t items[ROLES];
     int has[ROLES];
+    int32_t op, is_dense, message_id, flag, skips_prefill;
 };
 
-static int fails(struct fault *fault, int what, int role, int64_t slot, int64_t limit, int64_t value) {
-    *fault = (struct fault){what, role, slot, limit, value};
+static int fails(struct outcome *fault, int what, int role, int64_t slot, int64_t limit, int64_t value) {
+    *fault = (struct outcome){what, role, slot, limit, value, 0};
     return 0;
 }
 
@@ -85,19 +95,29 @@ static int64_t first_dimension(const struct given *given, int role) {
     return given->of[role].dimensions ? given->of[role].shape[0] : 0;
 }
 
-static int take(struct given *given, void **objects, struct fault *fault) {
+/* An int64 is 'l' to numpy and 'q' to others. */
+static int is_format(const Buffer *buffer, char wanted) {
+    const char *format = buffer->format;
+    return format && !(format[0] && format[1]) && (format[0] == wanted || (wanted == 'l' && format[0] == 'q'));
+}
+
+static int take(struct given *given, const struct call *call, void *tuple, struct outcome *fault) {
     memset(given, 0, sizeof *given);
+    given->op = call->op, given->is_dense = call->is_dense;
+    given->flag = call->flag_at < 0 ? TARGET : (int32_t)PyLong_AsLong(PyTuple_GetItem(tuple, call->flag_at)) & 0xFF;
+    given->skips_prefill = call->skips_at < 0 || PyLong_AsLong(PyTuple_GetItem(tuple, call->skips_at));
     for (int role = 0; role < ROLES; role++) {
-        if (objects[role] == (void *)_Py_NoneStruct) continue;
+        if (call->places[role] < 0) continue;
         Buffer *buffer = &given->of[role];
-        if (PyObject_GetBuffer(objects[role], buffer, READABLE)) {
+        if (PyObject_GetBuffer(PyTuple_GetItem(tuple, call->places[role]), buffer, READABLE)) {
             PyErr_Clear();
-            return fails(fault, NOT_CONTIGUOUS, role, 0, 0, 0);
+            return fails(fault, NO_BUFFER, role, 0, 0, 0);
         }
         given->has[role] = 1;
+        if (!is_format(buffer, FORMATS[role])) return fails(fault, NO_BUFFER, role, 0, 0, 0);
         given->items[role] = buffer->bytes / buffer->item_bytes;
     }
-    return 1;
+    return !PyErr_Occurred(); /* a flag that is no number: the caller of this library raises that */
 }
 
 static void release(struct given *given) {
@@ -106,6 +126,14 @@ static void release(struct given *given) {
 }
 
 #define DATA(type, role) ((const type *)given->of[role].data)
+
+int tokenbus_fastdeploy_number(const char *variable, int otherwise);
+
+/* The stop flag's number: neither 0, which has no negative, nor 2, which says that nothing was read. */
+static int take_message_id(struct given *given, struct outcome *fault) {
+    given->message_id = tokenbus_fastdeploy_number("INFERENCE_MSG_ID", 1);
+    return given->message_id < 1 || given->message_id == 2 ? fails(fault, NO_MESSAGE_ID, 0, 0, 0, 0) : 1;
+}
 
 /* How the sampled tokens lie: a line for each slot of so many, or one behind the other (0). */
 static int64_t line_width(const struct given *given, int64_t slots) {
@@ -120,12 +148,12 @@ static int64_t line_width(const struct given *given, int64_t slots) {
 }
 
 /* Write how many entries each slot has, magic counts too; return how many tokens that is in all, or -1. */
-static int64_t count(const struct given *given, const struct options *options, int64_t slots, int32_t *counts, struct fault *fault) {
-    int op = options->op, is_first = op == FIRST_TOPK;
+static int64_t count(const struct given *given, int64_t slots, int32_t *counts, struct outcome *fault) {
+    int op = given->op, is_first = op == FIRST_TOPK;
     int64_t total = 0;
     for (int64_t slot = 0; slot < slots; slot++) {
         int32_t found = op == FIRST ? 2 * (DATA(int64_t, STEP)[slot] == 1) : DATA(int32_t, COUNTS)[slot];
-        if (given->has[DECODER] && options->skips_prefill && DATA(int32_t, DECODER)[slot] < DATA(int64_t, PROMPT)[slot]) found = 0;
+        if (given->has[DECODER] && given->skips_prefill && DATA(int32_t, DECODER)[slot] < DATA(int64_t, PROMPT)[slot]) found = 0;
         if (given->has[PREEMPTION] && DATA(int32_t, PREEMPTION)[slot] == 1) found = PREEMPTED;
         if (found > MOST_TOKENS - is_first) {
             fails(fault, TOO_MANY, COUNTS, slot, MOST_TOKENS - is_first, found);
@@ -138,7 +166,7 @@ static int64_t count(const struct given *given, const struct options *options, i
 }
 
 /* Tell whether every token has its place: in the sampled tokens, and its line in what is scored. */
-static int check_places(const struct given *given, int op, int64_t slots, const int32_t *counts, int64_t width, struct fault *fault) {
+static int check_places(const struct given *given, int op, int64_t slots, const int32_t *counts, int64_t width, struct outcome *fault) {
     int64_t end = 0;
     for (int64_t slot = 0; slot < slots; slot++) {
         int64_t tokens = counts[slot];
@@ -234,7 +262,7 @@ static void write_single(const struct given *given, int64_t slots, int64_t colum
 }
 
 /* How many slots have a line in each array of what is scored; -1: one with a token has none. */
-static int64_t scored_lines(const struct given *given, int64_t slots, struct fault *fault) {
+static int64_t scored_lines(const struct given *given, int64_t slots, struct outcome *fault) {
     int64_t stride = given->of[IDS].shape[1], least = slots, needed = 0;
     int shortest = IDS;
     for (int role = IDS; role <= RANKS; role++) {
@@ -248,7 +276,7 @@ static int64_t scored_lines(const struct given *given, int64_t slots, struct fau
     return -1;
 }
 
-static int check_shapes(const struct given *given, int op, int64_t *slots, struct fault *fault) {
+static int check_shapes(const struct given *given, int op, int64_t *slots, struct outcome *fault) {
     int has_lines = op == FIRST_TOPK || op == SPECULATED || op == FIRST, is_single = op == SINGLE || op == SINGLE_TOPK;
     int counted = op == SPECULATED_TOPK || op == FIRST_TOPK ? COUNTS : TOKENS;
     int64_t most = op == SPECULATED || op == FIRST ? SPECULATIVE_SLOTS : SLOTS;
@@ -266,17 +294,17 @@ static int check_shapes(const struct given *given, int op, int64_t *slots, struc
 }
 
 /* How many columns a message has: what FastDeploy's struct has room for, the rest is cut. */
-static int64_t columns_of(const struct given *given, const struct options *options, int64_t slots) {
+static int64_t columns_of(const struct given *given, int64_t slots) {
     int64_t columns = given->has[IDS] ? given->of[IDS].shape[1] : 1;
-    int fits_dense = options->op == SINGLE_TOPK && options->is_dense && slots * columns <= STRUCT_PLACES && columns <= UINT16_MAX;
+    int fits_dense = given->op == SINGLE_TOPK && given->is_dense && slots * columns <= STRUCT_PLACES && columns <= UINT16_MAX;
     return columns > COLUMNS && !fits_dense ? COLUMNS : columns;
 }
 
-static void *packed(const struct given *given, const struct options *options, struct fault *fault) {
+static void *packed(const struct given *given, uint64_t sequence, struct outcome *fault) {
     static const uint8_t KINDS[] = {
         [SPECULATED_TOPK] = KIND_SPECULATED_SCORED, [FIRST_TOPK] = KIND_SPECULATED_SCORED, [SINGLE_TOPK] = KIND_SINGLE_SCORED,
         [SPECULATED] = KIND_SPECULATED, [FIRST] = KIND_SPECULATED, [SINGLE] = KIND_SINGLE};
-    int op = options->op, is_single = op == SINGLE || op == SINGLE_TOPK;
+    int op = given->op, is_single = op == SINGLE || op == SINGLE_TOPK;
     int64_t slots, entries, width = 0, lines = 0;
     int32_t counts[SLOTS];
     if (!check_shapes(given, op, &slots, fault)) return 0;
@@ -284,21 +312,23 @@ static void *packed(const struct given *given, const struct options *options, st
         entries = slots;
         if (op == SINGLE_TOPK && (lines = scored_lines(given, slots, fault)) < 0) return 0;
     } else {
-        if ((entries = count(given, options, slots, counts, fault)) < 0) return 0;
+        if ((entries = count(given, slots, counts, fault)) < 0) return 0;
         width = op == SPECULATED_TOPK ? line_width(given, slots) : given->of[TOKENS].shape[1];
         if (!check_places(given, op, slots, counts, width, fault)) return 0;
     }
     int is_scored = given->has[SCORES];
-    int64_t columns = columns_of(given, options, slots), own = op == SINGLE ? 0 : slots;
+    int64_t columns = columns_of(given, slots), own = op == SINGLE ? 0 : slots;
     int64_t items = own + entries * columns * (1 + is_scored) + entries * is_scored;
     int64_t bytes = (int64_t)sizeof(struct header) + 4 * items;
     void *message = PyBytes_FromStringAndSize(0, bytes);
     if (!message) return 0;
     char *at = PyBytes_AsString(message);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
     struct header header = {
-        MAGIC, (uint32_t)bytes, KINDS[op], (uint8_t)options->flag, (uint16_t)columns,
-        DATA(uint8_t, STOP)[0] ? options->message_id : -options->message_id,
-        (uint32_t)slots, (uint32_t)entries, options->sequence, options->stamp};
+        MAGIC, (uint32_t)bytes, KINDS[op], (uint8_t)given->flag, (uint16_t)columns,
+        DATA(uint8_t, STOP)[0] ? given->message_id : -given->message_id,
+        (uint32_t)slots, (uint32_t)entries, sequence, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec};
     memcpy(at, &header, sizeof header);
     struct arrays into;
     into.counts = (int32_t *)(at + sizeof header);
@@ -313,16 +343,97 @@ static void *packed(const struct given *given, const struct options *options, st
     return message;
 }
 
-/* Return a message as bytes; empty where something does not fit, which `fault` then names. */
+/*
+ * Return a message as bytes, and write it into a socket, if there is one (-1: there is none) and as far as it takes it at
+ * once; below 0 is why it takes nothing. Empty where something does not fit.
+ */
 void *tokenbus_fastdeploy_pack(
-    const struct options *options, struct fault *fault, void *tokens, void *ids, void *scores, void *ranks, void *counts,
-    void *offsets, void *stop, void *decoder, void *prompt, void *preemption, void *step) {
-    void *objects[ROLES] = {tokens, ids, scores, ranks, counts, offsets, stop, decoder, prompt, preemption, step};
+    const struct call *call, struct outcome *fault, void *tuple, int socket, uint64_t sequence) {
     struct given given;
-    void *message = take(&given, objects, fault) ? packed(&given, options, fault) : 0;
+    void *message = 0;
+    if (take(&given, call, tuple, fault) && take_message_id(&given, fault)) message = packed(&given, sequence, fault);
     release(&given);
-    return message ? message : PyBytes_FromStringAndSize(0, 0);
+    if (!message) return PyBytes_FromStringAndSize(0, 0);
+    *fault = (struct outcome){0};
+    if (socket >= 0) {
+        char *data = PyBytes_AsString(message);
+        ssize_t written = send(socket, data, ((struct header *)data)->bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        fault->sent = written >= 0 ? written : errno == EAGAIN || errno == EINTR ? 0 : -errno;
+    }
+    return message;
 }
+
+/* How much of a source's next message has come, and what its header says. */
+struct reading {
+    uint64_t have, bytes, sequence, stamp;
+    int64_t kind;
+};
+enum progress { MORE, WHOLE, ENDED, REFUSED };
+
+/* Tell whether a header is one that `packed` writes: what is behind it has a meaning only then. */
+static int is_sound(const struct header *header) {
+    static const uint32_t MOST[] = {0, SLOTS, SLOTS, SPECULATIVE_SLOTS, SLOTS};
+    int kind = header->kind;
+    if (header->magic != MAGIC || kind < KIND_SPECULATED_SCORED || kind > KIND_SINGLE || !header->columns) return 0;
+    int is_single = kind == KIND_SINGLE || kind == KIND_SINGLE_SCORED, is_scored = kind <= KIND_SINGLE_SCORED;
+    uint64_t slots = header->slots, entries = header->entries, columns = header->columns;
+    if (slots > MOST[kind] || entries > (is_single ? slots : slots * MOST_TOKENS)) return 0;
+    if (columns > COLUMNS && !(kind == KIND_SINGLE_SCORED && slots * columns <= STRUCT_PLACES)) return 0;
+    uint64_t items = (kind == KIND_SINGLE ? 0 : slots) + entries * columns * (1 + is_scored) + entries * is_scored;
+    return header->bytes == sizeof *header + 4 * items;
+}
+
+/* Read of a message what is in a socket that does not block, and nothing of the one behind it. */
+int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *reading) {
+    for (;;) {
+        uint64_t wanted = reading->bytes ? reading->bytes : sizeof(struct header);
+        ssize_t found = recv(socket, buffer + reading->have, wanted - reading->have, MSG_DONTWAIT);
+        if (found < 0 && errno == EINTR) continue;
+        if (found <= 0) return found < 0 && errno == EAGAIN ? MORE : ENDED;
+        reading->have += (uint64_t)found;
+        if (reading->have < wanted) continue;
+        if (!reading->bytes) {
+            const struct header *header = (const struct header *)buffer;
+            if (!is_sound(header)) return REFUSED;
+            reading->bytes = header->bytes, reading->kind = header->kind;
+            reading->sequence = header->sequence, reading->stamp = header->stamp;
+        }
+        if (reading->have == reading->bytes) return WHOLE;
+    }
+}
+
+/* Tell the process that saved a message that it was got, and begin with its next; that process may have ended. */
+void tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
+    uint64_t sequence = reading->sequence;
+    memset(reading, 0, sizeof *reading);
+    if (send(socket, &sequence, sizeof sequence, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
+}
+
+/* Return the last sequence that was acknowledged since the last call, 0 for none, or -1: the get side has ended. */
+int64_t tokenbus_fastdeploy_acknowledged(int socket) {
+    uint64_t found[512]; /* a get side writes whole ones, so whole ones are read */
+    int64_t last = 0;
+    for (;;) {
+        ssize_t bytes = recv(socket, found, sizeof found, MSG_DONTWAIT);
+        if (bytes < 0 && errno == EINTR) continue;
+        if (bytes <= 0) return bytes < 0 && errno == EAGAIN ? last : last ? last : -1;
+        if ((size_t)bytes >= sizeof *found) last = (int64_t)found[bytes / sizeof *found - 1];
+        if ((size_t)bytes < sizeof found) return last;
+    }
+}
+
+/* Return the number in a variable of the environment, which the process may change; -1: it is none. */
+int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
+    const char *text = getenv(variable);
+    char *end = "";
+    if (!text) return otherwise;
+    long found = strtol(text, &end, 10);
+    return *end || text[0] < '0' || text[0] > '9' || found > INT32_MAX ? -1 : (int)found;
+}
+
+/* The most bytes that a message may have. */
+const uint32_t tokenbus_fastdeploy_most_bytes =
+    sizeof(struct header) + 4 * (SLOTS + SLOTS * MOST_TOKENS * COLUMNS * 2 + SLOTS * MOST_TOKENS);
 
 /* Outputs: the tokens, and where they are scored their scores and ranks. */
 struct outputs {
@@ -390,16 +501,17 @@ static const int64_t LEAST[][3] = {
     [KIND_SPECULATED] = {2 + SPECULATIVE_SLOTS + SPECULATIVE_SLOTS * MOST_TOKENS, 0, 0},
     [KIND_SINGLE] = {2 + SLOTS, 0, 0}};
 
-static int open_outputs(int kind, void **objects, Buffer *buffers, struct fault *fault) {
+static int open_outputs(int kind, void **objects, Buffer *buffers, struct outcome *fault) {
+    static const char OUTPUT_FORMATS[] = {'l', 'f', 'l'};
     int opened = 0;
     for (; opened < 3 && LEAST[kind][opened]; opened++) {
         Buffer *buffer = &buffers[opened];
-        int is_open = !PyObject_GetBuffer(objects[opened], buffer, WRITABLE);
-        int64_t items = is_open ? buffer->bytes / buffer->item_bytes : 0;
+        int is_open = !PyObject_GetBuffer(objects[opened], buffer, WRITABLE), is_right = is_open && is_format(buffer, OUTPUT_FORMATS[opened]);
+        int64_t items = is_right ? buffer->bytes / buffer->item_bytes : 0;
         if (items >= LEAST[kind][opened]) continue;
         if (is_open) PyBuffer_Release(buffer);
         else PyErr_Clear();
-        fails(fault, is_open ? TOO_SHORT : NOT_CONTIGUOUS, opened, 0, LEAST[kind][opened], items);
+        fails(fault, is_right ? TOO_SHORT : NO_BUFFER, opened, 0, LEAST[kind][opened], items);
         while (opened--) PyBuffer_Release(&buffers[opened]);
         return 0;
     }
@@ -412,7 +524,7 @@ static int open_outputs(int kind, void **objects, Buffer *buffers, struct fault 
  */
 int tokenbus_fastdeploy_fill(
     int kind, const char *message, int is_empty, int packs_columns, int64_t wanted, void *tokens, void *scores, void *ranks,
-    struct fault *fault) {
+    struct outcome *fault) {
     void *objects[] = {tokens, scores, ranks};
     Buffer buffers[3];
     int opened = open_outputs(kind, objects, buffers, fault);
