@@ -7,10 +7,10 @@ So it imports only what the interpreter has loaded already; numpy and the ops co
 import os
 import sys
 from _thread import get_ident
-from collections.abc import Iterable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
@@ -46,7 +46,7 @@ def state() -> str:
     return fault_of(None if spec is None else spec.submodule_search_locations or ()) or "on"
 
 
-def fault_of(folders: Iterable[str] | None) -> str:
+def fault_of(folders: "Iterable[str] | None") -> str:
     """Return what an installed FastDeploy lacks, or nothing; its files are looked at and not imported."""
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
@@ -67,7 +67,7 @@ class Finder:
         self._asking: set[tuple[int, str]] = set()
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: "ModuleType | None" = None
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Return where a module is, with a loader of ours if it is FastDeploy or has its ops."""
         if name != ENGINE and name.rpartition(".")[0] != OPS_PACKAGE:

@@ -294,14 +294,11 @@ def test_python_that_cannot_be_switched(folder: Path, flag: str) -> None:
 
 def test_other_programs_load_nothing(machine: Machine) -> None:
     """With the switch on, a program that is not FastDeploy loads the switch, and neither numpy nor anything else."""
-    program = (
-        "import sys; print(*sorted(n for n in sys.modules if n.split('.')[0] in "
-        "{'tokenbus_engines', 'tokenbus_services', 'tokenbus_contracts', 'numpy', 'google', 'structlog', 'importlib'}))"
-    )
+    program = "import sys; print(*sys.modules)"
     off = machine.run("python", "-c", program)
     on = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="on")
-    ours = ["tokenbus_engines", "tokenbus_engines.fastdeploy_switch"]
-    assert on.stdout.split() == [*off.stdout.split(), *ours], on.stderr
+    ours = {"tokenbus_engines", "tokenbus_engines.fastdeploy_switch"}
+    assert {*on.stdout.split()} - {*off.stdout.split()} == ours
     assert on.stderr == ""
 
 
@@ -319,7 +316,7 @@ def test_tokenbus_that_was_half_removed(folder: Path) -> None:
 
 
 def test_switch_off_of_edited_imports_where_fastdeploy_is_missing(machine: Machine) -> None:
-    """With off, tokenbus_engines.fastdeploy can be imported anywhere; an op that is missing names itself and its module."""
+    """With off, tokenbus_engines.fastdeploy is imported anywhere; an op that is missing is named with its module."""
     shutil.rmtree(machine.folder / "fastdeploy")
     program = "from tokenbus_engines.fastdeploy import OPS, Options; print(len(OPS)); "
     program += "from tokenbus_engines.fastdeploy import save_output"
