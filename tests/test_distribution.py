@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -38,7 +39,8 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     """The wheel has the three import packages, typed, with the generated code, and no generic name beside them."""
     names = zipfile.ZipFile(wheel).namelist()
     packages = {"tokenbus", "tokenbus_contracts", "tokenbus_engines", "tokenbus_gpu_ops", "tokenbus_services"}
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == packages
+    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == packages | {"tokenbus_fastdeploy.pth"}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert "tokenbus_contracts/generated/logprob_batch_pb2.py" in names
     assert not [name for name in names if "schema_tools" in name or "tests" in name]
@@ -74,6 +76,33 @@ def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", _USE, str(tmp_path), str(vector)], check=True, capture_output=True, text=True
     )
     assert run.stdout == "[42] []\n"
+
+
+@pytest.mark.parametrize("is_editable", [False, True])
+def test_installed_switch_is_live(is_editable: bool, wheel: Path, tmp_path: Path) -> None:  # noqa: FBT001
+    """Where the wheel is installed, or the sources are as `make setup` does it, TOKENBUS_FASTDEPLOY=on is heeded."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = str(environment / "bin" / "python")
+    if is_editable:
+        # A copy, as what is built in place would be another test's.
+        named = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "contracts", "gpu_ops", "services")
+        for name in named:
+            (tmp_path / "copy").mkdir(exist_ok=True)
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / "copy" / name)
+        built = ["--no-build-isolation", "--editable", str(tmp_path / "copy")]
+    else:
+        built = [str(wheel)]
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    searched = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} if is_editable else None
+    subprocess.run([*install, *built], check=True, capture_output=True, env=searched)
+    asked = "import sys; print(sys.modules['tokenbus_engines.fastdeploy_switch'].state())"
+    variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [python, "-c", asked], check=True, capture_output=True, text=True, env=variables | {"TOKENBUS_FASTDEPLOY": "on"}
+    )
+    assert run.stdout.startswith("TOKENBUS_FASTDEPLOY: on needs FastDeploy, got no package")
+    assert run.stderr == ""
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

@@ -66,9 +66,15 @@ def test_ci_runs_the_tests() -> None:
 
 
 def test_other_protobuf_implementation_is_refused_by_name() -> None:
-    """Protobuf's pure Python implementation reads some encodings otherwise, and is refused when it is imported."""
+    """Protobuf's pure Python implementation reads some encodings otherwise: it may write batches, and not read them."""
     environment = os.environ | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
-    command = [sys.executable, "-c", "import tokenbus_contracts"]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    vector = ROOT / "contracts" / "vectors" / "v1" / "valid" / "one_row.binpb"
+    written = "import tokenbus_contracts as t; header = t.BatchHeader('w', epoch=1, sequence=1, step=1, step_rows=0)"
+    read = f"t.decode(open({str(vector)!r}, 'rb').read())"
+    program = f"{written}; print(t.encode(t.LogprobBatch(header)).hex(), flush=True); {read}"
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    usual = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.returncode == 1
     assert "ImportError: tokenbus needs protobuf's compiled implementation, upb" in run.stderr
+    assert run.stdout == usual.stdout
+    assert run.stdout.strip()

@@ -4,6 +4,7 @@ from tokenbus_contracts import foreign, native, wire
 from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.schema import check_implementation
 from tokenbus_contracts.validate import check_batch
 from tokenbus_contracts.validate.header import check_header
 
@@ -88,6 +89,7 @@ def _read(data: bytes) -> LogprobBatch:
 
 def _within(data: bytes | bytearray | memoryview, limits: Limits) -> bytes:
     """Return the message as bytes that cannot change; its size is looked at before anything else."""
+    check_implementation()
     if type(data) is bytes:
         size = len(data)
     else:

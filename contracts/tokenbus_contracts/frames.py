@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
 from tokenbus_contracts.malformed import explain, first_unknown_field
-from tokenbus_contracts.schema import max_bytes_of, oneofs_of
+from tokenbus_contracts.schema import check_implementation, max_bytes_of, oneofs_of
 
 FRAMES: tuple[type[Message], ...] = (
     WorkerFrame,
@@ -47,6 +47,8 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
     A frame whose body only a newer minor version defines comes back without a body; ignore it.
     """
+    if frame is not ProcessorFrame:  # what a worker reads, of the processor that it chose
+        check_implementation()
     rules = _rules_of(frame)
     if type(data) is not bytes:
         raise ContractError("message", "bytes", type(data).__name__, rule=Rule.TYPE)

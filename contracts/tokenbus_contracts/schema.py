@@ -15,13 +15,6 @@ from google.protobuf.internal import api_implementation
 
 from tokenbus_contracts.generated import bounds_pb2, logprob_batch_pb2
 
-if api_implementation.Type() != "upb":
-    # The one in pure Python reads some encodings otherwise, and takes seconds over some messages.
-    raise ImportError(
-        f"tokenbus needs protobuf's compiled implementation, upb; this process uses {api_implementation.Type()!r} "
-        "(is PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION set?)"
-    )
-
 MAJOR = 1
 MINOR = 1
 
@@ -40,6 +33,22 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     FieldDescriptor.TYPE_UINT32: np.dtype("u1"),
     FieldDescriptor.TYPE_ENUM: np.dtype("u1"),
 }
+
+
+_IMPLEMENTATION = api_implementation.Type()
+
+
+def check_implementation() -> None:
+    """Refuse protobuf's implementation in pure Python where messages of others are read.
+
+    It reads some encodings otherwise, and takes seconds over some messages. It writes the same bytes, so a worker may
+    have it: FastDeploy starts its workers with it.
+    """
+    if _IMPLEMENTATION != "upb":
+        raise ImportError(
+            f"tokenbus needs protobuf's compiled implementation, upb; this process uses {_IMPLEMENTATION!r} "
+            "(is PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION set?)"
+        )
 
 
 @dataclass(frozen=True)

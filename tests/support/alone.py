@@ -14,6 +14,7 @@ PROCESS = (
     "benchmarks",
     "contracts/test_fuzz.py",
     "engines/fastdeploy/test_processes.py",
+    "engines/fastdeploy/test_switch.py",
     "engines/paddle",
     "engines/test_plugins.py",
     "engines/vllm/real",

@@ -4,7 +4,7 @@ import importlib
 import os
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy.environment import Options, is_off
+from tokenbus_engines.fastdeploy.environment import SWITCH, Options, is_off
 from tokenbus_engines.fastdeploy.get_ops import (
     get_output,
     get_output_ep,
@@ -73,10 +73,23 @@ def close() -> None:
     PROCESS.close()
 
 
+def _own_op(name: str) -> object:
+    """Return FastDeploy's own op; an ImportError names it, and the module that lacks it or is not there."""
+    if name not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = os.environ.get(_THEIRS, "fastdeploy.model_executor.ops.gpu")
+    try:
+        op = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise ImportError(f"cannot import name {name!r} from {module!r}, with {SWITCH}=off: {error}") from error
+    if op is None:
+        raise ImportError(f"cannot import name {name!r} from {module!r}, with {SWITCH}=off: its release lacks it")
+    globals()[name] = op
+    return op
+
+
 if is_off():
-    _their_ops = importlib.import_module(os.environ.get(_THEIRS, "fastdeploy.model_executor.ops.gpu"))
+    # FastDeploy is imported when one of its ops is asked for, so that this succeeds where it is missing.
+    globals().update(__getattr__=_own_op)
     for _name in OPS:
-        # One that the engine's release lacks is missing here, too: importing it fails as it did there.
-        _theirs = globals().pop(_name) and getattr(_their_ops, _name, None)
-        if _theirs is not None:
-            globals()[_name] = _theirs
+        del globals()[_name]

@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import TextIO
 
 from tokenbus_services.cli.arguments import Parser
+from tokenbus_services.cli.commands import CommandKind, brought
+from tokenbus_services.cli.commands import command as brought_command
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.printable import printable
 
@@ -63,17 +65,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status(given: list[str]) -> int:
     command, *rest = given
     try:
-        if command not in _COMMANDS:
-            _parser().parse_args([command])  # help, the version, or an error: each of them ends here
-        module = _imported(f"tokenbus_services.cli.{command.replace('-', '_')}")
+        found = _command(command)
         parser = Parser(prog=f"tokenbus {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
-        module.declare(parser)
-        return int(module.run(parser.options(rest)))
+        found.declare(parser)
+        return int(found.run(parser.options(rest)))
     except SystemExit as end:  # argparse's; what it printed is not flushed yet
         return int(end.code or 0)
     except CommandError as error:
         _complain(str(error))
         return error.status
+
+
+def _command(name: str) -> ModuleType | CommandKind:
+    """Return a command, of this package or of another; an unknown one, `--help` and `--version` end here."""
+    if name in _COMMANDS:
+        return _imported(f"tokenbus_services.cli.{name.replace('-', '_')}")
+    found = None if name.startswith("-") else brought_command(name)
+    if found is None:
+        _parser().parse_args([name])
+        raise CommandError(f"{name}: no such command")
+    return found
 
 
 def _imported(name: str) -> ModuleType:
@@ -105,14 +116,15 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _parser() -> Parser:
-    width = max(map(len, _COMMANDS))
+    commands = brought() | _COMMANDS
+    width = max(map(len, commands))
     parser = Parser(
         prog="tokenbus",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="The token bus: every token an LLM engine emits, with its logprobs, bounded and in order.\n\n"
-        "commands:\n" + "\n".join(f"  {name:{width}}  {summary}" for name, summary in _COMMANDS.items()),
+        "commands:\n" + "\n".join(f"  {name:{width}}  {summary}" for name, summary in commands.items()),
         epilog="`tokenbus COMMAND --help` has the options of each, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"tokenbus {version('tokenbus')}")
-    parser.add_argument("command", choices=_COMMANDS, metavar="COMMAND", help="what to do")
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help="what to do")
     return parser

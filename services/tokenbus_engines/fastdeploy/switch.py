@@ -1,0 +1,81 @@
+"""FastDeploy's ops replaced in a module of its own, which has just been loaded: `fastdeploy_switch` calls this."""
+
+import re
+import sys
+from types import ModuleType
+
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.forms import installed
+from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy_switch import SWITCH
+from tokenbus_services.logs import logger
+
+_PAIRS = (
+    ("save_output", "get_output"),
+    ("save_output_topk", "get_output_topk"),
+    ("speculate_save_output", "speculate_get_output"),
+    ("speculate_save_output_topk", "speculate_get_output_topk"),
+)
+_STATIC = "static_op_"
+"""FastDeploy's name for an op of a static graph; the op's own name may be a wrapper around it."""
+_OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
+_OTHERS = {"get_output_kv_signal", "speculate_get_output_padding_offset"}
+"""Ops that are named like those of the queue and have nothing to do with it."""
+_log = logger("worker")
+
+
+def replace_ops(name: str) -> None:
+    """Put our ops in the place of those that a module has; others of FastDeploy's queue cannot be imported any more.
+
+    An op that stayed FastDeploy's own while its counterpart is ours would lose every token. So a module without any
+    pair of ops, as where they were not compiled, gives none of them: importing one is an ImportError with the reason.
+    """
+    module = sys.modules[name]
+    if not isinstance(module, ModuleType):  # what FastDeploy may put there has None in the place of every op
+        fault = f"{SWITCH}: on needs a module {name}, got {type(module).__name__}"
+        raise ImportError(fault, name=name)  # noqa: TRY004 - an import fails
+    found = vars(module)
+    ops = [op for op in fastdeploy.OPS if found.get(op) is not None]
+    refused = {
+        op: f"{SWITCH}: on replaces {len(ops)} ops of {name}, and Tokenbus has none in the place of {op}"
+        for op in found
+        if _is_of_the_queue(op)
+    }
+    if any(save in ops and get in ops for save, get in _PAIRS):
+        for op in ops:
+            for place in {op, f"{_STATIC}{op}"} & set(found):
+                found[place] = getattr(fastdeploy, op)
+        engine = installed()
+        version = engine.version if engine else "unknown"
+        _log.info("FastDeploy's ops replaced", module=name, ops=len(ops), fastdeploy=version, form=PROCESS.form.name)
+    else:
+        missing = (
+            f"{SWITCH}: on needs save_output and get_output, or another such pair, in {name} "
+            f"({getattr(module, '__file__', None)}), got {', '.join(ops) or 'none: were its ops compiled?'}"
+        )
+        refused |= dict.fromkeys(fastdeploy.OPS, missing)
+    _refuse(module, refused)
+
+
+def _is_of_the_queue(op: str) -> bool:
+    """Return whether an op of FastDeploy's saves or gets as ours do, and is none of ours."""
+    plain = op.removeprefix(_STATIC)
+    return bool(_OF_THE_QUEUE.search(plain)) and plain not in {*fastdeploy.OPS, *_OTHERS}
+
+
+def _refuse(module: ModuleType, refused: dict[str, str]) -> None:
+    """Remove ops from a module, and let whoever imports one of them read why."""
+    found = vars(module)
+    own = found.get("__getattr__")
+
+    def missing(name: str) -> object:
+        if name in refused:
+            raise ImportError(refused[name], name=module.__name__)
+        if own is not None:
+            return own(name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    for op in refused:
+        found.pop(op, None)
+    if refused:
+        found["__getattr__"] = missing

@@ -1,0 +1,25 @@
+"""Makes the switch live where Python reads no .pth file: `tokenbus fastdeploy` puts this folder on PYTHONPATH then.
+
+Python imports one `sitecustomize` as it starts, so the one that this hides is imported from here.
+"""
+
+# ruff: noqa: INP001 - the folder is put on a path, and is no package
+import os
+import sys
+
+try:
+    from tokenbus_engines.fastdeploy_switch import install
+except ImportError:  # a Python of another environment, which the engine started
+    pass
+else:
+    install()
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs every start
+_OWN = sys.modules.pop(__name__)
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _FOLDER]  # noqa: PTH100
+try:
+    __import__(__name__)
+except ModuleNotFoundError as error:
+    if error.name != __name__:
+        raise
+sys.modules.setdefault(__name__, _OWN)

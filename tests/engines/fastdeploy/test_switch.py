@@ -1,0 +1,383 @@
+"""The switch: FastDeploy's ops replaced in all processes of a package laid out as it is, by a command or a variable."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tests.engines.fastdeploy import stand_in
+from tests.support.waiting import MOST
+from tokenbus_engines import fastdeploy
+from tokenbus_engines.fastdeploy.switch import replace_ops
+
+pytestmark = pytest.mark.xdist_group("fastdeploy_switch")  # what its tests share is made once
+ROOT = Path(__file__).resolve().parents[3]
+SERVER = ["-m", "fastdeploy.entrypoints.api_server"]
+STEPS = 3
+SWITCHED = f"tokens {list(range(4 * STEPS))}\n"
+OWN = ["own get_output", *["own save_output"] * STEPS, "tokens [7]"]
+OPS = "fastdeploy.model_executor.ops"
+
+
+@dataclass
+class Machine:
+    """A Python environment with Tokenbus, beside which FastDeploy is installed in a folder of its own."""
+
+    bin: Path
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def python(self) -> str:
+        """The environment's Python."""
+        return str(self.bin / "python")
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a command as a user of this environment does."""
+        usual = {name: text for name, text in os.environ.items() if not name.startswith(("TOKENBUS_", "INFERENCE_"))}
+        own = {"PATH": f"{self.bin}:{usual['PATH']}", "PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command,
+            env=usual | own | self.variables | variables,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        with self.start(*command, **variables) as process:
+            out, errors = process.communicate(timeout=MOST)
+        return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+    def tokenbus(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command behind `tokenbus fastdeploy --`."""
+        return self.run("tokenbus", "fastdeploy", "--", *command, **variables)
+
+    def serve(self, how: str = "thread", **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run FastDeploy's server, without the command."""
+        return self.run("python", *SERVER, how, str(STEPS), "0", **variables)
+
+
+def make_environment(folder: Path, *, with_switch: bool = True) -> Path:
+    """Make a Python environment in which Tokenbus is installed as `make setup` does; return its folder of programs."""
+    programs = folder / "bin"
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    about = packages / "tokenbus-0.dist-info"
+    for made in (programs, about):
+        made.mkdir(parents=True)
+    base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    (programs / "python").symlink_to(base)
+    ours = [ROOT / "contracts", ROOT / "gpu_ops", ROOT / "services", Path(np.__file__).parents[1]]
+    (packages / "_tokenbus.pth").write_text("".join(f"{path}\n" for path in ours))
+    if with_switch:
+        shutil.copy(ROOT / "services" / "tokenbus_fastdeploy.pth", packages)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = project["entry-points"]
+    listed = (f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in groups[group].items()) for group in groups)
+    (about / "entry_points.txt").write_text("\n".join(listed))
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenbus\nVersion: 0\n")
+    program = programs / "tokenbus"
+    program.write_text(f"#!{programs}/python\nfrom tokenbus_services.cli import main\nraise SystemExit(main())\n")
+    program.chmod(0o755)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    """An environment with Tokenbus."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as made:
+        yield make_environment(Path(made))
+
+
+@pytest.fixture
+def machine(programs: Path, folder: Path) -> Machine:
+    """That environment, with a FastDeploy."""
+    stand_in.install(folder)
+    return Machine(programs, folder)
+
+
+def one_line(run: subprocess.CompletedProcess[str], status: int) -> str:
+    """Return the one line with which a command ended that started nothing."""
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (status, "", 1), run
+    return run.stderr.removesuffix("\n")
+
+
+@pytest.mark.parametrize("how", ["thread", "fork", "spawn"])
+def test_command_switches_every_process(machine: Machine, how: str) -> None:
+    """Behind `tokenbus fastdeploy --` the token processor gets what the worker saves, in whichever process it runs."""
+    run = machine.tokenbus("python", *SERVER, how, str(STEPS), "0")
+    assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+    (line,) = [line for line in run.stderr.splitlines() if "ops replaced" in line]
+    for part in (f"{OPS}.gpu", "2.6.0", "10"):
+        assert part in line
+
+
+@pytest.mark.parametrize("how", ["thread", "fork", "spawn"])
+def test_variable_switches_every_process(machine: Machine, how: str) -> None:
+    """TOKENBUS_FASTDEPLOY=on does the same without the command; FastDeploy's files are as they were."""
+    files = {path: path.read_bytes() for path in machine.folder.rglob("*.py")}
+    run = machine.serve(how, TOKENBUS_FASTDEPLOY="on")
+    assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+    assert {path: path.read_bytes() for path in machine.folder.rglob("*.py")} == files
+
+
+@pytest.mark.parametrize("variables", [{}, {"TOKENBUS_FASTDEPLOY": "off"}])
+def test_installed_tokenbus_changes_nothing_by_itself(machine: Machine, variables: Mapping[str, str]) -> None:
+    """Without the variable, or with off, FastDeploy has its own ops."""
+    run = machine.serve(**variables)
+    assert (run.returncode, sorted(run.stdout.splitlines())) == (0, OWN), run.stderr
+    assert "tokenbus" not in run.stderr
+
+
+def test_off_goes_before_the_command(machine: Machine) -> None:
+    """With off, `tokenbus fastdeploy --` runs FastDeploy as it is, and says so."""
+    run = machine.tokenbus("python", *SERVER, "thread", str(STEPS), "0", TOKENBUS_FASTDEPLOY="off")
+    assert (run.returncode, sorted(run.stdout.splitlines())) == (0, OWN), run.stderr
+    assert run.stderr.startswith("tokenbus: TOKENBUS_FASTDEPLOY=off: FastDeploy's own ops stay\n")
+
+
+def test_misspelt_switch_starts_no_fastdeploy(machine: Machine) -> None:
+    """Another value than on and off is refused where FastDeploy is imported; other programs start as ever."""
+    run = machine.serve(TOKENBUS_FASTDEPLOY="of")
+    assert run.returncode == 1
+    assert "ImportError: TOKENBUS_FASTDEPLOY: on or off, got 'of'" in run.stderr
+    assert run.stdout == ""
+    refused = machine.tokenbus("python", *SERVER, TOKENBUS_FASTDEPLOY="of")
+    assert one_line(refused, 2) == "tokenbus: TOKENBUS_FASTDEPLOY: on or off, got 'of'"
+    other = machine.run("python", "-c", "print('other')", TOKENBUS_FASTDEPLOY="of")
+    assert (other.stdout, other.stderr) == ("other\n", "")
+
+
+def test_fastdeploy_that_is_missing(machine: Machine) -> None:
+    """Where FastDeploy is not installed the command starts nothing, and says where it was looked for."""
+    shutil.rmtree(machine.folder / "fastdeploy")
+    line = one_line(machine.tokenbus("python", "-c", "print('started')"), 1)
+    assert line.startswith(
+        "tokenbus: TOKENBUS_FASTDEPLOY: on needs FastDeploy, got no package fastdeploy on the path of "
+    )
+
+
+def test_ops_that_are_elsewhere(machine: Machine) -> None:
+    """A FastDeploy that has no package with ops where they were starts neither by the command nor by the variable."""
+    ops = machine.folder / "fastdeploy" / "model_executor" / "ops"
+    shutil.rmtree(ops / "gpu")
+    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got triton_ops"
+    assert one_line(machine.tokenbus("python", *SERVER), 1) == f"tokenbus: {fault}"
+    run = machine.serve(TOKENBUS_FASTDEPLOY="on")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert f"ImportError: {fault}" in run.stderr
+
+
+@pytest.mark.parametrize(("ops", "found"), [((), "none: were its ops compiled?"), (("save_output",), "save_output")])
+def test_ops_that_are_not_there(machine: Machine, ops: tuple[str, ...], found: str) -> None:
+    """Where ops cannot be loaded, or a save has no get, the process that imports one ends with a line that says so."""
+    stand_in.install(machine.folder, ops=ops)
+    run = machine.run("python", "-m", "fastdeploy.worker.worker_process", "1", TOKENBUS_FASTDEPLOY="on")
+    assert (run.returncode, run.stdout) == (1, "")
+    package = machine.folder / "fastdeploy" / "model_executor" / "ops" / "gpu" / "__init__.py"
+    assert run.stderr.endswith(
+        "ImportError: TOKENBUS_FASTDEPLOY: on needs save_output and get_output, or another such pair, in "
+        f"{OPS}.gpu ({package}), got {found}\n"
+    )
+    offered = machine.run("python", "-c", f"from {OPS}.gpu import get_output", TOKENBUS_FASTDEPLOY="on")
+    assert "ImportError: TOKENBUS_FASTDEPLOY: on needs" in offered.stderr
+
+
+def test_upgrade_of_fastdeploy(machine: Machine) -> None:
+    """A newer FastDeploy in the place of the old one is switched as that was."""
+    assert machine.serve(TOKENBUS_FASTDEPLOY="on").stdout == SWITCHED
+    shutil.rmtree(machine.folder / "fastdeploy")
+    stand_in.install(machine.folder, version="2.7.1", ops=(*stand_in.OPS, "mtp_save_first_token_with_topk"))
+    run = machine.serve(TOKENBUS_FASTDEPLOY="on")
+    assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+    (line,) = [line for line in run.stderr.splitlines() if "ops replaced" in line]
+    assert "2.7.1" in line
+
+
+@pytest.mark.parametrize("platform", ["xpu", "hardware_of_tomorrow"])
+def test_ops_of_other_hardware(machine: Machine, platform: str) -> None:
+    """Each kind of hardware has ops in a module of its own, and they are replaced there; with fewer ops, too."""
+    shutil.rmtree(machine.folder / "fastdeploy")
+    stand_in.install(machine.folder, platform=platform)
+    run = machine.tokenbus("python", *SERVER, "thread", str(STEPS), "0")
+    assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+    assert f"{OPS}.{platform}" in run.stderr
+
+
+def test_way_of_fastdeploy_without_ops(machine: Machine) -> None:
+    """Where FastDeploy is told to use ZeroMQ in the place of its queue the command refuses: no op would be called."""
+    run = machine.tokenbus("python", *SERVER, FD_USE_GET_SAVE_OUTPUT_V1="1")
+    expected = "tokenbus: FD_USE_GET_SAVE_OUTPUT_V1: 0, as FastDeploy calls no op otherwise, got 1"
+    assert one_line(run, 2) == expected
+
+
+def test_command_that_cannot_be_run(machine: Machine) -> None:
+    """Without a command, with one that is not there or no program, nothing is started, and the status says which."""
+    assert "a command behind --" in one_line(machine.tokenbus(), 2)
+    assert one_line(machine.tokenbus("no-such-command"), 127) == "tokenbus: no-such-command: command not found"
+    program = machine.folder / "damaged"
+    program.write_text("no program\n")
+    program.chmod(0o755)
+    assert one_line(machine.tokenbus(str(program)), 126) == f"tokenbus: {program}: exec format error"
+    unknown = machine.run("tokenbus", "fastdeploy", "--form", "1.0", "--", "python")
+    assert one_line(unknown, 2).startswith("tokenbus: --form: one of 2.4, ")
+
+
+def test_status_and_signals_are_the_commands_own(machine: Machine) -> None:
+    """The command runs in the place of `tokenbus`: its exit status is returned, and SIGTERM reaches it."""
+    assert machine.tokenbus("python", *SERVER, "thread", "1", "7").returncode == 7
+    with machine.start("tokenbus", "fastdeploy", "--", "python", *SERVER, "wait", "0", "0") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=MOST)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_form_is_handed_on(machine: Machine) -> None:
+    """`--form` is the form of every process."""
+    program = "import os; print(os.environ['TOKENBUS_FASTDEPLOY_FORM'], os.environ['TOKENBUS_FASTDEPLOY'])"
+    run = machine.run("tokenbus", "fastdeploy", "--form", "2.4", "--", "python", "-c", program)
+    assert run.stdout == "2.4 on\n", run.stderr
+
+
+def test_scripts_of_the_engine(machine: Machine) -> None:
+    """A program of FastDeploy's, and a shell's script that starts it, are switched as its modules are."""
+    module = "fastdeploy.entrypoints.api_server"
+    program = machine.folder / "serve"
+    program.write_text(f"#!{machine.python}\nimport runpy; runpy.run_module({module!r}, run_name='__main__')\n")
+    script = machine.folder / "serve.sh"
+    script.write_text(f"#!/bin/sh\nexec {program} thread {STEPS} 0\n")
+    for path in (program, script):
+        path.chmod(0o755)
+    for command in ([str(program), "thread", str(STEPS), "0"], [str(script)]):
+        run = machine.tokenbus(*command)
+        assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+
+
+def test_python_that_reads_no_pth_file(folder: Path) -> None:
+    """Where Tokenbus is on PYTHONPATH alone the command switches as well; the `sitecustomize` there still runs."""
+    stand_in.install(folder)
+    bare = Machine(make_environment(folder / "bare", with_switch=False), folder)
+    (folder / "sitecustomize.py").write_text("import sys; sys.own_sitecustomize = True\n")
+    run = bare.tokenbus("python", *SERVER, "spawn", str(STEPS), "0")
+    assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+    seen = bare.tokenbus("python", "-c", "import sys; print(sys.own_sitecustomize)")
+    assert seen.stdout == "True\n", seen.stderr
+    (folder / "sitecustomize.py").unlink()
+    assert bare.tokenbus("python", "-c", "print('alone')").stdout == "alone\n"
+
+
+@pytest.mark.parametrize("flag", ["-E", "-I", "-S"])
+def test_python_that_cannot_be_switched(folder: Path, flag: str) -> None:
+    """A Python that reads neither .pth files nor PYTHONPATH is not started: its FastDeploy would keep its own ops."""
+    stand_in.install(folder)
+    bare = Machine(make_environment(folder / "bare", with_switch=False), folder)
+    line = one_line(bare.tokenbus("python", flag, *SERVER), 1)
+    assert line.startswith(f"tokenbus: {bare.python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH")
+
+
+def test_other_programs_load_nothing(machine: Machine) -> None:
+    """With the switch on, a program that is not FastDeploy loads the switch, and neither numpy nor anything else."""
+    program = "import sys; print(*sys.modules)"
+    off = machine.run("python", "-c", program)
+    on = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="on")
+    ours = {"tokenbus_engines", "tokenbus_engines.fastdeploy_switch"}
+    assert {*on.stdout.split()} - {*off.stdout.split()} == ours
+    assert on.stderr == ""
+
+
+def test_tokenbus_that_was_half_removed(folder: Path) -> None:
+    """A .pth file that was left behind lets every Python start, and says with the switch that it has no effect."""
+    programs = make_environment(folder / "left")
+    for path in (folder / "left").rglob("_tokenbus.pth"):
+        path.unlink()
+    left = Machine(programs, folder)
+    run = left.run("python", "-c", "print('starts')")
+    assert (run.stdout, run.stderr) == ("starts\n", "")
+    run = left.run("python", "-c", "print('starts')", TOKENBUS_FASTDEPLOY="on")
+    said = "tokenbus_fastdeploy.pth: No module named 'tokenbus_engines': TOKENBUS_FASTDEPLOY has no effect"
+    assert (run.stdout, {*run.stderr.splitlines()}) == ("starts\n", {said})  # a venv's Python reads its files twice
+
+
+def test_switch_off_of_edited_imports_where_fastdeploy_is_missing(machine: Machine) -> None:
+    """With off, tokenbus_engines.fastdeploy is imported anywhere; an op that is missing is named with its module."""
+    shutil.rmtree(machine.folder / "fastdeploy")
+    program = "from tokenbus_engines.fastdeploy import OPS, Options; print(len(OPS)); "
+    program += "from tokenbus_engines.fastdeploy import save_output"
+    run = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="off")
+    assert run.stdout == "11\n"
+    assert run.stderr.endswith(
+        f"ImportError: cannot import name 'save_output' from '{OPS}.gpu', with TOKENBUS_FASTDEPLOY=off: "
+        "No module named 'fastdeploy'\n"
+    )
+    unknown = machine.run("python", "-c", "from tokenbus_engines.fastdeploy import nothing", TOKENBUS_FASTDEPLOY="off")
+    assert "ImportError: cannot import name 'nothing' from 'tokenbus_engines.fastdeploy'" in unknown.stderr
+
+
+@pytest.fixture
+def loaded() -> Iterator[ModuleType]:
+    """A module with ops, as FastDeploy has just loaded it."""
+    module = ModuleType(f"{OPS}.test")
+    for op in (*stand_in.OPS, "static_op_save_output", "get_output_dynamic", "get_output_kv_signal"):
+        setattr(module, op, object())
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_names_of_ops(loaded: ModuleType) -> None:
+    """An op is replaced under its name and under that of its static form; what the release lacks stays missing."""
+    other = loaded.get_output_kv_signal
+    replace_ops(loaded.__name__)
+    for op in stand_in.OPS:
+        assert getattr(loaded, op) is getattr(fastdeploy, op)
+    assert loaded.static_op_save_output is fastdeploy.save_output
+    assert loaded.get_output_kv_signal is other
+    assert not hasattr(loaded, "mtp_save_first_token_with_topk")
+    assert not hasattr(loaded, "__all__")
+
+
+def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
+    """An op of FastDeploy's queue that is not replaced cannot be imported: what it saved or got would be lost."""
+    loaded.save_output_v2 = object()  # type: ignore[attr-defined]
+    loaded.__getattr__ = {"own": "FastDeploy's"}.__getitem__  # type: ignore[method-assign]
+    replace_ops(loaded.__name__)
+    for op in ("save_output_v2", "get_output_dynamic"):
+        with pytest.raises(ImportError) as refused:
+            getattr(loaded, op)
+        expected = f"on replaces 10 ops of {OPS}.test, and Tokenbus has none in the place of {op}"
+        assert str(refused.value) == f"TOKENBUS_FASTDEPLOY: {expected}"
+    assert loaded.own == "FastDeploy's"
+
+
+def test_module_that_is_none() -> None:
+    """What FastDeploy may put in the place of a module without ops is refused: each of its ops is None."""
+
+    class NoneModule:
+        def __getattr__(self, name: str) -> None:
+            return None
+
+    name = f"{OPS}.none"
+    sys.modules[name] = NoneModule()  # type: ignore[assignment]
+    try:
+        with pytest.raises(ImportError) as refused:
+            replace_ops(name)
+    finally:
+        del sys.modules[name]
+    assert str(refused.value) == f"TOKENBUS_FASTDEPLOY: on needs a module {name}, got NoneModule"
