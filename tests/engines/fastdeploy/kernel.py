@@ -19,7 +19,7 @@ from benchmarks.sysv import queue_for
 
 SLOTS, SPECULATIVE_SLOTS, TOKENS, COLUMNS = 512, 256, 6, 21
 STRUCT_BYTES = 530_456
-NEEDED = "TOKENBUS_NEEDS_SYSV"
+NEEDED = "NEEDS_SYSV"
 """Set to 1, a kernel that refuses its queue is a failure and not a skip: CI sets it."""
 _MOST_WAITING = 16
 """How many structs each queue holds: beyond that a save waits, as that engine then stalls."""

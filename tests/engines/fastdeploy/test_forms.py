@@ -1,0 +1,97 @@
+"""Which release's ops are spoken: by what is installed, by what the environment says, and in one line of the log."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fastdeploy import theirs
+from tokenbus_engines.fastdeploy.forms import FORMS, Installed, chosen, form_of, installed
+from tokenbus_services.settings import SettingsError
+
+SLOTS_READ = "columns = (field >> 16) & 0xFFFF\n"
+FLAG_READ = "columns = field >> 8\n"
+
+
+def install(folder: Path, version: str, reader: str) -> None:
+    """Lay out a FastDeploy as its wheel does: its version, and its token processor."""
+    package = folder / "fastdeploy"
+    (package / "output").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('it is only looked at')\n")
+    (package / "output" / "token_processor.py").write_text(reader)
+    written = f"fastdeploy version: 0.0.0\nPaddle version: 3.3.1\nfastdeploy version: {version}\n"
+    (package / "version.txt").write_text(written if version else "Paddle version: 3.3.1\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "reader", "form"),
+    [
+        ("2.4.0", "", "2.4"),
+        ("2.4.1", "nothing is packed\n", "2.4"),
+        ("2.5.0", "nothing is packed\n", "2.5"),
+        ("2.6.0", "nothing is packed\n", "2.6-before-7861"),
+        ("2.6.0", SLOTS_READ, "2.6-before-7884"),
+        ("2.6.0", SLOTS_READ + FLAG_READ, "2.6"),
+        ("2.6.3", "", "2.6"),
+        ("2.6.0-dev", SLOTS_READ + FLAG_READ, "develop"),
+        ("2.6.0-dev", "nothing is packed\n", "2.6-before-7861"),
+        ("2.7.0.dev20261101", SLOTS_READ + FLAG_READ, "develop"),
+        ("2.9.0", "", "develop"),
+        ("0.0.0", SLOTS_READ, "2.6-before-7884"),
+        ("", SLOTS_READ + FLAG_READ, "develop"),
+        ("2.5.1", SLOTS_READ + FLAG_READ, "2.5 as read"),
+    ],
+)
+def test_installed_version_and_its_reader_say_which_form(
+    version: str, reader: str, form: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version says how ranks save, and the token processor what it reads: that changed under one version."""
+    install(folder, version, reader)
+    monkeypatch.syspath_prepend(str(folder))
+    found = chosen(environment={})
+    assert found.name == form
+    if reader:
+        assert (found.packs_slots, found.packs_flag) == (SLOTS_READ in reader, FLAG_READ in reader)
+    assert found.each_rank == version.startswith(("2.4", "2.5"))
+    assert "fastdeploy" not in sys.modules
+
+
+@pytest.mark.parametrize("version", ["2.7.0", "3.0", "0.0.0", "2.3.0", "unknown"])
+def test_unknown_version_is_taken_for_the_newest_and_says_so(version: str) -> None:
+    """A release that no form was read of is named, beside those that are known."""
+    form, why = form_of(Installed(version, packs_slots=True, packs_flag=True))
+    assert form is FORMS["develop"]
+    assert why == (
+        f"unknown version {version}, not one of 2.4, 2.5, 2.6-before-7861, 2.6-before-7884, 2.6, develop: "
+        "taken for develop"
+    )
+
+
+def test_environment_says_otherwise() -> None:
+    """The variable names a form, whatever is installed, and a name that is none is refused."""
+    assert chosen(environment={"TOKENBUS_FASTDEPLOY_FORM": " 2.5 "}) is FORMS["2.5"]
+    assert chosen("2.4", {"TOKENBUS_FASTDEPLOY_FORM": "2.5"}) is FORMS["2.4"]
+    with pytest.raises(SettingsError) as refused:
+        chosen(environment={"TOKENBUS_FASTDEPLOY_FORM": "2.3"})
+    assert str(refused.value) == f"TOKENBUS_FASTDEPLOY_FORM: one of {', '.join(FORMS)}, got '2.3'"
+
+
+def test_one_line_says_which_form_is_spoken(caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the form, and why it was chosen."""
+    with caplog.at_level("INFO"):
+        chosen(environment={"TOKENBUS_FASTDEPLOY_FORM": "2.6"})
+    (record,) = [record for record in caplog.records if "FastDeploy form chosen" in record.getMessage()]
+    assert "2.6" in record.getMessage()
+
+
+def test_without_fastdeploy_the_newest_form_is_spoken() -> None:
+    """Where FastDeploy is not installed there is nothing to read, and nothing else to speak to."""
+    assert installed() is None
+    assert form_of(None) == (FORMS["develop"], "FastDeploy is not installed")
+
+
+def test_table_is_that_of_the_oracle_and_of_the_page() -> None:
+    """Every form is held against FastDeploy's own logic, and stands in the page."""
+    assert tuple(FORMS) == theirs.FORMS
+    page = (Path(__file__).resolve().parents[3] / "docs" / "fastdeploy.md").read_text()
+    assert [name for name in FORMS if f"| `{name}` |" not in page] == []
