@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
+from benchmarks.fastdeploy.theirs import GETS
+from tests.engines.fastdeploy.bus import save, speaking, wait_for
 from tests.engines.fastdeploy.engine import Steps, outputs
-from tests.engines.fastdeploy.kernel import GETS
 from tests.gpu_ops.logits import random
 from tests.gpu_ops.reference import assert_right
 from tokenbus_contracts import Limits, LogprobBatch, encode
 from tokenbus_engines import fastdeploy
-from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_gpu_ops import token_logprobs
 from tokenbus_services.worker import StepArrays, StepAssembler
 
@@ -85,21 +83,22 @@ def _assemble(paddle: Any) -> None:  # noqa: ANN401
 
 
 def _op(paddle: Any, op: str) -> Callable[[], None]:  # noqa: ANN401
+    """Return the check that tensors on the card are taken and filled as arrays are, which other tests hold right."""
+
     def check() -> None:
         steps, get = Steps(31), GETS[op]
-        queue = kernel.KernelQueue(kernel.Memory())
         own, expected = [_there(paddle, each) for each in outputs(get)], outputs(get)
         k = [20] if get.endswith("_topk") else []
         for slots, columns in ((1, 3), (64, 21), (256, 1)):
             arguments = steps.drawn(op, slots, columns)
-            queue.save(op, arguments)
+            save(op, arguments)
             given = {name: _there(paddle, value) for name, value in arguments.items()}
             getattr(fastdeploy, op)(*given.values())
             if "preempted_idx" in given:
                 assert not given["preempted_idx"].numpy().any()
-            assert PROCESS.receiver().peek(MOST_SECONDS) is not None
-            getattr(fastdeploy, get)(*own, *k, 0, False)  # noqa: FBT003 - by that engine's positions
-            queue.get(expected)
+            for into in (expected, own):
+                wait_for(get)
+                getattr(fastdeploy, get)(*into, *k, 0, False)  # noqa: FBT003 - by that engine's positions
             for found, wanted in zip(own, expected, strict=True):
                 np.testing.assert_array_equal(found.numpy(), wanted)
 
@@ -112,10 +111,8 @@ def main() -> int:
     has_dlpack = hasattr(paddle.Tensor, "__dlpack__")
     sys.stdout.write(f"paddle {paddle.__version__}, __dlpack__: {has_dlpack}, numpy {np.__version__}\n")
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="tb") as folder:
+    with tempfile.TemporaryDirectory(prefix="tb") as folder, speaking("develop", Path(folder)):
         os.chdir(folder)
-        fastdeploy.configure(fastdeploy.Options(settings=settings_in(Path(folder))))
-        PROCESS.receiver()
         for name, check in checks(paddle):
             try:
                 check()
@@ -123,7 +120,6 @@ def main() -> int:
             except Exception:  # noqa: BLE001 - whatever it is, the others are checked
                 failed += 1
                 sys.stdout.write(f"WRONG   {name}\n{traceback.format_exc()}")
-        fastdeploy.close()
     return int(failed > 0)
 
 

@@ -9,7 +9,6 @@ import ctypes
 import os
 import sys
 import warnings
-import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,6 +21,7 @@ from tokenbus_contracts.batch import LogprobBatch
 from tokenbus_contracts.columns import Index, MessageColumns, Selected
 from tokenbus_contracts.header import from_values
 from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.native.library import LibraryError, open_library
 from tokenbus_contracts.native.rules import FITS_THE_SCHEMA, HEADER_NUMBERS, Layout, Rules, rules_for
 from tokenbus_contracts.schema import COLUMNS, HEADER
 
@@ -98,14 +98,12 @@ def _load() -> tuple[Any, Any]:
     if not FITS_THE_SCHEMA:
         return _unusable(f"{SOURCE.name} was written for other columns than the schema has")
     try:
-        # Called with the GIL held: it takes microseconds, and giving the GIL away and back costs as much.
-        library = ctypes.PyDLL(str(LIBRARY))
-        compiled_from = ctypes.c_uint32.in_dll(library, "tokenbus_source_crc32").value
+        library = open_library(LIBRARY, SOURCE)
         sizes = (library.tokenbus_rules_bytes(), library.tokenbus_layout_bytes())
         accepts, selects = library.tokenbus_accepts, library.tokenbus_selects
-    except (OSError, AttributeError, ValueError) as error:
+    except (LibraryError, AttributeError) as error:
         return _unusable(str(error))
-    if compiled_from != zlib.crc32(SOURCE.read_bytes()) or sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
+    if sizes != (ctypes.sizeof(Rules), ctypes.sizeof(Layout)):
         return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
     rules, text, number = ctypes.POINTER(Rules), ctypes.c_char_p, ctypes.c_int64
     accepts.argtypes, accepts.restype = [text, number, rules, ctypes.POINTER(ctypes.c_uint64)], ctypes.c_int32

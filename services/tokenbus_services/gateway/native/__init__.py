@@ -9,7 +9,6 @@ import ctypes
 import os
 import sys
 import warnings
-import zlib
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch
+from tokenbus_contracts.native.library import LibraryError, open_library
 
 LIBRARY = Path(__file__).with_name("render.so")
 SOURCE = Path(__file__).with_name("render.c")
@@ -171,14 +171,10 @@ def _load() -> Any:  # noqa: ANN401 - ctypes has no type for a library
     if not LIBRARY.exists():
         return None
     try:
-        # Called with the GIL held: it takes microseconds, and giving the GIL away and back costs as much.
-        library = ctypes.PyDLL(str(LIBRARY))
-        compiled_from = ctypes.c_uint32.in_dll(library, "tokenbus_source_crc32").value
+        library = open_library(LIBRARY, SOURCE)
         render = library.tokenbus_render
-    except (OSError, AttributeError, ValueError) as error:
+    except (LibraryError, AttributeError) as error:
         return _unusable(str(error))
-    if compiled_from != zlib.crc32(SOURCE.read_bytes()):
-        return _unusable(f"{LIBRARY.name} was compiled from another version of {SOURCE.name}")
     render.restype = ctypes.c_int64
     render.argtypes = [
         ctypes.POINTER(_Columns), ctypes.POINTER(_Fragments), ctypes.c_int64, ctypes.c_int32,
