@@ -18,6 +18,12 @@ NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_service
 	services/tokenbus_engines/fastdeploy/native/ops.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
+# FastDeploy's images have Python 3.10: its ops, workers and what these import run on it.
+RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
+	services/tokenbus_engines/fastdeploy services/tokenbus_engines/fastdeploy_switch \
+	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery descriptors.py link.py logs loop_thread.py \
+	metrics plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker)
+
 VLLM := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed
 
@@ -118,6 +124,7 @@ check: setup ## Lint, format, types, docstrings, and the schema against its gene
 	@$(BIN)/ruff format --check --quiet
 	@echo "==> mypy"
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --python-version 3.10 --disable-error-code no-any-return $(RUNS_ON_3_10)
 	@echo "==> interrogate"
 	@$(BIN)/interrogate --quiet $(PACKAGES) tests || { $(BIN)/interrogate -v $(PACKAGES) tests; exit 1; }
 	@echo "==> schema"
@@ -177,6 +184,9 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	@$(LOCK) $(EVERYWHERE) $(AS_TESTED) --extra gateway --extra models --extra nats -o requirements/image.txt
 	@echo "==> lock: gpu"
 	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
+	@echo "==> lock: python310 (what tests/test_python310.py installs)"
+	@printf '%s\n' hypothesis pytest pytest-asyncio pytest-timeout | \
+		$(subst 3.11,3.10,$(LOCK)) - -o requirements/python310.txt
 	@echo "==> lock: vllm (torch for a CPU must be in UV_FIND_LINKS or an index of UV_INDEX)"
 	@$(COMPILE) $(GPU_HOST) requirements/vllm.in pyproject.toml --extra gateway \
 		--override requirements/vllm-overrides.in -o requirements/vllm.txt

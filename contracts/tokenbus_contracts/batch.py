@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +116,7 @@ class LogprobBatch:
                 set_column(self, fitted(COLUMN[name], values))
 
     @classmethod
-    def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> Self:
+    def of_views(cls, header: BatchHeader, columns: dict[str, npt.NDArray[Any]]) -> "LogprobBatch":
         """Make a batch of all its columns, each an array of its column's own type."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
@@ -126,14 +126,14 @@ class LogprobBatch:
         return batch
 
     @classmethod
-    def of_message(cls, header: BatchHeader, columns: MessageColumns) -> Self:
+    def of_message(cls, header: BatchHeader, columns: MessageColumns) -> "LogprobBatch":
         """Make a batch of a message that is known to be valid; a column becomes an array when it is first read."""
         batch = cls.__new__(cls)
         _set(batch, "header", header)
         _set(batch, "_message", columns)
         return batch
 
-    def headed(self, header: BatchHeader) -> Self:
+    def headed(self, header: BatchHeader) -> "LogprobBatch":
         """Return the same columns under another header."""
         if self._message is not None:
             return self.of_message(header, self._message)
@@ -205,14 +205,14 @@ class LogprobBatch:
             return 0
         return int(self.stops[np.count_nonzero(self.statuses[:index] == RowStatus.FINISHED_STOP)])
 
-    def in_batch_order(self) -> Self:
+    def in_batch_order(self) -> "LogprobBatch":
         """Return the batch with its rows in original batch order, every column permuted together."""
         indices = self.batch_indices
         if bool((indices[1:] > indices[:-1]).all()):
             return self
         return self._gathered(np.argsort(indices, kind="stable"), self.header)
 
-    def select(self, rows: npt.ArrayLike) -> Self:
+    def select(self, rows: npt.ArrayLike) -> "LogprobBatch":
         """Return some of the rows, by their places in the columns, as a batch that says it is a selection."""
         places = np.asarray(rows)
         if not places.size:
@@ -229,7 +229,7 @@ class LogprobBatch:
             raise ContractError("rows", "each place once", "one of them twice", rule=Rule.UNIQUE)
         return self._gathered(places.astype(np.intp), header)
 
-    def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> Self:
+    def between(self, begins: npt.ArrayLike, ends: npt.ArrayLike) -> "LogprobBatch":
         """Return the batch with each row's tokens from one place to before another alone, everything of them together.
 
         The positions move with the first token that is left. Statuses stay as they are, so an active row must
@@ -246,7 +246,7 @@ class LogprobBatch:
         return kept
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def joined(cls, parts: Sequence["LogprobBatch"]) -> "LogprobBatch":
         """Return the parts of one step as one batch, whose header is the last part's, in original batch order."""
         header = parts[-1].header._replace(part_index=0, part_count=1)
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in _TYPES}
@@ -254,17 +254,17 @@ class LogprobBatch:
             columns["stops"] = np.concatenate([part.stops if part.stops.size else _no_stops(part) for part in parts])
         return cls.of_views(header, columns).in_batch_order()
 
-    def _gathered(self, rows: Index, header: BatchHeader) -> Self:
+    def _gathered(self, rows: Index, header: BatchHeader) -> "LogprobBatch":
         """Return a batch of these rows in this order, each of them there and named once."""
         found = self._selected(rows, header)
         return self._taken(self._layout.elements(rows), header) if found is None else found
 
-    def _selected(self, rows: Index, header: BatchHeader) -> Self | None:
+    def _selected(self, rows: Index, header: BatchHeader) -> "LogprobBatch | None":
         """Return the same from a message that is still there, or None."""
         columns = None if self._message is None else self._message.select(rows)
         return None if columns is None else self.of_message(header, columns)
 
-    def _taken(self, elements: dict[int, Index], header: BatchHeader) -> Self:
+    def _taken(self, elements: dict[int, Index], header: BatchHeader) -> "LogprobBatch":
         """Return a batch of these elements: the only code that moves columns, and it moves them all."""
         taken = {column.name: getattr(self, column.name)[elements[column.length]] for column in COLUMNS}
         return self.of_views(header, taken)

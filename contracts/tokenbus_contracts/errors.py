@@ -1,12 +1,14 @@
 """The one error of the contract. Imports nothing of ours, so that every module may raise it."""
 
-from enum import StrEnum
+from enum import Enum
 
 _LONGEST_VALUE = 200
 
 
-class Rule(StrEnum):
+class Rule(str, Enum):
     """Which kind of bound was broken; stable names, the same in the golden vectors and in metrics."""
+
+    __str__ = str.__str__
 
     MALFORMED = "malformed"
     """The bytes are no encoding of the message at all."""

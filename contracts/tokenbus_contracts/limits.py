@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Self
 
 from tokenbus_contracts.errors import ContractError, Rule
 from tokenbus_contracts.schema import COLUMN, MESSAGE_BOUNDS
@@ -44,12 +43,12 @@ class Limits:
                 raise ContractError(f"limits.{name}", most, value, rule=Rule.MAX)
 
     @classmethod
-    def schema(cls) -> Self:
+    def schema(cls) -> "Limits":
         """Return the widest limits there are: the schema's."""
         return cls(**{name: most for name, (_, most) in _schema_bounds().items()})
 
     @classmethod
-    def default(cls) -> Self:
+    def default(cls) -> "Limits":
         """Return the schema's defaults for a deployment."""
         return cls(**{name: default for name, (default, _) in _schema_bounds().items()})
 

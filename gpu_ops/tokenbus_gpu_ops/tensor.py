@@ -1,7 +1,7 @@
 """An array as the kernels and their twin see it: an address, a shape, strides and a type."""
 
 import ctypes
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
     """Keeps the elements where they are."""
 
     @classmethod
-    def looking(cls, looks: Looks) -> Self:
+    def looking(cls, looks: Looks) -> "Tensor":
         """Return an array without memory, for callers that only look at its shape and type."""
         return cls(0, *looks, None)
 

@@ -5,6 +5,8 @@ import contextlib
 import time
 from typing import Protocol
 
+from tokenbus_services.backports import timeout
+
 
 class Clock(Protocol):
     """Returns the time, and waits."""
@@ -34,6 +36,6 @@ class SystemClock:
         """Wait until an event is set, for at most so many seconds; return whether it is."""
         if not event.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
+                async with timeout(seconds):
                     await event.wait()
         return event.is_set()

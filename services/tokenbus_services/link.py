@@ -21,6 +21,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     RefusalReason,
     Welcome,
 )
+from tokenbus_services.backports import TaskGroup
 from tokenbus_services.bus import Connection, Transport
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -315,7 +316,7 @@ class Link:
 
     async def _run(self, transport: Transport) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 carrying = tasks.create_task(self._carry(transport))
                 await self._stopping.wait()
                 await self._drain()
@@ -333,7 +334,7 @@ class Link:
         while True:
             if connection is None:
                 connection = self._connection = await self._connect(transport, await self._processors.next())
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 receiving = tasks.create_task(self._receive(connection))
                 await self._send(connection)
                 receiving.cancel()

@@ -31,6 +31,7 @@ PROCESS = (
     "test_distribution.py",
     "test_extending.py",
     "test_kubernetes.py",
+    "test_python310.py",
     "test_readme.py",
     "test_structure.py",
     "test_supply.py",

@@ -142,6 +142,13 @@ class _Call:
     def _field(self, role: _Role) -> str:
         return f"{self.op}.{self.names[role]}"
 
+    def _what_each(self, role: _Role, given: tuple[Any, ...]) -> str:
+        """Return what a tensor that is too short has too few of."""
+        if role not in {_Role.IDS, _Role.SCORES, _Role.RANKS}:
+            return "elements, one for each slot"
+        wide = 1 if role is _Role.RANKS else np.shape(given[self.places[_Role.IDS]])[-1]
+        return f"lines of {wide}, one for each token"
+
     def _error(self, fault: native.Outcome, given: tuple[Any, ...]) -> ContractError:
         role, of_slot = _Role(fault.role & 0xFF), fault.role >> 8
         field, limit, actual, rule = self._field(role), str(fault.limit), fault.value, Rule.LENGTH
@@ -152,9 +159,7 @@ class _Call:
             case _What.MOST_SLOTS:
                 limit = f"at most {limit} slots"
             case _What.TOO_SHORT:
-                is_scored = role in {_Role.IDS, _Role.SCORES, _Role.RANKS}
-                wide = 1 if role is _Role.RANKS else np.shape(given[self.places[_Role.IDS]])[-1]
-                limit += f" lines of {wide}, one for each token" if is_scored else " elements, one for each slot"
+                limit += f" {self._what_each(role, given)}"
             case _What.TOO_MANY:
                 field, rule = f"{field}[{fault.slot}]", Rule.MAX
             case _What.NO_PLACE:

@@ -5,14 +5,14 @@ import os
 import re
 import stat
 import threading
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from zmq.utils import z85
 
+from tokenbus_services.backports import tomllib
 from tokenbus_services.bus.transport import Identity, Role
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import SettingsError
@@ -123,7 +123,7 @@ def write_keys(path: Path, keys: Iterable[AllowedKey]) -> None:
 
 def new_key(name: str, public: str, roles: Iterable[str], names: Iterable[str]) -> AllowedKey:
     """Return an entry that is valid from now on; raises ValueError with the reason."""
-    now = datetime.now(UTC).replace(microsecond=0)
+    now = datetime.now(timezone.utc).replace(microsecond=0)
     return _parsed({"name": name, "public": public, "roles": list(roles), "names": list(names), "added": now})
 
 
@@ -157,7 +157,7 @@ def _parsed(entry: object) -> AllowedKey:
     return AllowedKey(
         public,
         Identity(name, frozenset(Role(role) for role in roles), tuple(names)),
-        _moment(entry, "added") or datetime.fromtimestamp(0, UTC),
+        _moment(entry, "added") or datetime.fromtimestamp(0, timezone.utc),
         _moment(entry, "revoked"),
     )
 

@@ -5,6 +5,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from tokenbus_services.backports import timeout
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.nats_conversation import Conversation
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError, Servers, end_tasks
@@ -62,7 +63,7 @@ class NatsEnd(ABC):
 
     async def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.linger_ms / 1000):
+            async with timeout(self.settings.linger_ms / 1000):
                 for conversation in self._conversations():
                     await conversation.sent.wait()
         self._say_goodbye()

@@ -9,7 +9,7 @@ Only `receive`, `listen`, `connect` and `close` wait. All of a transport is used
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import Enum, auto
 from fnmatch import fnmatchcase
 from typing import Protocol
 
@@ -20,8 +20,10 @@ _BURST = 64
 _BURST_BYTES = 262_144
 
 
-class Role(StrEnum):
+class Role(str, Enum):
     """A right that a key can have."""
+
+    __str__ = str.__str__
 
     WORKER = "worker"
     """Publish streams, under the worker ids that it may use."""

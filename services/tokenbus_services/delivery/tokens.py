@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -118,7 +118,7 @@ class RequestTokens:
 
     # For the consumer.
 
-    def __aiter__(self) -> Self:
+    def __aiter__(self) -> "RequestTokens":
         """Return itself."""
         return self
 
@@ -241,7 +241,7 @@ class Generation:
         """Return how many rows wait to be taken."""
         return len(self._tokens)
 
-    def __aiter__(self) -> Self:
+    def __aiter__(self) -> "Generation":
         """Return itself."""
         return self
 
@@ -263,7 +263,7 @@ class Generation:
         """End the request, if it runs, and drop the tokens that were not taken; it does not wait for the worker."""
         self._close()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "Generation":
         """Return itself."""
         return self
 

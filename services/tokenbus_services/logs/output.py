@@ -17,7 +17,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 from tokenbus_services.logs.values import safe, safe_text, safe_traceback
 from tokenbus_services.settings import LogSettings
 
-_LEVELS = {name.lower(): level for name, level in logging.getLevelNamesMapping().items()}
+_LEVELS = {name.lower(): getattr(logging, name) for name in ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")}
 _TIME = structlog.processors.TimeStamper(fmt="iso", utc=True)
 _ONE_WRITE = threading.Lock()
 

@@ -19,6 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tokenbus_services.backports import timeout
 from tokenbus_services.bus.binding import bind
 from tokenbus_services.bus.errors import AddressError
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -142,7 +143,7 @@ class MetricsServer:
             while not stop.is_set():
                 self._watch.ask()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_ASK_SECONDS):
+                    async with timeout(_ASK_SECONDS):
                         await stop.wait()
         finally:
             server.close()
@@ -156,7 +157,7 @@ class MetricsServer:
         try:
             # A client that goes away, or takes too long, gets no answer; that is no event worth a log line.
             with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(_MOST_SECONDS):
+                async with timeout(_MOST_SECONDS):
                     method, answer = await self._answer_to(reader)
                     writer.write(_written(method, answer))
                     writer.close()

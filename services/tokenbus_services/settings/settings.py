@@ -2,13 +2,13 @@
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tokenbus_contracts import Limits
+from tokenbus_services.backports import tomllib
 from tokenbus_services.settings.errors import SettingsError, Shown, shown
 from tokenbus_services.settings.kinds import Kind, kind_of, refuse
 from tokenbus_services.settings.sections import (
@@ -81,7 +81,7 @@ class Settings:
         file: str | Path | None = None,
         environment: Mapping[str, str] = os.environ,
         overrides: Mapping[str, object] | None = None,
-    ) -> Self:
+    ) -> "Settings":
         """Return the settings from overrides, then variables, then a file, then defaults.
 
         Variables are TOKENBUS_<SECTION>_<FIELD>; the file, TOML with a table for each section, is the one given, or

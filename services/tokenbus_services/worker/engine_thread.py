@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
 
 from tokenbus_services.worker.engine import Engine
 
@@ -25,7 +24,7 @@ class EngineThread:
         """The engine, or what the function raised."""
         self._closed: Future[None] = Future()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "EngineThread":
         """Start the thread, and begin to make the engine."""
         threading.Thread(target=self._serve, name="tokenbus-engine", daemon=True).start()
         return self

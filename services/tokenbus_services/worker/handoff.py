@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
 from zlib import crc32
 
 from tokenbus_contracts import ContractError, Rule
@@ -72,7 +71,7 @@ class HandoffSender:
         self._connections: OrderedDict[_Target, tuple[Connection, asyncio.Task[None]]] = OrderedDict()
         self._repeated_log = DeduplicatedLog()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "HandoffSender":
         """Begin to send."""
         self._loop = asyncio.get_running_loop()
         return self
@@ -200,7 +199,7 @@ class HandoffReceiver:
         self._repeated_log = DeduplicatedLog()
         self.counts = WorkerCounts()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "HandoffReceiver":
         """Listen; raises AddressError for an address that cannot be used."""
         self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
         self.point = HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)

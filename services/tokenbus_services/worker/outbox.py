@@ -5,7 +5,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Self
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class Outbox:
         # A daemon, so that a process may end without leaving `with`; leaving it waits for the thread.
         self._thread = threading.Thread(target=self._run, name="tokenbus-outbox", daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Outbox":
         """Start the thread."""
         self._thread.start()
         return self

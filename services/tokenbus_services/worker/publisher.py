@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +147,7 @@ class Publisher:
 
     # Start and end.
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Publisher":
         """Start, in a thread of its own."""
         self._thread, _ = start_loop_thread(f"tokenbus-{self.worker_id}", self._run)
         return self
@@ -161,7 +160,7 @@ class Publisher:
         if self._thread is not None:
             self._thread.join()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "Publisher":
         """Start, on this event loop."""
         self._task = await self._start()
         return self

@@ -1,0 +1,32 @@
+"""What needs Python 3.11, and says so in one line where it is imported; workers and FastDeploy's ops run on 3.10."""
+
+import sys
+
+_NEED_3_11 = {
+    *(
+        f"tokenbus_services.{name}"
+        for name in ("client", "durable_log", "gateway", "model_files", "offline", "processor")
+    ),
+    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "scheduler", "synthetic", "transformers", "vllm")),
+}
+
+
+class PythonVersionError(ImportError):
+    """What is imported needs a newer Python."""
+
+
+class _Refusal:
+    """Looks at each import, and refuses what this Python is too old for."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raise a PythonVersionError of one line, or leave the import to others."""
+        del path, target
+        if name in _NEED_3_11:
+            raise PythonVersionError(f"{name} needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+
+
+def refuse_what_needs_3_11() -> None:
+    """Have imports of what needs Python 3.11 say so, where this is an older one."""
+    if sys.version_info < (3, 11) and _Refusal not in sys.meta_path:
+        sys.meta_path.insert(0, _Refusal)  # type: ignore[arg-type,unreachable,unused-ignore]

@@ -1,0 +1,130 @@
+"""FastDeploy's images have Python 3.10: the contract, workers and FastDeploy's ops run on it, and all else says so.
+
+`make check` has mypy look for what 3.10 lacks; here an interpreter of that version runs it, where one is found.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+import tokenbus
+from tests.pages import ROOT, blocks
+from tokenbus_services.settings import Settings
+
+LOCK = ROOT / "requirements" / "python310.txt"
+SOURCES = ("contracts", "gpu_ops", "services", "")
+_, ENGINE = [block.text for block in blocks("python", of="README.md")]
+SECONDS = 60
+NEED_NEWER = (
+    *(
+        f"tokenbus_services.{name}"
+        for name in ("client", "durable_log", "gateway", "model_files", "offline", "processor")
+    ),
+    *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "scheduler", "synthetic", "transformers", "vllm")),
+)
+
+
+def _interpreter() -> str | None:
+    """Return a Python 3.10 that runs: one on the path, or one of pyenv's."""
+    found = [shutil.which("python3.10"), *sorted(map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10")))]
+    for each in filter(None, found):
+        run = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False)
+        if not run.returncode:
+            return each
+    return None
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A Python 3.10 with what Tokenbus depends on, which is kept for all clones, and with this clone's own packages."""
+    interpreter = _interpreter()
+    if interpreter is None:
+        pytest.skip("no Python 3.10 is on the path, nor among pyenv's")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tokenbus")
+    packages = cache / f"python310-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]}"
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        subprocess.run([interpreter, "-m", "venv", folder], check=True)
+        made = f"{folder}/bin/python"
+        if not packages.exists():
+            part = cache / f"{packages.name}.{os.getpid()}"
+            pip = [made, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
+            run = subprocess.run(
+                [*pip, "--target", str(part), "--requirement", str(LOCK)], capture_output=True, text=True, check=False
+            )
+            if run.returncode:
+                pytest.skip(f"requirements/python310.txt cannot be installed: {run.stderr.strip()[-200:]}")
+            part.rename(packages)
+        (site,) = Path(folder).glob("lib/python3.10/site-packages")
+        (site / "tokenbus.pth").write_text("\n".join([str(packages), *(str(ROOT / each) for each in SOURCES)]))
+        yield made
+
+
+def _run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([python, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
+
+
+def test_what_needs_a_newer_python_says_so_in_one_line(python: str) -> None:
+    """Each package that needs 3.11 names itself and both versions, and the others are imported."""
+    program = (
+        "import sys, importlib, tokenbus\n"
+        "tokenbus.Publisher, tokenbus.run_engine, tokenbus.StepArrays, tokenbus.encode, tokenbus.token_logprobs\n"
+        "from tokenbus_engines import fastdeploy, fastdeploy_switch\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
+    )
+    run = _run(python, "-c", program, *NEED_NEWER)
+    version = _run(python, "-c", "import platform; print(platform.python_version())").stdout.strip()
+    assert run.stdout.splitlines() == [f"{name} needs Python 3.11 or newer; this is {version}" for name in NEED_NEWER]
+    assert not run.stderr
+
+
+def test_ops_and_contract_pass_their_tests(python: str) -> None:
+    """The tests of FastDeploy's ops, and of messages both ways, pass on it."""
+    ops = [f"tests/engines/fastdeploy/test_{name}.py" for name in ("differential", "errors", "processes")]
+    codec = [f"tests/contracts/test_{name}.py" for name in ("encode", "rows", "limits")]
+    run = _run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not random_steps", *ops, *codec)
+    assert run.returncode == 0, run.stdout[-2000:]
+    assert " passed" in run.stdout
+
+
+@pytest.fixture
+async def processor() -> AsyncIterator[tokenbus.Processor]:
+    """A processor of this Python."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        overrides: dict[str, object] = {
+            "bus.workers_address": f"ipc://{folder}/w",
+            "bus.clients_address": f"ipc://{folder}/c",
+            "dead_letters.directory": f"{folder}/dead",
+            "metrics.address": "",
+        }
+        async with tokenbus.Processor(Settings.load(environment={}, overrides=overrides)) as running:
+            yield running
+
+
+async def test_worker_serves_a_client_of_a_newer_python(python: str, processor: tokenbus.Processor) -> None:
+    """The README's engine runs in a worker on it, and a client beyond its processor has its token."""
+    bus = processor.settings.bus
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOKENBUS_")} | {
+        "TOKENBUS_BUS_WORKERS_ADDRESS": bus.workers_address,
+        "TOKENBUS_METRICS_ADDRESS": "",
+    }
+    worker = subprocess.Popen([python, "-c", ENGINE], env=environment, stderr=subprocess.PIPE)  # noqa: ASYNC220
+    try:
+        async with tokenbus.connect(bus.clients_address) as client:
+            tokens = [token.id async for token in client.generate([5, 6, 7], max_tokens=1)]
+        assert tokens == [7]
+    finally:
+        worker.terminate()
+        _, errors = worker.communicate(timeout=SECONDS)
+    assert b"Traceback" not in errors
+    assert sys.version_info >= (3, 11)
