@@ -10,6 +10,7 @@ from tests.pages import PAGES, ROOT
 
 SERVICES = ROOT / "services" / "tokenbus_services"
 COMMON = {
+    "backports",
     "settings",
     "logs",
     "processor_list",

@@ -1,5 +1,8 @@
 """Engines that a worker runs, found by name, and the FastDeploy drop-in."""
 
-from tokenbus_services.python_version import refuse_what_needs_3_11
+import sys
 
-refuse_what_needs_3_11()
+if sys.version_info < (3, 11):  # else nothing is loaded: FastDeploy's switch is looked at by every Python that starts
+    from tokenbus_services.python_version import refuse_what_needs_3_11
+
+    refuse_what_needs_3_11()

@@ -35,6 +35,7 @@ _QUEUE = QUEUE.encode()
 class Step(Protocol):
     """What a save op is given, ready to become a message."""
 
+    op: str
     kind: Kind
     rank: int
 
@@ -69,6 +70,7 @@ class Sender:
             try:
                 data = (self._queues.get(step.kind) or self._queue(step.kind)).send(pack)
             except QueueFullError as full:
+                full.args = (f"{step.op}: {full}",)
                 self._lost.setdefault(rank, set()).update(_slots_with_tokens(unpacked(full.lost)))
                 raise
             if rank in self._lost and unpacked(data).flag != DRAFT:

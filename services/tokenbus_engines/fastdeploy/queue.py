@@ -60,11 +60,12 @@ class SendCounts:
 class QueueFullError(RetentionFullError):
     """There was no room in the queue, and there was none in time: the message is lost, and the next one says so."""
 
-    def __init__(self, lost: bytes, items: int, size: int, why: str) -> None:
+    def __init__(self, queue: str, lost: bytes, items: int, size: int, why: str) -> None:
         """Keep the message, and how much waits to be got."""
         super().__init__((), items, size, why)
         self.lost = lost
-        self.args = (f"queue: no room ({why}): {items} messages and {size} bytes were not got yet; this one is lost",)
+        waits = f"{items} messages and {size} bytes were not got yet"
+        self.args = (f"queue {queue}: no room ({why}): {waits}; this one is lost",)
 
 
 class QueueSender:
@@ -176,7 +177,9 @@ class QueueSender:
                 return
             why = "closed" if self._is_closed else f"waited {worker.block_timeout_ms} ms"
         self.counts.refused += 1
-        raise QueueFullError(data, len(self._kept), self._bytes, why)
+        limits = f"at most {worker.retention_items} messages and {worker.retention_bytes} bytes, {why}"
+        reader = "" if self._socket else "; no process gets from it"
+        raise QueueFullError(Path(self._path).name, data, len(self._kept), self._bytes, f"{limits}{reader}")
 
     def _connect(self) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

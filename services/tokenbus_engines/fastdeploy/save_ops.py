@@ -174,12 +174,11 @@ class _Call:
 class _Step:
     """What an op is given, ready to become a message."""
 
-    __slots__ = ("_call", "_given", "kind", "rank")
+    __slots__ = ("_call", "_given", "kind", "op", "rank")
 
     def __init__(self, call: _Call, given: tuple[Any, ...], rank: int) -> None:
         """Take an op's arguments, and its rank."""
-        self.kind = call.kind
-        self.rank = rank
+        self.op, self.kind, self.rank = call.op, call.kind, rank
         self._call = call
         self._given = given
 

@@ -83,7 +83,7 @@ def _drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_sl
 class Packed:
     """A message that FastDeploy saved, on its way into the drop-in's queue."""
 
-    rank = 0
+    op, rank = "FastDeploy's save", 0
 
     def __init__(self, message: Message) -> None:
         """Take the message."""

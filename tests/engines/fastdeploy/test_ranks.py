@@ -1,5 +1,6 @@
 """Which rank sends, what every rank clears, whatever happens in between, and what a full queue means."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,10 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
                 beside.save(op, arguments)
             flags = np.array([0, 0, 0, 1], np.int32)
             changes = {"preempted_idx": flags} if "preempted_idx" in given[2] else {}
-            with pytest.raises(RetentionFullError, match=r"queue: no room \(policy fail\): 2 messages and \d+ bytes"):
+            with pytest.raises(RetentionFullError) as full:
                 call(op, given[2] | changes)
+            text = rf"{op}: queue w.queue-1\S*: no room \(at most 2 messages and \d+ bytes, policy fail\): 2 messages"
+            assert re.match(text, str(full.value))
             assert not flags.any() or not changes
             beside.get_all()
             save(op, given[3])
@@ -105,6 +108,23 @@ def test_full_queue_is_an_error_and_what_follows_arrives(op: str, folder: Path) 
             beside.get_all()
         counts = fastdeploy.counts()
         assert [counts[name] for name in ("saved", "refused", "peak_items", "got", "waiting_items")] == [4, 1, 2, 4, 0]
+    finally:
+        fastdeploy.close()
+        fastdeploy.configure(fastdeploy.Options())
+
+
+def test_queue_that_no_process_has_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves to a queue that nobody gets from are kept up to the bound, and then one line names the op and the queue."""
+    monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "77")
+    settings = settings_in(folder, worker__policy="fail", worker__retention_items=2)
+    fastdeploy.configure(fastdeploy.Options(settings=settings))
+    try:
+        for seed in range(2):
+            save("save_output", Steps(seed).plain(3))
+        with pytest.raises(RetentionFullError) as full:
+            save("save_output", Steps(2).plain(3))
+        text = r"save_output: queue w.queue-77: no room \(at most 2 messages .*; no process gets from it\): 2 messages"
+        assert re.match(text, str(full.value))
     finally:
         fastdeploy.close()
         fastdeploy.configure(fastdeploy.Options())
