@@ -88,6 +88,18 @@ def test_what_needs_a_newer_python_says_so_in_one_line(python: str) -> None:
     assert not run.stderr
 
 
+@pytest.mark.parametrize("command", ["up", "processor", "tap", "keys", "demo"])
+def test_command_that_needs_a_newer_python_says_so_in_one_line(python: str, command: str) -> None:
+    """`tokenbus` runs on it, as FastDeploy's images need, and a command that cannot ends with one line and status 1."""
+    run = _run(
+        python, "-c", "import sys; from tokenbus_services.cli import main; sys.exit(main(sys.argv[1:]))", command
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith("tokenbus: ")
+    assert "needs Python 3.11 or newer; this is 3.10" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+
+
 def test_ops_and_contract_pass_their_tests(python: str) -> None:
     """The tests of FastDeploy's ops, and of messages both ways, pass on it."""
     ops = [f"tests/engines/fastdeploy/test_{name}.py" for name in ("differential", "errors", "processes")]

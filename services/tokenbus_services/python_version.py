@@ -14,6 +14,16 @@ _NEED_3_11 = {
 class PythonVersionError(ImportError):
     """What is imported needs a newer Python."""
 
+    @classmethod
+    def of(cls, name: str) -> "PythonVersionError":
+        """Return the error that says so of a package, or whatever else, in one line."""
+        return cls(f"{name} needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+
+    @classmethod
+    def instead_of(cls, error: ImportError, name: str) -> ImportError:
+        """Return the error of an import, or on an older Python, which may lack anything, that this is why."""
+        return error if sys.version_info >= (3, 11) or isinstance(error, cls) else cls.of(name)
+
 
 class _Refusal:
     """Looks at each import, and refuses what this Python is too old for."""
@@ -23,7 +33,7 @@ class _Refusal:
         """Raise a PythonVersionError of one line, or leave the import to others."""
         del path, target
         if name in _NEED_3_11:
-            raise PythonVersionError(f"{name} needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+            raise PythonVersionError.of(name)
 
 
 def refuse_what_needs_3_11() -> None:

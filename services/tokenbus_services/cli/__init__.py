@@ -16,6 +16,7 @@ from tokenbus_services.cli.commands import CommandKind, brought
 from tokenbus_services.cli.commands import command as brought_command
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.printable import printable
+from tokenbus_services.python_version import PythonVersionError
 
 _COMMANDS = {
     "check": "check message files against the schema, and say what is wrong",
@@ -74,6 +75,9 @@ def _status(given: list[str]) -> int:
     except CommandError as error:
         _complain(str(error))
         return error.status
+    except PythonVersionError as error:
+        _complain(str(error))
+        return 1
 
 
 def _command(name: str) -> ModuleType | CommandKind:
@@ -94,6 +98,8 @@ def _imported(name: str) -> ModuleType:
     gc.disable()
     try:
         return importlib.import_module(name)
+    except ImportError as error:
+        raise PythonVersionError.instead_of(error, "this command") from None
     finally:
         if was_enabled:
             gc.enable()
