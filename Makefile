@@ -21,6 +21,7 @@ PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/token
 # FastDeploy's images have Python 3.10: its ops, workers and what these import run on it.
 RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus_engines/fastdeploy services/tokenbus_engines/fastdeploy_switch \
+	services/tokenbus_engines/scheduler.py services/tokenbus_engines/synthetic.py \
 	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery descriptors.py link.py logs loop_thread.py \
 	metrics plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker)
 
@@ -186,7 +187,7 @@ lock: setup ## Resolve requirements/*.txt anew (UPGRADE=1 for the newest version
 	@$(LOCK) $(GPU_HOST) $(AS_TESTED) --extra gpu -o requirements/gpu.txt
 	@echo "==> lock: python310 (what tests/test_python310.py installs)"
 	@printf '%s\n' hypothesis pytest pytest-asyncio pytest-timeout | \
-		$(subst 3.11,3.10,$(LOCK)) - -o requirements/python310.txt
+		$(subst 3.11,3.10,$(LOCK)) - --extra nats -o requirements/python310.txt
 	@echo "==> lock: vllm (torch for a CPU must be in UV_FIND_LINKS or an index of UV_INDEX)"
 	@$(COMPILE) $(GPU_HOST) requirements/vllm.in pyproject.toml --extra gateway \
 		--override requirements/vllm-overrides.in -o requirements/vllm.txt

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from tokenbus_services.backports import timeout
+
 MOST = 60.0
 """Seconds after which a test that waits has failed; a machine that stands still for a while is no failure."""
 _EAGER_LOOKS = 200
@@ -27,7 +29,7 @@ async def until(condition: Callable[[], object], every: float = _LOOK_SECONDS) -
     which leaves the processor to the processes and threads that are waited for. What holds only for a moment needs 0.
     """
     looks = 0
-    async with asyncio.timeout(MOST):
+    async with timeout(MOST):
         while not await _holds(condition):
             looks += 1
             await asyncio.sleep(0 if looks < _EAGER_LOOKS else every)

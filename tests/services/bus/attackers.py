@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from tests.support.waiting import MOST, soon
+from tokenbus_services.backports import timeout
 from tokenbus_services.settings import BusSettings
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class RawPeer:
         self.socket.sendall(struct.pack(">BQ", 6, len(ready)) + ready)
         assert self._read(2)[0] == 4, "no short command followed the greeting"
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "RawPeer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,7 +154,7 @@ class Victim:
         self.address = ""
         self.refusals: list[str] = []
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "Victim":
         """Start it."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -188,7 +189,7 @@ class Victim:
 
     async def refused(self, pattern: str) -> str:
         """Wait until a line that matches has said whom it refused."""
-        async with asyncio.timeout(MOST):
+        async with timeout(MOST):
             while True:
                 for line in self.refusals:
                     if re.search(pattern, line):

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Names, keys, roles, patterns and times come back as they were given, revoked or not."""
     file = tmp_path / "allowed.toml"
     first = new_key("w0", public(), ["worker", "handoff"], ["w-*", 'odd "\\ é', "[ab]?"])
-    second = replace(new_key("g", public(), ["client"], ["g"]), revoked=datetime(2026, 1, 2, tzinfo=UTC))
+    second = replace(new_key("g", public(), ["client"], ["g"]), revoked=datetime(2026, 1, 2, tzinfo=timezone.utc))
     write_keys(file, [first, second])
     assert read_keys(file) == [first, second]
     assert file.stat().st_mode & 0o777 == 0o644

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -106,7 +105,7 @@ class TimedBus(Bus):
         """Return a transport that goes by the clock."""
         return ZeroMQTransport(settings, self.clock.now)
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "TimedBus":
         """Listen, and let a peer introduce itself."""
         self.listener = await self.listen(refused=self.reasons.append)
         self.good = await self.connect(self.listener.address)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce, meet_again
 from tests.support.waiting import soon, until
+from tokenbus_services.backports import timeout
 from tokenbus_services.bus import AddressError, ClosedError, Connection, Listener, MessageError, Outcome
 
 KINDS = ["memory", "zeromq-ipc", "zeromq-tcp", pytest.param("nats", marks=pytest.mark.process)]
@@ -467,7 +468,7 @@ class Side:
 async def test_two_busy_sides(bus: Bus) -> None:
     """Two sides that send and receive in small windows never miss that something arrived."""
     listener, connection, peer = await bus.pair()
-    async with asyncio.timeout(120):
+    async with timeout(120):
         await asyncio.gather(Side(listener, peer).run(), Side(connection, None).run())
 
 
@@ -497,5 +498,5 @@ async def test_two_full_sides(bus: Bus) -> None:
         for number in range(COUNT):
             assert await listener.receive() == (peer, numbered(number))
 
-    async with asyncio.timeout(120):
+    async with timeout(120):
         await asyncio.gather(from_connection(), from_listener(), to_connection(), to_listener())

@@ -18,6 +18,7 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_services.backports import timeout
 from tokenbus_services.bus import Listener, Role, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.settings import Settings
@@ -62,7 +63,7 @@ class Pair:
 
     async def answered(self) -> None:
         """Let time pass until nothing waits for an answer."""
-        async with asyncio.timeout(MOST):
+        async with timeout(MOST):
             while self.sender.pending:
                 self.clock.advance(0.01)
                 await asyncio.sleep(0)
@@ -70,7 +71,7 @@ class Pair:
     async def handed_in(self, count: int) -> dict[int, tuple[bytes, object]]:
         """Return what the engine is given, with what takes its answer, once there are so many."""
         found: dict[int, tuple[bytes, object]] = {}
-        async with asyncio.timeout(MOST):
+        async with timeout(MOST):
             while len(found) < count:
                 for taken in self.publisher.take_handoffs():
                     found[taken.generate.request_key] = (taken.state, taken.answer)
@@ -246,7 +247,7 @@ async def _waiting(listener: Listener) -> int:
     while True:
         try:
             await asyncio.wait_for(listener.receive(), 0.01)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # noqa: UP041 - another class on Python 3.10
             return found
         found += 1
 
@@ -391,7 +392,7 @@ class Keyed:
             if not keys:
                 wanted.handoff_server_key = b""
             sender.send(wanted, b"state")
-            async with asyncio.timeout(MOST):
+            async with timeout(MOST):
                 while sender.pending and not (self.refused(receiver) or failed):
                     for taken in publisher.take_handoffs():
                         taken.answer("")
