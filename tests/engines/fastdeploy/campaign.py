@@ -136,7 +136,7 @@ class Crossed:
 
     def _get(self, op: str, struct: Array, into: list[Array]) -> None:
         self._ops.queues.of(op).send(struct)
-        assert self._ops.get(op, into)
+        assert self._ops.get(GETS[op], into) > 0
 
     def _same(self, what: str, found: list[Any], expected: list[Any], places: list[tuple[int, Any]]) -> None:
         for at, (one, other) in enumerate(zip(found, expected, strict=True)):
