@@ -110,8 +110,10 @@ def get_side(order: Order) -> Array:
     if order.lane == THEIRS:
         get = _theirs(order).getting(GETS[_SAVE], into, wait=True)
     else:
-        get = partial(fastdeploy.speculate_get_output_topk, *into, COLUMNS - 1, 0, True)  # noqa: FBT003 - by position
-        fastdeploy.speculate_get_output_topk(*into, COLUMNS - 1, 0, False)  # noqa: FBT003 - from now on it listens
+        tokens, scores, ranks = into
+        op = partial(fastdeploy.speculate_get_output_topk, tokens, scores, ranks, COLUMNS - 1, 0)
+        op(False)  # noqa: FBT003 - by that engine's position; from now on it listens
+        get = partial(op, True)  # noqa: FBT003 - as above
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     noted = np.zeros(order.steps, np.int64)
