@@ -1,11 +1,14 @@
 """The oracle itself: what FastDeploy's sources say of its queue, in numbers that are written down here."""
 
 import errno
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
 
+from benchmarks.errors import NotRunError
 from benchmarks.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, PACKS_FLAG, PACKS_SLOTS
+from benchmarks.sysv import Queue
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import stained
 from tests.engines.fastdeploy.engine import Steps
@@ -132,3 +135,16 @@ def test_structs_have_the_sizes_that_are_sent(op: str) -> None:
     with kernel.queue() as queue:
         queue.save(op, Steps(1).drawn(op, 1, 21))
         assert queue.ops.get(GETS[op], stained(GETS[op])) == sizes.get(GETS[op], 2056)
+
+
+def test_kernel_that_refuses_its_queue_is_skipped_but_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test says why it is skipped; where NEEDS_SYSV is 1, as in CI, it fails."""
+
+    def refuse(_: int) -> AbstractContextManager[Queue]:
+        raise NotRunError("not run: raising them failed")
+
+    monkeypatch.setattr(kernel, "queue_for", refuse)
+    for needed, error in (("0", pytest.skip.Exception), ("1", NotRunError)):
+        monkeypatch.setenv(kernel.NEEDED, needed)
+        with pytest.raises(error, match="raising them failed"), kernel.queue():
+            pass
