@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.codec.fastdeploy_struct import STRUCT_BYTES
-from benchmarks.fastdeploy.document import page
+from benchmarks.fastdeploy.document import goals, page
 from benchmarks.fastdeploy.sides import DROP_IN, FORM, THEIRS, Order
 from benchmarks.machine import Placement, description
 from benchmarks.outputs import Record, declare_outputs, progress, write_outputs
@@ -64,7 +64,7 @@ def main(given: Sequence[str] | None = None) -> None:
     machine = description(Placement(None, frozenset()), vllm=False)
     text = page(figures, machine)
     sys.stdout.write(text)
-    record: Record = {"machine": machine, "figures": [each._asdict() for each in figures]}
+    record: Record = {"machine": machine, "figures": [each._asdict() for each in figures], "goals": goals(figures)}
     write_outputs(options, "fastdeploy", record, lambda: text)
 
 

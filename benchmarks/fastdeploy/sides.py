@@ -10,11 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.fastdeploy.theirs import Queues, Theirs, prepared
+from benchmarks.fastdeploy.theirs import GETS, Queues, Theirs
 from benchmarks.sysv import Queue
 from benchmarks.workload import Case, make_steps
 from tokenbus_engines import fastdeploy
@@ -23,7 +24,6 @@ FORM = "2.6"
 SLOTS, TOKENS, COLUMNS = 512, 6, 21
 TOKENS_A_SLOT = 3
 _SAVE = "speculate_save_output_topk"
-_WAIT, _NOT = True, False
 THEIRS, DROP_IN = "FastDeploy's ops", "drop-in"
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -86,10 +86,9 @@ def save_side(order: Order) -> Array:
     lengths, values = given["seq_lens_decoder"], list(given.values())
     save: Callable[[], object]
     if order.lane == THEIRS:
-        ops, ready = _theirs(order), prepared(given)
-        save = lambda: ops.save_prepared(_SAVE, *ready)  # noqa: E731 - as the other
+        save = _theirs(order).saving(_SAVE, given)
     else:
-        save = lambda: fastdeploy.speculate_save_output_topk(*values)  # noqa: E731 - as the other
+        save = partial(fastdeploy.speculate_save_output_topk, *values)
     noted = np.zeros((2, order.steps), np.int64)
     begin = time.monotonic()
     for number in range(order.steps):
@@ -109,12 +108,12 @@ def get_side(order: Order) -> Array:
     into = outputs()
     get: Callable[[], object]
     if order.lane == THEIRS:
-        ops = _theirs(order)
-        get = lambda: ops.get(_SAVE, into, wait=True)  # noqa: E731 - as the other
+        get = _theirs(order).getting(GETS[_SAVE], into, wait=True)
     else:
         tokens, scores, ranks = into
-        fastdeploy.speculate_get_output_topk(tokens, scores, ranks, COLUMNS - 1, 0, _NOT)  # from now on it listens
-        get = lambda: fastdeploy.speculate_get_output_topk(tokens, scores, ranks, COLUMNS - 1, 0, _WAIT)  # noqa: E731
+        op = partial(fastdeploy.speculate_get_output_topk, tokens, scores, ranks, COLUMNS - 1, 0)
+        op(False)  # noqa: FBT003 - by that engine's position; from now on it listens
+        get = partial(op, True)  # noqa: FBT003 - as above
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     noted = np.zeros(order.steps, np.int64)

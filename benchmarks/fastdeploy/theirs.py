@@ -1,10 +1,11 @@
-"""FastDeploy's ops in C over the kernel's queue: `theirs.c`, compiled when it is used first."""
+"""FastDeploy's ops in C over the kernel's queues: `theirs.c`, compiled once and kept by the hash of its text."""
 
 import ctypes
+import hashlib
+import os
 import subprocess
-import tempfile
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,17 @@ from benchmarks.errors import NotRunError
 from benchmarks.sysv import Queue
 
 _SOURCE = Path(__file__).with_name("theirs.c")
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tokenbus")
+_COMPILE = ("cc", "-O3", "-fwrapv", "-fPIC", "-shared")
+"""With the level at which setuptools has FastDeploy's ops compiled: Python's own, which is -O3."""
+FLAT_FORM = "2.4-before-5927"
+"""The form whose sampled tokens lie one behind the other in every op."""
 FORMS = ("2.4", "2.5", "2.6-before-7861", "2.6-before-7884", "2.6", "develop")
-"""In the order of `enum form`."""
+_FORM_CODES = {form: code for code, form in enumerate((FLAT_FORM, *FORMS))}
+PACKS_SLOTS = frozenset({"2.6-before-7884", "2.6", "develop"})
+"""The forms whose ops with scores and without speculation send lines of as many columns as there are, and say so."""
+PACKS_FLAG = frozenset({"2.6", "develop"})
+"""The forms whose ops with scores under speculation say how many columns there are."""
 GETS = {
     "speculate_save_output_topk": "speculate_get_output_topk",
     "mtp_save_first_token_with_topk": "speculate_get_output_topk",
@@ -24,34 +34,44 @@ GETS = {
     "mtp_save_first_token": "speculate_get_output",
     "save_output": "get_output",
 }
-"""Which op gets what each op saves, in the order of `enum op`."""
-_CODES = {op: code for code, op in enumerate(GETS)}
+"""Which op gets what each op saves, in the order of `enum save_op`."""
+_SAVE_CODES = {op: code for code, op in enumerate(GETS)}
+_GET_CODES = {op: code for code, op in enumerate([*dict.fromkeys(GETS.values()), "get_output_ep"])}
+_SINCE = {"mtp_save_first_token_with_topk": "2.6-before-7861"}
+_PREEMPTED_SINCE = "2.5"
 _TENSORS = {
-    "sampled": (np.int64, ("sampled_token_ids", "accept_tokens", "base_model_draft_tokens")),
+    "tokens": (np.int64, ("sampled_token_ids", "accept_tokens", "base_model_draft_tokens")),
     "ids": (np.int64, ("logprob_token_ids",)),
     "scores": (np.float32, ("logprob_scores", "logprobs")),
     "ranks": (np.int64, ("logprob_ranks", "ranks")),
     "counts": (np.int32, ("token_num_per_batch", "accept_num")),
     "offsets": (np.int32, ("cu_batch_token_offset",)),
     "not_need_stop": (np.bool_, ("not_need_stop",)),
-    "decoder": (np.int32, ("seq_lens_decoder",)),
-    "prompt": (np.int64, ("prompt_lens",)),
+    "decoded": (np.int32, ("seq_lens_decoder",)),
+    "prompts": (np.int64, ("prompt_lens",)),
     "preempted": (np.int32, ("preempted_idx",)),
-    "step": (np.int64, ("step_idx",)),
+    "steps": (np.int64, ("step_idx",)),
 }
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class _Given(ctypes.Structure):
+class _Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _TENSORS),
-        *((name, ctypes.c_int64) for name in ("slots", "width", "columns")),
+        *((name, ctypes.c_int64) for name in ("slots", "width", "columns", "token_items", "scored_items")),
         *((name, ctypes.c_int32) for name in ("message_id", "flag", "rank", "each_rank", "skips_prefill", "is_flat")),
     )
 
 
+class _Request(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("k", "rank", "wait", "each_rank")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "scores", "ranks")),
+    )
+
+
 class Queues(NamedTuple):
-    """An id's two queues: ops without scores under speculation make the key of the other of "./"."""
+    """An id's two queues: FastDeploy makes one key of "/dev/shm", and one of "./" for speculation without scores."""
 
     scored: Queue
     plain: Queue
@@ -61,12 +81,22 @@ class Queues(NamedTuple):
         return self.plain if GETS.get(op, op) == "speculate_get_output" else self.scored
 
 
+def has_op(form: str, op: str) -> bool:
+    """Tell whether a form has a save op."""
+    return _FORM_CODES[form] >= _FORM_CODES[_SINCE.get(op, FLAT_FORM)]
+
+
+def takes_preempted(form: str) -> bool:
+    """Tell whether a form's ops take preempted_idx, those of a first token without scores apart."""
+    return _FORM_CODES[form] >= _FORM_CODES[_PREEMPTED_SINCE]
+
+
 class Theirs:
-    """The ops of one release."""
+    """The ops of one release over an id's queues."""
 
     def __init__(self, form: str, queues: Queues) -> None:
-        """Be of a form that `FORMS` names."""
-        self.form = FORMS.index(form)
+        """Be of a form that `FORMS` names, or of `FLAT_FORM`."""
+        self.form = form
         self.queues = queues
         library, why_not = compiled()
         if library is None:
@@ -75,56 +105,85 @@ class Theirs:
 
     def save(self, op: str, given: Mapping[str, Any], *, message_id: int = 1, is_flat: bool = False) -> bool:
         """Save what an op is given, by name; return whether this rank sends it."""
-        return self.save_prepared(op, *prepared(given, message_id=message_id, is_flat=is_flat))
+        return self.saving(op, given, message_id=message_id, is_flat=is_flat)()
 
-    def save_prepared(self, op: str, structure: _Given, kept: object) -> bool:
-        """Save what was prepared; `kept` has the memory that it points to."""
-        del kept
-        sent: int = self._library.theirs_save(_CODES[op], self.form, self.queues.of(op).identity, structure)
+    def saving(
+        self, op: str, given: Mapping[str, Any], *, message_id: int = 1, is_flat: bool = False
+    ) -> Callable[[], bool]:
+        """Return what saves whatever is in an op's arrays when it is called.
+
+        `is_flat` says that tokens in one column lie one behind the other, as those in one dimension always do.
+        """
+        step, arrays = _step(given, message_id=message_id, is_flat=is_flat)
+        return partial(self._save, op, self.queues.of(op).identity, step, arrays)
+
+    def _save(self, op: str, queue: int, step: _Step, arrays: list[Array], /) -> bool:
+        del arrays  # only kept alive for `step`, which has their addresses
+        sent: int = self._library.theirs_save(_FORM_CODES[self.form], _SAVE_CODES[op], queue, step)
         if sent < 0:
-            raise OSError(-sent, f"{op}: msgsnd")
+            raise OSError(-sent, f"{op}: {os.strerror(-sent)}")
         return bool(sent)
 
-    def get(self, op: str, outputs: list[Array], k: int = 20, *, wait: bool = False) -> bool:
-        """Get what a save op saved, on rank 0; return whether anything was there."""
-        places = [*(output.ctypes.data for output in outputs), None, None][:3]
+    def get(self, op: str, outputs: list[Array], k: int = 20, **how: int) -> int:
+        """Do a get op; return the bytes that it read, 0 on a rank that reads none, or below 0 the kernel's error.
+
+        `how` may have the rank, wait and each_rank. A message of another kind that is read leaves the outputs as they
+        were: what FastDeploy makes of it has no meaning.
+        """
+        return self.getting(op, outputs, k, **how)()
+
+    def getting(self, op: str, outputs: list[Array], k: int = 20, **how: int) -> Callable[[], int]:
+        """Return what gets the next message into a get op's outputs when it is called."""
+        places = [output.ctypes.data for output in outputs]
+        request = _Request(k=k, **how, **dict(zip(("tokens", "scores", "ranks"), places, strict=False)))
         queue = self.queues.of(op).identity
-        return bool(self._library.theirs_get(_CODES[op], self.form, queue, wait, k, *places))
+        return partial(self._get, _GET_CODES[op], queue, request, outputs)
+
+    def _get(self, code: int, queue: int, request: _Request, outputs: list[Array], /) -> int:
+        del outputs  # as in _save
+        found: int = self._library.theirs_get(_FORM_CODES[self.form], code, queue, request)
+        return found
 
 
-def prepared(given: Mapping[str, Any], *, message_id: int = 1, is_flat: bool = False) -> tuple[_Given, object]:
-    """Return an op's arguments as the ops in C take them, and what must live as long."""
-    structure, kept = _Given(), []
+def _step(given: Mapping[str, Any], *, message_id: int, is_flat: bool) -> tuple[_Step, list[Array]]:
+    """Return an op's arguments as the ops in C take them, and the arrays that they point into."""
+    step, arrays = _Step(), []
     for field, (dtype, names) in _TENSORS.items():
         found = next((given[name] for name in names if given.get(name) is not None), None)
         if found is None:
             continue
         array: Array = np.ascontiguousarray(found, dtype)
-        kept.append(array)
-        setattr(structure, field, array.ctypes.data)
-        if field == "sampled":
-            structure.slots, structure.width = array.shape[0], array.shape[1] if array.ndim > 1 else 1
-        if field == "counts" and "cu_batch_token_offset" in given:
-            structure.slots = array.shape[0]
-        if field == "ids":
-            structure.columns = array.shape[1]
-    structure.message_id, structure.flag = message_id, given.get("message_flag", 3)
-    structure.rank, structure.each_rank = given.get("rank_id", 0), given.get("save_each_rank", False)
-    structure.skips_prefill, structure.is_flat = given.get("skip_chunk_prefill", True), is_flat
-    return structure, kept
+        arrays.append(array)
+        setattr(step, field, array.ctypes.data)
+        if field == "tokens":
+            step.slots, step.token_items = array.shape[0], array.size
+            step.width = array.shape[1] if array.ndim > 1 else 1
+            step.is_flat = is_flat or array.ndim == 1
+        elif field == "ids":
+            step.columns, step.scored_items = array.shape[1], array.size
+        elif field == "counts" and "cu_batch_token_offset" in given:
+            step.slots = array.shape[0]
+    step.message_id, step.flag = message_id, given.get("message_flag", 3)
+    step.rank, step.each_rank = given.get("rank_id", 0), given.get("save_each_rank", False)
+    step.skips_prefill = given.get("skip_chunk_prefill", True)
+    return step, arrays
 
 
 @cache
 def compiled() -> tuple[ctypes.CDLL | None, str]:
-    """Return the ops in C, or why there are none; the compiler is started by the first call alone."""
-    with tempfile.TemporaryDirectory(prefix="theirs") as folder:
-        library = Path(folder, "theirs.so")
-        command = ["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(_SOURCE)]
+    """Return the ops in C, or why there are none; a compiler is started where no run before compiled the same text."""
+    text = _SOURCE.read_bytes() + " ".join(_COMPILE).encode()
+    library = _CACHE / f"theirs-{hashlib.sha256(text).hexdigest()[:16]}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        made = library.with_suffix(f".{os.getpid()}")
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            subprocess.run([*_COMPILE, "-o", str(made), str(_SOURCE)], check=True)
         except FileNotFoundError:
             return None, "not run: there is no C compiler for FastDeploy's ops"
-        opened = ctypes.CDLL(str(library))
-    opened.theirs_save.argtypes = [ctypes.c_int] * 3 + [ctypes.POINTER(_Given)]
-    opened.theirs_get.argtypes = [ctypes.c_int] * 5 + [ctypes.c_void_p] * 3
+        made.replace(library)
+    opened = ctypes.CDLL(str(library))
+    opened.theirs_save.argtypes = [ctypes.c_int] * 3 + [ctypes.POINTER(_Step)]
+    opened.theirs_get.argtypes = [ctypes.c_int] * 3 + [ctypes.POINTER(_Request)]
+    opened.theirs_get.restype = ctypes.c_ssize_t
     return opened, ""

@@ -1,20 +1,25 @@
 """Saving and getting over a queue of a test's own, beside that engine's own queue."""
 
+import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from benchmarks.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy import engine
-from tests.engines.fastdeploy.kernel import Array, KernelQueue
+from tests.engines.fastdeploy.kernel import KernelQueue, Saved
+from tests.engines.fastdeploy.undefined import Array, Mask
+from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 from tokenbus_engines.fastdeploy.message import Kind
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_services.settings import Settings
 
+_STAIN = 0xA5
 MOST_SECONDS = 20.0
 """After so long a message that does not come is a failure, not a reason to wait on."""
 
@@ -89,14 +94,16 @@ class Getter:
         """Make the tensors."""
         self.op = op
         self.k = k
-        made = engine.outputs(op)
+        made = stained(op)
         self.outputs: list[Any] = as_tensors(made) if tensors else made
 
-    def get(self, *, wait: bool = True) -> None:
-        """Get the next message; one that is waited for and does not come is an error."""
+    def get(self, *, wait: bool = True, rank: int = 0, op: str = "") -> None:
+        """Get the next message, by another op of the same tensors if one is named."""
+        named = op or self.op
         if wait:
-            wait_for(self.op)
-        getattr(fastdeploy, self.op)(*self.outputs, *([self.k] if self.op.endswith("_topk") else []), 0, wait)
+            wait_for(named)
+        k = [self.k] if named.endswith("_topk") else []
+        getattr(fastdeploy, named)(*self.outputs, *k, rank, wait)
 
     def arrays(self) -> list[Array]:
         """Return what the tensors hold."""
@@ -111,29 +118,48 @@ class Beside:
         self.kernel = kernel
         self._tensors = tensors
         self._getters = {op: Getter(op, tensors=tensors, k=k) for op in set(GETS.values())}
-        self._expected = {op: engine.outputs(op) for op in set(GETS.values())}
+        self._expected = {op: stained(op) for op in set(GETS.values())}
 
-    def save(self, op: str, given: Mapping[str, Any]) -> None:
-        """Save on both sides."""
+    def save(self, op: str, given: Mapping[str, Any], message_id: int = 1) -> None:
+        """Save on both sides; the environment has the message id."""
         save(op, given, tensors=self._tensors)
-        self.kernel.save(op, given)
+        self.kernel.save(op, given, message_id)
 
-    def get(self) -> Getter:
-        """Get on both sides, and compare every element of the tensors, also those that no op should touch."""
-        op = self.kernel.next_op
+    def get(self, head: Saved | None = None, *, by: str = "", rank: int = 0) -> Getter:
+        """Get what was saved first, or a queue's head, on both sides, and compare every element of the tensors."""
+        op = GETS[(head or self.kernel.heads[0]).op]
         getter = self._getters[op]
-        getter.get()
-        self.compare(op, self.kernel.get(self._expected[op], getter.k))
+        getter.get(op=by, rank=rank)
+        self.compare(op, self.kernel.get(self._expected[op], getter.k, head, by, rank=rank))
         return getter
 
     def get_nothing(self, op: str) -> None:
         """Get on both sides where nothing is."""
         self._getters[op].get(wait=False)
-        saving = next(saving for saving, getting in GETS.items() if getting == op)
-        assert not self.kernel.ops.get(saving, self._expected[op], self._getters[op].k)
+        assert self.kernel.ops.get(op, self._expected[op], self._getters[op].k) == -errno.ENOMSG
         self.compare(op, [])
 
-    def compare(self, op: str, undefined: list[tuple[int, Array]]) -> None:
+    def get_on_idle_rank(self, op: str, rank: int) -> None:
+        """Get on a rank that reads nothing, whatever waits: neither side touches anything."""
+        self._getters[op].get(wait=False, rank=rank)
+        assert self.kernel.ops.get(op, self._expected[op], rank=rank) == 0
+        self.compare(op, [])
+
+    def get_another_kind(self, head: Saved, op: str) -> None:
+        """Get a queue's head by an op that reads another kind: the drop-in consumes it, names it, and goes on.
+
+        FastDeploy's op consumes it where it is smaller, and goes on with what is then in its struct. Where it is larger
+        the message stays, every get from then on finds nothing, and nothing comes any more.
+        """
+        wait_for(GETS[head.op])
+        with pytest.raises(ContractError, match=rf"{op}\.message"):
+            self._getters[op].get(wait=False)
+        self.compare(op, [])
+        if self.kernel.ops.get(op, stained(op)) == -errno.E2BIG:
+            assert self.kernel.ops.get(GETS[head.op], stained(GETS[head.op])) > 0
+        self.kernel.forget(head)
+
+    def compare(self, op: str, undefined: Mask) -> None:
         """Assert that the tensors of a get op are the same, but for what FastDeploy leaves undefined."""
         for at, (found, expected) in enumerate(zip(self._getters[op].arrays(), self._expected[op], strict=True)):
             same_bytes(op, at, found, expected, undefined)
@@ -145,7 +171,15 @@ class Beside:
         assert is_empty()
 
 
-def same_bytes(op: str, at: int, found: Array, expected: Array, undefined: list[tuple[int, Array]]) -> None:
+def stained(op: str) -> list[Array]:
+    """Return a get op's tensors with the same odd number in every place: one that is touched shows."""
+    made = engine.outputs(op)
+    for array in made:
+        array.view(np.uint8)[...] = _STAIN
+    return made
+
+
+def same_bytes(op: str, at: int, found: Array, expected: Array, undefined: Mask) -> None:
     """Assert that an output is what it should be; what is undefined is made so."""
     for output, places in undefined:
         if output == at:

@@ -1,4 +1,4 @@
-"""The differential run: random calls to the drop-in and to the kernel's queue, and the same tensors out.
+"""The differential run: random calls to the drop-in and to FastDeploy's ops, and the same tensors out.
 
 `python -m tests.engines.fastdeploy.campaign --steps 100000` is the long form, which `make soak` runs.
 """
@@ -8,139 +8,105 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.fastdeploy.theirs import FORMS, GETS
+from benchmarks.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, has_op, takes_preempted
 from tests.engines.fastdeploy import kernel
-from tests.engines.fastdeploy.bus import KINDS, Beside, Getter, same_bytes, save, speaking, wait_for
-from tests.engines.fastdeploy.engine import Steps, outputs
-from tests.engines.fastdeploy.kernel import Array, Given, KernelQueue, is_flat, undefined
-from tests.engines.fastdeploy.structs import STRUCTS, message_of, struct_of
-from tokenbus_engines.fastdeploy.message import Kind, Message, unpacked
-from tokenbus_engines.fastdeploy.process import PROCESS
-from tokenbus_engines.fastdeploy.published import SavedMessage
+from tests.engines.fastdeploy.bus import Beside, speaking
+from tests.engines.fastdeploy.crossed import Crossed
+from tests.engines.fastdeploy.engine import Steps
+from tests.engines.fastdeploy.kernel import Saved
 
-_QUEUES = (1, 2)
-_ASIDE = 7
+ALL_FORMS = (FLAT_FORM, *FORMS)
+_QUEUES = ("1", "2")
+_ASIDE = "7"
 """The queue whose messages are looked at between the two sides."""
-_OPS = tuple(GETS)
+_GETS = tuple(dict.fromkeys(GETS.values()))
+_SCORED_QUEUE = tuple(op for op in _GETS if op != "speculate_get_output")
+_IDLE_RANKS = ("get_output", "speculate_get_output")
+"""The gets that read on rank 0 alone."""
+_MESSAGE_IDS = (1, 1, 1, 3, 2**31 - 1)
 _MOST_WAITING = 12
 _STRUCT_COLUMNS = 21
 _ROUND = 1000
 
 
+def spoken(form: str) -> str:
+    """Return the drop-in's name of a form: it reads flat tokens in each."""
+    return "2.4" if form == FLAT_FORM else form
+
+
 def run(form: str, steps: int, seed: int, *, most_slots: int = 512) -> int:
     """Do so many random steps to the drop-in and to FastDeploy's ops of a form; return how many were compared."""
     draw, engine = np.random.default_rng(seed), Steps(seed)
+    ops = [op for op in GETS if has_op(form, op)]
     with kernel.queue(form) as one, kernel.queue(form) as two, kernel.queue(form) as aside:
         beside = {number: Beside(queue) for number, queue in zip(_QUEUES, (one, two), strict=True)}
         crossed = Crossed(aside)
         for _ in range(steps):
-            queue = int(draw.choice(_QUEUES))
-            os.environ["INFERENCE_MSG_QUEUE_ID"] = str(queue)
-            both = beside[queue]
-            while len(both.kernel) and (len(both.kernel) >= _MOST_WAITING or draw.random() < 0.5):
-                both.get()
-            if not len(both.kernel) and draw.random() < 0.1:
-                both.get_nothing(str(draw.choice(list(set(GETS.values())))))
-            op = str(draw.choice(_OPS))
-            given = _drawn(draw, engine, op, form, most_slots)
-            both.save(op, given)
+            queue, message_id = str(draw.choice(_QUEUES)), int(draw.choice(_MESSAGE_IDS))
+            os.environ.update({"INFERENCE_MSG_QUEUE_ID": queue, "INFERENCE_MSG_ID": str(message_id)})
+            _get_some(draw, beside[queue])
+            op = str(draw.choice(ops))
+            given = drawn(draw, engine, op, form, most_slots)
+            beside[queue].save(op, given, message_id)
             if draw.random() < 0.3:
-                os.environ["INFERENCE_MSG_QUEUE_ID"] = str(_ASIDE)
-                crossed.compare(op, given)
+                os.environ["INFERENCE_MSG_QUEUE_ID"] = _ASIDE
+                crossed.compare(op, given, message_id)
         for queue, both in beside.items():
-            os.environ["INFERENCE_MSG_QUEUE_ID"] = str(queue)
+            os.environ["INFERENCE_MSG_QUEUE_ID"] = queue
             both.get_all()
     return steps
 
 
-def _drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_slots: int) -> dict[str, Any]:
-    """Return what an op of a form may be given."""
+def _get_some(draw: np.random.Generator, both: Beside) -> None:
+    """Get some of what waits, from either queue of the id, and now and then from one in which nothing does."""
+    while len(both.kernel) and (len(both.kernel) >= _MOST_WAITING or draw.random() < 0.5):
+        heads = both.kernel.heads
+        _get(draw, both, heads[draw.integers(len(heads))])
+    if draw.random() < 0.1:
+        queues = both.kernel.ops.queues
+        filled = {queues.of(head.op).identity for head in both.kernel.heads}
+        empty = [op for op in _GETS if queues.of(op).identity not in filled]
+        if empty:
+            both.get_nothing(str(draw.choice(empty)))
+
+
+def _get(draw: np.random.Generator, both: Beside, head: Saved) -> None:
+    """Get a queue's head as one of its readers does."""
+    op, how = GETS[head.op], draw.random()
+    if how < 0.05 and op in _SCORED_QUEUE:
+        both.get_another_kind(head, str(draw.choice([other for other in _SCORED_QUEUE if other != op])))
+    elif how < 0.1 and op in _IDLE_RANKS:
+        both.get_on_idle_rank(op, int(draw.choice([1, 7])))
+    elif how < 0.5 and op == "get_output":
+        both.get(head, by="get_output_ep", rank=int(draw.choice([0, 1, 7])))
+    else:
+        both.get(head, rank=0 if op in _IDLE_RANKS else int(draw.choice([0, 0, 1])))
+
+
+def drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_slots: int) -> dict[str, Any]:
+    """Return what an op of a form may be given: mostly what its release takes, now and then as another release does."""
     slots = min(_slots(draw, most_slots), 256 if GETS[op] == "speculate_get_output" else 512)
     columns = int(draw.integers(1, _STRUCT_COLUMNS + 1))
     if op == "save_output_topk" and slots <= 8 and draw.random() < 0.2:
         columns = int(draw.integers(_STRUCT_COLUMNS, 2 * _STRUCT_COLUMNS))
-    if GETS[op] == "speculate_get_output_topk" and FORMS.index(form) < FORMS.index("2.6"):
-        columns = _STRUCT_COLUMNS  # before #7884 the op reads lines of so many, whatever it is given
     given = engine.any(op, slots, columns)
+    if form == FLAT_FORM and op == "speculate_save_output_topk":
+        given["sampled_token_ids"] = given["logprob_token_ids"][:, 0].copy()
     given["rank_id"] = int(draw.choice([0, 0, 0, 1, 3]))
     if "save_each_rank" in given:
         given["save_each_rank"] = bool(draw.random() < 0.5)
     has_older = op not in {"mtp_save_first_token_with_topk", "mtp_save_first_token"}
-    if has_older and draw.random() < 0.1:
+    if has_older and takes_preempted(form) == (draw.random() < 0.1):
         del given["preempted_idx"]
         if op == "speculate_save_output_topk" and draw.random() < 0.5:
             for name in ("seq_lens_decoder", "prompt_lens", "save_each_rank"):
                 del given[name]
     return given
-
-
-class Packed:
-    """A message that FastDeploy saved, on its way into the drop-in's queue."""
-
-    op, rank = "FastDeploy's save", 0
-
-    def __init__(self, message: Message) -> None:
-        """Take the message."""
-        self.kind = message.kind
-        self._message = message
-
-    def pack(self, _: int, sequence: int, /) -> tuple[bytes, int]:
-        """Return its bytes, of which no socket took any."""
-        return self._message.packed(sequence, time.monotonic_ns()), 0
-
-    def saved(self, data: bytes) -> SavedMessage:
-        """Return it as it is shown to the bus."""
-        return SavedMessage(data, None, is_first=False)
-
-
-class Crossed:
-    """One side of the drop-in with the other side of FastDeploy: what is between them is turned into the other's."""
-
-    def __init__(self, aside: KernelQueue) -> None:
-        """Look at what is between the sides in queues of its own."""
-        self._ops = aside.ops
-        self._getters = {op: Getter(op) for op in set(GETS.values())}
-        self._outputs = {op: [outputs(op) for _ in range(3)] for op in set(GETS.values())}
-
-    def compare(self, op: str, given: Given) -> None:
-        """Save on both sides; get FastDeploy's message by both sides' gets, and the drop-in's by FastDeploy's."""
-        kind, queue = KINDS[GETS[op]], self._ops.queues.of(op)
-        packs = PROCESS.form.packs_slots if kind is Kind.SINGLE_SCORED else PROCESS.form.packs_flag
-        getter, (beside_get, beside_save, crossed) = self._getters[GETS[op]], self._outputs[GETS[op]]
-        if not self._ops.save(op, given, is_flat=is_flat(given)):
-            return
-        struct = np.zeros((), STRUCTS[kind])
-        queue.receive(struct)
-        message = message_of(kind, struct, packs=packs)
-        PROCESS.sender().save(Packed(message))
-        getter.get()
-        self._get(op, struct, beside_get)
-        self._same(
-            f"{op}, our get", getter.outputs, beside_get, undefined(op, given) if kind is Kind.SPECULATED else []
-        )
-        save(op, given)
-        wait_for(GETS[op])
-        receiver = PROCESS.receiver(kind)
-        received = receiver.peek(0.0)
-        assert received is not None
-        self._get(op, struct_of(unpacked(received.data), packs=packs), crossed)
-        receiver.pop()
-        self._get(op, struct, beside_save)
-        self._same(f"{op}, our save", crossed, beside_save, undefined(op, given))
-
-    def _get(self, op: str, struct: Array, into: list[Array]) -> None:
-        self._ops.queues.of(op).send(struct)
-        assert self._ops.get(op, into)
-
-    def _same(self, what: str, found: list[Any], expected: list[Any], places: list[tuple[int, Any]]) -> None:
-        for at, (one, other) in enumerate(zip(found, expected, strict=True)):
-            same_bytes(what, at, one, other, places)
 
 
 def _slots(draw: np.random.Generator, most: int) -> int:
@@ -153,15 +119,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.fastdeploy.campaign", description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000, help="of all forms together")
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="repeat a run that differed")
-    parser.add_argument("--form", choices=FORMS, action="append", help="only this form; may be repeated")
+    parser.add_argument("--form", choices=ALL_FORMS, action="append", help="only this form; may be repeated")
     options = parser.parse_args()
-    forms = options.form or FORMS
+    forms = options.form or ALL_FORMS
     os.environ[kernel.NEEDED] = "1"
     for form in forms:
         for done in range(0, options.steps // len(forms), _ROUND):
             seed = options.seed + done
             again = f"--form {form} --steps {_ROUND} --seed {seed}"
-            with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder, speaking(form, Path(folder)):
+            with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder, speaking(spoken(form), Path(folder)):
                 try:
                     run(form, _ROUND, seed)
                 except BaseException:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engines.fastdeploy.kernel import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
+from tests.engines.fastdeploy.undefined import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
 
 _VOCABULARY = 151_936
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.engines.fastdeploy.kernel import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
+from tests.engines.fastdeploy.undefined import COLUMNS, SLOTS, SPECULATIVE_SLOTS, TOKENS, Array
 from tokenbus_engines.fastdeploy.message import Kind, Message
 
 _SLOT = np.dtype([("tokens", "i4", (TOKENS, COLUMNS)), ("scores", "f4", (TOKENS, COLUMNS)), ("ranks", "i4", (TOKENS,))])

@@ -8,17 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fastdeploy.theirs import FORMS, GETS
+from benchmarks.fastdeploy.theirs import FORMS, GETS, PACKS_SLOTS, has_op
 from tests.engines.fastdeploy import campaign, kernel
-from tests.engines.fastdeploy.bus import Beside, Getter, is_empty, save, speaking
+from tests.engines.fastdeploy.bus import Beside, Getter, is_empty, same_bytes, save, speaking, stained, wait_for
+from tests.engines.fastdeploy.crossed import Crossed
 from tests.engines.fastdeploy.engine import Steps
-from tests.engines.fastdeploy.kernel import Array
+from tests.engines.fastdeploy.undefined import Array
+from tokenbus_engines import fastdeploy
 
 MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.items()}
 
 
 @pytest.mark.parametrize("seed", [7, secrets.randbits(31)], ids=["a seed that stays", "a seed of its own"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", campaign.ALL_FORMS)
 def test_random_steps_come_as_the_kernels_queue_has_them(
     form: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,11 +28,27 @@ def test_random_steps_come_as_the_kernels_queue_has_them(
 
     `make soak` does 100,000 such steps.
     """
-    monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", "1")
+    for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
+        monkeypatch.setenv(name, "1")  # the run changes both
     sys.stdout.write(f"--form {form} --steps 1000 --seed {seed}\n")
-    with speaking(form, folder):
+    with speaking(campaign.spoken(form), folder):
         assert campaign.run(form, 60, seed, most_slots=64) == 60
     assert f"seed {seed}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("op", GETS)
+@pytest.mark.parametrize("form", campaign.ALL_FORMS)
+def test_either_side_goes_with_fastdeploys_other(
+    form: str, op: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FastDeploy's messages are got by the drop-in as by its own get, and those of the drop-in by FastDeploy's get."""
+    monkeypatch.setenv("INFERENCE_MSG_ID", "3")
+    draw, steps = np.random.default_rng(2), Steps(2)
+    with speaking(campaign.spoken(form), folder), kernel.queue(form) as queue:
+        crossed = Crossed(queue)
+        for _ in range(8 if has_op(form, op) else 0):
+            crossed.compare(op, campaign.drawn(draw, steps, op, form, 16), 3)
+        assert is_empty()
 
 
 @pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
@@ -55,9 +73,8 @@ def test_fewer_columns_are_got_than_were_saved(op: str, real_k: int, form: str, 
     with speaking(form, folder), kernel.queue(form) as queue:
         beside = Beside(queue, k=real_k)
         for columns in (21, 1, 5):
-            if FORMS.index(form) >= FORMS.index("2.6") or op == "save_output_topk" or columns == 21:
-                beside.save(op, steps.drawn(op, 6, columns))
-                beside.get()
+            beside.save(op, steps.drawn(op, 6, columns))
+            beside.get()
 
 
 def test_lines_of_sampled_tokens_are_read_by_slot(beside: Beside) -> None:
@@ -123,7 +140,7 @@ def test_more_columns_than_the_struct_has(form: str, folder: Path) -> None:
         beside = Beside(queue)
         beside.save("save_output_topk", Steps(3).sampled(2, 26))
         field = int(beside.get().arrays()[0].reshape(-1)[1])
-    assert field == (2 | 26 << 16 if FORMS.index(form) >= FORMS.index("2.6-before-7884") else 2)
+    assert field == (2 | 26 << 16 if form in PACKS_SLOTS else 2)
 
 
 def test_columns_are_cut_where_the_struct_has_no_place(beside: Beside) -> None:
@@ -159,6 +176,30 @@ def test_two_queues_of_one_id(beside: Beside) -> None:
         Getter(get).get()
     assert is_empty()
     assert beside.kernel.ops.queues.plain is not beside.kernel.ops.queues.scored
+
+
+@pytest.mark.parametrize("op", ["get_output", "get_output_topk", "speculate_get_output_topk"])
+@pytest.mark.parametrize("saved", ["save_output", "save_output_topk", "speculate_save_output_topk"])
+def test_get_of_another_kind_is_an_error_and_the_next_one_is_got(saved: str, op: str, beside: Beside) -> None:
+    """A message that a get op cannot read is dropped with an error, which FastDeploy reads as its own or for ever."""
+    steps = Steps(8)
+    for _ in range(2):
+        beside.save(saved, steps.drawn(saved, 3, 2))
+    if GETS[saved] != op:
+        beside.get_another_kind(beside.kernel.heads[0], op)
+    beside.get_all()
+
+
+def test_every_rank_gets_where_it_is_told_to(beside: Beside) -> None:
+    """`speculate_get_output` reads on ranks above 0 where `get_each_rank` is set, and there alone."""
+    op = "speculate_get_output"
+    beside.save("speculate_save_output", Steps(8).accepted(3))
+    beside.get_on_idle_rank(op, 1)
+    wait_for(op)
+    (found,), (expected,) = stained(op), stained(op)
+    fastdeploy.speculate_get_output(found, 1, False, True)  # noqa: FBT003 - by that engine's positions
+    mask = beside.kernel.get([expected], rank=1, each_rank=True)
+    same_bytes(op, 0, found, expected, mask)
 
 
 @pytest.mark.parametrize("op", sorted(set(GETS.values())))
@@ -262,8 +303,6 @@ def test_queues_are_apart(bus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engine_goes_on_with_its_own_arrays(beside: Beside) -> None:
     """What the engine writes into its arrays after a save changes nothing in what was saved."""
-    from tokenbus_engines import fastdeploy  # noqa: PLC0415 - by its own arrays, not copies
-
     arguments = Steps(9).speculated(6, 4)
     beside.kernel.save("speculate_save_output_topk", arguments)
     fastdeploy.speculate_save_output_topk(*arguments.values())

@@ -1,0 +1,150 @@
+"""The oracle itself: what FastDeploy's sources say of its queue, in numbers that are written down here."""
+
+import errno
+from contextlib import AbstractContextManager
+
+import numpy as np
+import pytest
+
+from benchmarks.errors import NotRunError
+from benchmarks.fastdeploy.theirs import FLAT_FORM, FORMS, GETS, PACKS_FLAG, PACKS_SLOTS
+from benchmarks.sysv import Queue
+from tests.engines.fastdeploy import kernel
+from tests.engines.fastdeploy.bus import stained
+from tests.engines.fastdeploy.engine import Steps
+from tests.engines.fastdeploy.undefined import Array, Given
+
+TOPK, FIRST_TOPK = "speculate_save_output_topk", "mtp_save_first_token_with_topk"
+IDS = 3 + 512
+
+
+def two_slots(sampled: Array, columns: int = 2) -> Given:
+    """Return arguments of the speculative ops with scores: slots of one and two tokens, whose ids name their line."""
+    lines = 10 * np.arange(3)[:, None] + np.arange(columns)
+    return {
+        "sampled_token_ids": sampled,
+        "logprob_token_ids": lines,
+        "logprob_scores": -lines.astype(np.float32),
+        "logprob_ranks": np.arange(3),
+        "token_num_per_batch": np.array([1, 2], np.int32),
+        "cu_batch_token_offset": np.array([0, 1], np.int32),
+        "not_need_stop": np.array([True]),
+        "seq_lens_decoder": np.full(2, 9, np.int32),
+        "prompt_lens": np.full(2, 4),
+        "preempted_idx": np.zeros(2, np.int32),
+    }
+
+
+def got(form: str, op: str, given: Given) -> list[Array]:
+    """Return what an op's get fills in."""
+    outputs = stained(GETS[op])
+    with kernel.queue(form) as queue:
+        queue.save(op, given)
+        queue.get(outputs)
+    return [output.reshape(-1) for output in outputs]
+
+
+def slot(tokens: Array, number: int) -> Array:
+    """Return a slot's lines of ids."""
+    found: Array = tokens[IDS:].reshape(512, 6, 21)[number]
+    return found
+
+
+@pytest.mark.parametrize("form", [FLAT_FORM, *FORMS])
+def test_sampled_tokens_are_read_in_lines_since_5927(form: str) -> None:
+    """Before it slot i's token j is at its offset + j of a flat tensor, since then in line i, column j."""
+    sampled = np.array([101, 201, 202]) if form == FLAT_FORM else np.array([[101, 7], [201, 202]])
+    tokens, _, ranks = got(form, TOPK, two_slots(sampled))
+    assert slot(tokens, 0)[:1, 0].tolist() == [101]
+    assert slot(tokens, 1)[:2, 0].tolist() == [201, 202]
+    assert ranks.reshape(512, 6)[1, :2].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_are_said_and_strided_by_since_7860_and_7883(form: str) -> None:
+    """Two columns: two are written and their number is in the flag, or 21, the rest of them -1."""
+    tokens, scores, _ = got(form, TOPK, two_slots(np.array([[101, 7], [201, 202]]), 21))
+    assert slot(tokens, 1)[1, 1:3].tolist() == [21, 22]
+    assert scores.reshape(512, 6, 21)[1, 1, :3].tolist() == [-20.0, -21.0, -22.0]
+    assert tokens[:3].tolist() == [1, 3 | 21 << 8 if form in PACKS_FLAG else 3, 2]
+    tokens, scores, _ = got(form, "save_output_topk", Steps(1).sampled(2, 3) | {"preempted_idx": np.array([1, 0])})
+    packs = form in PACKS_SLOTS
+    assert tokens[1] == (2 | 3 << 16 if packs else 2)
+    stride = 3 if packs else 21
+    assert tokens[2 : 2 + stride].tolist() == [-9] * stride
+    untouched = stained("get_output_topk")[0].reshape(-1)[0]
+    assert (tokens[2 + 2 * stride :] == untouched).all()
+
+
+@pytest.mark.parametrize("form", ["2.6-before-7861", "develop"])
+def test_draft_behind_a_first_token_has_what_was_there(form: str) -> None:
+    """Beside a draft's id its line has the columns of a message before it: that is why they are masked."""
+    given = dict(two_slots(np.array([[101, 102, 7], [201, 202, 203]]), 21))
+    fuller = given | {"sampled_token_ids": np.array([[0, 0], [0, 0]]), "logprob_token_ids": np.full((3, 21), 77)}
+    outputs = stained(GETS[TOPK])
+    with kernel.queue(form) as queue:
+        queue.save(FIRST_TOPK, fuller)
+        queue.save(FIRST_TOPK, given)
+        for _ in range(2):
+            mask = queue.get(outputs)
+    tokens = outputs[0].reshape(-1)
+    assert tokens[3:5].tolist() == [2, 3]
+    assert slot(tokens, 1)[:3, 0].tolist() == [201, 202, 203]
+    masked = {int(place) for output, places in mask if output == 0 for place in places}
+    assert masked.isdisjoint({IDS + 126, IDS + 126 + 21, IDS + 126 + 42})
+    assert masked.issuperset(range(IDS + 127 + 21, IDS + 126 + 42))
+
+
+def test_first_tokens_negative_count_is_one_more() -> None:
+    """-3, not to be recovered, is sent as -2, and -9 is sent of a preempted slot alone."""
+    given = dict(two_slots(np.array([[1, 2], [3, 4]])))
+    given |= {"token_num_per_batch": np.array([-3, -3], np.int32), "preempted_idx": np.array([0, 1], np.int32)}
+    tokens, _, _ = got("develop", FIRST_TOPK, given)
+    assert tokens[3:5].tolist() == [-2, -9]
+
+
+@pytest.mark.parametrize("op", dict.fromkeys(GETS.values()))
+def test_empty_queue_is_said_at_once(op: str) -> None:
+    """A get that does not wait finds ENOMSG, and writes -2 and no slots; all else stays."""
+    outputs, before = stained(op), stained(op)
+    with kernel.queue() as queue:
+        assert queue.ops.get(op, outputs) == -errno.ENOMSG
+    fields = 3 if op == "speculate_get_output_topk" else 2
+    before[0].reshape(-1)[:fields] = [-2, 0, 0][:fields]
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(outputs, before, strict=True))
+
+
+def test_message_that_is_larger_than_a_gets_struct_stays() -> None:
+    """The kernel refuses it with E2BIG, so the op finds nothing for ever; a smaller message is read and gone."""
+    scored, plain = stained("get_output_topk"), stained("get_output")
+    with kernel.queue() as queue:
+        queue.save("save_output_topk", Steps(1).sampled(2, 3))
+        queue.save("save_output", Steps(1).plain(2))
+        for _ in range(2):
+            assert queue.ops.get("get_output", plain) == -errno.E2BIG
+            assert plain[0][:2, 0].tolist() == [-2, 0]
+        assert queue.ops.get("get_output_topk", scored) == 88_072
+        assert queue.ops.get("get_output_topk", scored) == 2056
+        assert queue.ops.get("get_output", plain) == -errno.ENOMSG
+
+
+@pytest.mark.parametrize("op", GETS)
+def test_structs_have_the_sizes_that_are_sent(op: str) -> None:
+    """A struct is sent whole, whatever is in it."""
+    sizes = {"speculate_get_output_topk": 530_448, "get_output_topk": 88_072, "speculate_get_output": 7176}
+    with kernel.queue() as queue:
+        queue.save(op, Steps(1).drawn(op, 1, 21))
+        assert queue.ops.get(GETS[op], stained(GETS[op])) == sizes.get(GETS[op], 2056)
+
+
+def test_kernel_that_refuses_its_queue_is_skipped_but_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test says why it is skipped; where NEEDS_SYSV is 1, as in CI, it fails."""
+
+    def refuse(_: int) -> AbstractContextManager[Queue]:
+        raise NotRunError("not run: raising them failed")
+
+    monkeypatch.setattr(kernel, "queue_for", refuse)
+    for needed, error in (("0", pytest.skip.Exception), ("1", NotRunError)):
+        monkeypatch.setenv(kernel.NEEDED, needed)
+        with pytest.raises(error, match="raising them failed"), kernel.queue():
+            pass
