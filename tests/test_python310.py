@@ -16,6 +16,7 @@ import pytest
 
 import tokenbus
 from tests.pages import ROOT, blocks
+from tests.support.waiting import until
 from tokenbus_services.settings import Settings
 
 LOCK = ROOT / "requirements" / "python310.txt"
@@ -108,6 +109,15 @@ def test_command_that_needs_a_newer_python_says_so_in_one_line(python: str, comm
     assert len(run.stderr.splitlines()) == 1
 
 
+def test_broken_package_is_not_taken_for_an_old_python(python: str) -> None:
+    """A command that lacks a package of someone else's says which, on 3.10 too."""
+    hidden = "import sys; sys.modules['numpy'] = None; from tokenbus_services.cli import main; main(['worker'])"
+    run = _run(python, "-c", hidden)
+    assert run.returncode
+    assert "needs Python" not in run.stderr
+    assert "numpy" in run.stderr
+
+
 def test_ops_and_contract_pass_their_tests(python: str) -> None:
     """The tests of FastDeploy's ops, and of messages both ways, pass on it."""
     ops = [f"tests/engines/fastdeploy/test_{name}.py" for name in ("differential", "errors", "processes")]
@@ -149,6 +159,7 @@ async def test_worker_serves_a_client_of_a_newer_python(python: str, processor: 
     }
     worker = subprocess.Popen([python, "-c", ENGINE], env=environment, stderr=subprocess.PIPE)  # noqa: ASYNC220
     try:
+        await until(lambda: processor.workers.by_id)
         async with tokenbus.connect(bus.clients_address) as client:
             tokens = [token.id async for token in client.generate([5, 6, 7], max_tokens=1)]
         assert tokens == [7]

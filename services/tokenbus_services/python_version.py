@@ -9,6 +9,7 @@ _NEED_3_11 = {
     ),
     *(f"tokenbus_engines.{name}" for name in ("ngram", "paddle", "transformers", "vllm")),
 }
+_LIBRARY = sys.stdlib_module_names | {"tomllib"}
 
 
 class PythonVersionError(ImportError):
@@ -21,8 +22,9 @@ class PythonVersionError(ImportError):
 
     @classmethod
     def instead_of(cls, error: ImportError, name: str) -> ImportError:
-        """Return the error of an import, or on an older Python, which may lack anything, that this is why."""
-        return error if sys.version_info >= (3, 11) or isinstance(error, cls) else cls.of(name)
+        """Return the error of an import, or that Python is too old where its own library lacks what is imported."""
+        lacking = (error.name or "").partition(".")[0]
+        return cls.of(name) if sys.version_info < (3, 11) and lacking in _LIBRARY else error
 
 
 class _Refusal:
