@@ -15,6 +15,7 @@ COPY gpu_ops/tokenbus_gpu_ops gpu_ops/tokenbus_gpu_ops
 COPY services/tokenbus services/tokenbus
 COPY services/tokenbus_engines services/tokenbus_engines
 COPY services/tokenbus_services services/tokenbus_services
+COPY services/tokenbus_fastdeploy.pth services/
 RUN python -m hatchling build -t wheel -d dist \
     && /opt/tokenbus/bin/python -m pip install --no-deps --no-index dist/*.whl
 
