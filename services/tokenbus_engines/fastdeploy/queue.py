@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,8 +39,10 @@ _LARGE = 1 << 16
 _MANY = 64
 """With so many messages not got the thread reads acknowledgements, too: the kernel keeps some 270 for us."""
 _BACKLOG = 128
-Pack = Callable[[int, int], tuple[bytes, int]]
 _MOST_CONNECTIONS = 1024
+_NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
+"""Why a connection fails while no get side listens, or one that has too many connections to accept just now."""
+Pack = Callable[[int, int], tuple[bytes, int]]
 
 
 @dataclass(slots=True)
@@ -88,6 +90,9 @@ class QueueSender:
         self._offset = 0
         """How much of the next one is."""
         self._socket: socket.socket | None = None
+        self._connect_at = 0.0
+        """When to connect again after a connection broke."""
+        self._repeated_log = DeduplicatedLog()
         self._waiting = 0
         self._is_closed = False
         self.counts = SendCounts()
@@ -182,12 +187,18 @@ class QueueSender:
         raise QueueFullError(Path(self._path).name, data, len(self._kept), self._bytes, f"{limits}{reader}")
 
     def _connect(self) -> None:
+        if time.monotonic() < self._connect_at:
+            return
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)  # noqa: FBT003 - the standard library's
         try:
             connection.connect(self._path)
-        except OSError:  # no get side is there yet, or it has too many to take up just now
+        except OSError as error:
             connection.close()
+            if not isinstance(error, _NOT_THERE):
+                self._repeated_log.begin(
+                    "connect", _log.warning, "queue cannot be reached", path=self._path, error=error
+                )
             return
         for option in (socket.SO_SNDBUF, _FORCE):
             with contextlib.suppress(OSError):  # only some may have more than the system's limit
@@ -200,6 +211,7 @@ class QueueSender:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+            self._connect_at = time.monotonic() + self._reconnect_seconds
         self._sent = self._offset = 0
 
     def _write(self) -> None:
@@ -253,6 +265,14 @@ class QueueSender:
                 if self._is_closed:
                     return
                 self._write()
+                if self._socket is None and len(self._kept) >= _MANY:
+                    self._repeated_log.begin(
+                        "alone",
+                        _log.warning,
+                        "no process gets from the queue",
+                        path=self._path,
+                        waiting=len(self._kept),
+                    )
                 reads = bool(self._waiting) or len(self._kept) >= _MANY
                 if reads:
                     self._read_acks()
@@ -293,7 +313,6 @@ class _Source:
         "_receive",
         "connection",
         "is_watched",
-        "is_whole",
         "reading",
     )
 
@@ -304,17 +323,21 @@ class _Source:
         buffer = bytearray(native.most_bytes())  # memory that is used only as far as messages are large
         self._buffer, self._address = memoryview(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self.reading = native.Reading()
-        self.is_whole, self.is_watched = False, True
+        self.is_watched = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the next message is here."""
+        reading = self.reading
+        return bool(reading.bytes) and reading.have == reading.bytes
 
     def acknowledge(self) -> None:
         """Tell the process that its message was got, and begin with the next one."""
         self._acknowledge(self._number, self.reading)
-        self.is_whole = False
 
     def read(self) -> int:
         """Read of the next message what is there, and return how that went."""
         progress: int = self._receive(self._number, self._address, self.reading)
-        self.is_whole = progress == native.WHOLE
         return progress
 
     def message(self) -> Received:
@@ -329,6 +352,7 @@ class QueueReceiver:
     def __init__(self, path: str) -> None:
         """Listen at a path, or raise an AddressError: another process gets from it."""
         self._using = threading.Lock()
+        self._taking = threading.Lock()
         self._sources: dict[int, _Source] = {}
         self._next: Received | None = None
         self._first: _Source | None = None
@@ -337,10 +361,13 @@ class QueueReceiver:
         self._repeated_log = DeduplicatedLog()
         self._path = path
         self.got = 0
-        self._held = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._held = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise AddressError(f"ipc://{path}", error.strerror or str(error)) from None
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(path).unlink(missing_ok=True)  # of one that was killed
+            Path(path).unlink(missing_ok=True)  # of a get side that was killed
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.setblocking(False)  # noqa: FBT003 - the standard library's
             self._listener.bind(path)
@@ -355,6 +382,20 @@ class QueueReceiver:
         self._poll = select.poll()
         for each in (self._listener, self._woken):
             self._poll.register(each, select.POLLIN)
+
+    @contextlib.contextmanager
+    def taking(self, *, wait: bool) -> Iterator["QueueReceiver | None"]:
+        """Let one thread at a time take a message, by `peek` and `pop`.
+
+        Without `wait` it is None where another thread is taking one: that thread waits for the next message itself.
+        """
+        if not self._taking.acquire(blocking=wait):
+            yield None
+            return
+        try:
+            yield self
+        finally:
+            self._taking.release()
 
     def peek(self, seconds: float | None) -> Received | None:
         """Return the next message, or None if there is none within some seconds; None: wait as long as it takes."""
@@ -384,10 +425,11 @@ class QueueReceiver:
             if self._next is not None and self._first is not None:
                 self._next = None
                 self.got += 1
-                self._first.acknowledge()
+                # In this order, as a signal's handler may raise at any line: what is not watched is never read again.
                 if not self._first.is_watched:
                     self._poll.register(self._first.connection, select.POLLIN)
                     self._first.is_watched = True
+                self._first.acknowledge()
 
     def close(self) -> None:
         """End; what was not got is kept by the processes that saved it."""
@@ -422,8 +464,8 @@ class QueueReceiver:
 
     def _read_from(self, source: _Source, number: int) -> None:
         if source.is_whole:
-            self._poll.unregister(number)  # nothing is done with it until that one is got
             source.is_watched = False
+            self._poll.unregister(number)  # nothing is done with it until that one is got
             return
         progress = source.read()
         if progress == native.REFUSED:
@@ -437,19 +479,20 @@ class QueueReceiver:
         source.connection.close()
 
     def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it has gone again
-            return
-        if len(self._sources) >= _MOST_CONNECTIONS:
-            connection.close()
-            return
-        connection.setblocking(False)  # noqa: FBT003 - the standard library's
-        source = _Source(connection)
-        number = connection.fileno()
-        self._sources[number] = source
-        self._poll.register(number, select.POLLIN)
-        self._read_from(source, number)
+        """Accept all connections that wait, so that the oldest message of all their processes is the next one."""
+        while len(self._sources) < _MOST_CONNECTIONS:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # there is none, or it has gone again
+                return
+            connection.setblocking(False)  # noqa: FBT003 - the standard library's
+            source = _Source(connection)
+            number = connection.fileno()
+            self._sources[number] = source
+            self._poll.register(number, select.POLLIN)
+            self._read_from(source, number)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
 
 
 def _stamp(source: _Source) -> int:

@@ -1,5 +1,6 @@
 """The queue's two sides by themselves: what they do when sockets are full, broken, or another program's."""
 
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
+from tests.support.waiting import wait_until
 from tokenbus_engines.fastdeploy.message import HEADER, Header, Kind, Message, unpacked
 from tokenbus_engines.fastdeploy.queue import QueueReceiver, QueueSender
 
@@ -155,6 +157,39 @@ def test_header_that_contradicts_itself(changes: dict[str, Any], folder: Path) -
         receiver.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "counts", "tokens"),
+    [
+        (Kind.SPECULATED_SCORED, [7, 1], 8),
+        (Kind.SPECULATED_SCORED, [2, 2], 3),
+        (Kind.SPECULATED, [6, 6], 2),
+        (Kind.SPECULATED, [100_000, 1], 2),
+        (Kind.SPECULATED, [-3, 1], 2),
+        (Kind.SINGLE_SCORED, [1, 1], 1),
+        (Kind.SINGLE, [1, 1], 1),
+    ],
+)
+def test_counts_that_contradict_the_header(kind: Kind, counts: list[int], tokens: int, folder: Path) -> None:
+    """Counts are held against how many tokens there are, before any is written into a tensor: its connection ends."""
+    given = message(1, tokens)
+    given.kind, given.counts = kind, np.array(counts, np.int32)
+    if not kind.is_scored:
+        given.scores, given.ranks = given.scores[:0], given.ranks[:0]
+    receiver, sender = QueueReceiver(str(folder / "q")), sender_in(folder)
+    try:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(str(folder / "q"))
+            other.sendall(given.packed(1, 1))
+            send(sender, message(4), 2)
+            assert numbers(receiver, 1) == [4]
+            other.settimeout(MOST_SECONDS)
+            with contextlib.suppress(ConnectionResetError):  # where its bytes were not all read
+                assert other.recv(1) == b""
+    finally:
+        sender.close(0)
+        receiver.close()
+
+
 def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
     """A thread that waits for a message gets an error when the get side is closed."""
     receiver = QueueReceiver(str(folder / "q"))
@@ -184,3 +219,56 @@ def test_oldest_of_several_is_next(folder: Path) -> None:
         one.close(0)
         other.close(0)
         receiver.close()
+
+
+def test_oldest_of_several_that_waited_is_next(folder: Path) -> None:
+    """Processes that came before the first get have their messages ordered, too."""
+    receiver = QueueReceiver(str(folder / "q"))
+    connections = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    try:
+        for stamp, connection in reversed([*enumerate(connections)]):
+            connection.connect(str(folder / "q"))
+            connection.sendall(message(stamp).packed(1, stamp))
+        assert numbers(receiver, 3) == [0, 1, 2]
+    finally:
+        for connection in connections:
+            connection.close()
+        receiver.close()
+
+
+def test_connection_that_breaks_is_not_tried_again_at_once(folder: Path) -> None:
+    """A get side that accepts and closes costs a connection for each `bus.reconnect_ms`, and not one for each save."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "q"))
+        listener.listen()
+        sender = QueueSender(str(folder / "q"), settings_in(folder).worker, 3600)
+        try:
+            send(sender, message(0), 0)
+            listener.accept()[0].close()
+            for number in range(1, 4):
+                send(sender, message(number, 512, 6, 21), number)
+            assert sender.counts.connections == 1
+        finally:
+            sender.close(0)
+
+
+def test_queue_that_nothing_gets_from_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line says that messages wait and no process gets them, as where the token processor has FastDeploy's ops."""
+    sender = sender_in(folder)
+    try:
+        for number in range(200):
+            send(sender, message(number), number)
+        wait_until(lambda: "no process gets from the queue" in caplog.text)
+    finally:
+        sender.close(0)
+
+
+def test_path_that_cannot_be_connected_to_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a queue's path is no socket, one line says why nothing of what is saved arrives."""
+    (folder / "q").symlink_to("q")
+    sender = sender_in(folder)
+    try:
+        send(sender, message(0), 0)
+        wait_until(lambda: "queue cannot be reached" in caplog.text)
+    finally:
+        sender.close(0)

@@ -33,6 +33,7 @@ extern void *PyErr_Occurred(void);
 extern int PyObject_GetBuffer(void *object, Buffer *into, int flags);
 extern void PyBuffer_Release(Buffer *buffer);
 extern void PyErr_Clear(void);
+extern int PyObject_IsTrue(void *object);
 extern void *PyBytes_FromStringAndSize(const char *data, Size bytes);
 extern char *PyBytes_AsString(void *bytes);
 
@@ -48,6 +49,7 @@ extern char *PyBytes_AsString(void *bytes);
 #define PREEMPTED (-9)
 #define NOTHING (-1)
 #define NOTHING_READ (-2)
+#define FLAT (-1)
 #define TARGET 3
 
 enum op { SPECULATED_TOPK, FIRST_TOPK, SINGLE_TOPK, SPECULATED, FIRST, SINGLE };
@@ -105,7 +107,7 @@ static int take(struct given *given, const struct call *call, void *tuple, struc
     memset(given, 0, sizeof *given);
     given->op = call->op, given->is_dense = call->is_dense;
     given->flag = call->flag_at < 0 ? TARGET : (int32_t)PyLong_AsLong(PyTuple_GetItem(tuple, call->flag_at)) & 0xFF;
-    given->skips_prefill = call->skips_at < 0 || PyLong_AsLong(PyTuple_GetItem(tuple, call->skips_at));
+    given->skips_prefill = call->skips_at < 0 || PyObject_IsTrue(PyTuple_GetItem(tuple, call->skips_at));
     for (int role = 0; role < ROLES; role++) {
         if (call->places[role] < 0) continue;
         Buffer *buffer = &given->of[role];
@@ -135,15 +137,15 @@ static int take_message_id(struct given *given, struct outcome *fault) {
     return given->message_id < 1 || given->message_id == 2 ? fails(fault, NO_MESSAGE_ID, 0, 0, 0, 0) : 1;
 }
 
-/* How the sampled tokens lie: a line for each slot of so many, or one behind the other (0). */
+/* How many tokens each slot's line of sampled tokens has; FLAT: the tokens of all slots are one sequence. */
 static int64_t line_width(const struct given *given, int64_t slots) {
-    if (given->of[TOKENS].dimensions < 2) return 0;
+    if (given->of[TOKENS].dimensions < 2) return FLAT;
     int64_t width = given->of[TOKENS].shape[1];
     if (width != 1) return width;
     /* One column may be lines of one token, or a flat array that stands upright: the counts say which. */
-    if (first_dimension(given, TOKENS) < slots) return 0;
+    if (first_dimension(given, TOKENS) < slots) return FLAT;
     for (int64_t slot = 0; slot < slots; slot++)
-        if (DATA(int32_t, COUNTS)[slot] > 1) return 0;
+        if (DATA(int32_t, COUNTS)[slot] > 1) return FLAT;
     return 1;
 }
 
@@ -171,7 +173,7 @@ static int check_places(const struct given *given, int op, int64_t slots, const 
     for (int64_t slot = 0; slot < slots; slot++) {
         int64_t tokens = counts[slot];
         if (tokens <= 0) continue;
-        if (width) {
+        if (width != FLAT) {
             if (slot >= first_dimension(given, TOKENS)) return fails(fault, TOO_SHORT, TOKENS, slot, slot + 1, first_dimension(given, TOKENS));
             if (tokens > width) return fails(fault, NARROW, TOKENS, slot, tokens, width);
         }
@@ -179,7 +181,7 @@ static int check_places(const struct given *given, int op, int64_t slots, const 
         /* Newer runners pass offsets of the slots in use alone. */
         if (slot >= given->items[OFFSETS]) return fails(fault, TOO_SHORT, OFFSETS, slot, slot + 1, given->items[OFFSETS]);
         int64_t begin = DATA(int32_t, OFFSETS)[slot], of_slot = op == FIRST_TOPK ? 1 : tokens;
-        int64_t there = width ? given->of[IDS].shape[0] : given->items[TOKENS];
+        int64_t there = width == FLAT ? given->items[TOKENS] : given->of[IDS].shape[0];
         if (begin < 0 || begin + of_slot > there) {
             fails(fault, NO_PLACE, OFFSETS, slot, there, begin);
             fault->role |= of_slot << 8;
@@ -227,7 +229,7 @@ static void write_tokens(const struct given *given, int op, int64_t slots, const
     for (int64_t slot = 0; slot < slots; slot++) {
         if (counts[slot] <= 0) continue;
         int64_t begin = given->has[OFFSETS] ? DATA(int32_t, OFFSETS)[slot] : 0;
-        const int64_t *own = width ? tokens + slot * width : tokens + begin;
+        const int64_t *own = tokens + (width == FLAT ? begin : slot * width);
         for (int32_t place = 0; place < counts[slot]; place++, entry++) {
             if (!given->has[SCORES]) into->tokens[entry] = (int32_t)own[place];
             else if (place == 0 || op == SPECULATED_TOPK) write_line(given, into, entry, begin + place, columns, own[place]);
@@ -284,6 +286,7 @@ static int check_shapes(const struct given *given, int op, int64_t *slots, struc
     if (has_lines ? dimensions != 2 : dimensions < 1 || dimensions > 2) return fails(fault, DIMENSIONS, TOKENS, 0, has_lines ? 2 : 1, dimensions);
     if (given->has[IDS] && (given->of[IDS].dimensions != 2 || given->of[IDS].shape[1] < 1))
         return fails(fault, DIMENSIONS, IDS, 0, 2, given->of[IDS].dimensions);
+    if (!given->of[counted].dimensions) return fails(fault, DIMENSIONS, counted, 0, 1, 0);
     *slots = first_dimension(given, counted);
     if (*slots > most) return fails(fault, MOST_SLOTS, counted, 0, most, *slots);
     for (int role = COUNTS; role < ROLES; role++)
@@ -377,10 +380,22 @@ static int is_sound(const struct header *header) {
     if (header->magic != MAGIC || kind < KIND_SPECULATED_SCORED || kind > KIND_SINGLE || !header->columns) return 0;
     int is_single = kind == KIND_SINGLE || kind == KIND_SINGLE_SCORED, is_scored = kind <= KIND_SINGLE_SCORED;
     uint64_t slots = header->slots, entries = header->entries, columns = header->columns;
-    if (slots > MOST[kind] || entries > (is_single ? slots : slots * MOST_TOKENS)) return 0;
+    if (slots > MOST[kind] || (is_single ? entries != slots : entries > slots * MOST_TOKENS)) return 0;
     if (columns > COLUMNS && !(kind == KIND_SINGLE_SCORED && slots * columns <= STRUCT_PLACES)) return 0;
     uint64_t items = (kind == KIND_SINGLE ? 0 : slots) + entries * columns * (1 + is_scored) + entries * is_scored;
     return header->bytes == sizeof *header + 4 * items;
+}
+
+/* Tell whether the slots' counts name as many tokens as the message has: `fill` writes as many as they name. */
+static int has_sound_counts(const struct header *header) {
+    if (header->kind == KIND_SINGLE || header->kind == KIND_SINGLE_SCORED) return 1;
+    const int32_t *counts = (const int32_t *)(header + 1);
+    uint64_t entries = 0;
+    for (uint32_t slot = 0; slot < header->slots; slot++) {
+        if (counts[slot] > MOST_TOKENS) return 0;
+        entries += counts[slot] > 0 ? (uint64_t)counts[slot] : 0;
+    }
+    return entries == header->entries;
 }
 
 /* Read of a message what is in a socket that does not block, and nothing of the one behind it. */
@@ -398,7 +413,7 @@ int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *readin
             reading->bytes = header->bytes, reading->kind = header->kind;
             reading->sequence = header->sequence, reading->stamp = header->stamp;
         }
-        if (reading->have == reading->bytes) return WHOLE;
+        if (reading->have == reading->bytes) return has_sound_counts((const struct header *)buffer) ? WHOLE : REFUSED;
     }
 }
 
