@@ -165,7 +165,7 @@ def _step(given: Mapping[str, Any], *, message_id: int, is_flat: bool) -> tuple[
             step.slots = array.shape[0]
     step.message_id, step.flag = message_id, given.get("message_flag", 3)
     step.rank, step.each_rank = given.get("rank_id", 0), given.get("save_each_rank", False)
-    step.skips_prefill = given.get("skip_chunk_prefill", True)
+    step.skips_prefill = bool(given.get("skip_chunk_prefill", True))
     return step, arrays
 
 

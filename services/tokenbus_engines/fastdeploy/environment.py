@@ -1,5 +1,6 @@
 """What the engine's environment says: which queue it means, and so where its messages go."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 _MOST = 2**31 - 1
 _RESERVED = 2
 _IPC = "ipc://"
+_MOST_PATH = 96
+"""Bytes of a queue's path: a Unix socket's has at most 107, and the other queue of an id is named 11 bytes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,14 @@ def queue_path(settings: Settings, queue: int) -> str:
     """Return where the get side of a queue listens: beside the bus's own address, where that is a path that is set."""
     address = settings.bus.workers_address
     if is_published(settings) and address.startswith(_IPC):
-        return f"{address.removeprefix(_IPC)}.queue-{queue}"
-    folder = Path(tempfile.gettempdir()) / f"tokenbus-{os.getuid()}"
-    _make_private(folder)
-    return str(folder / f"fastdeploy-{queue}")
+        setting, path = "bus.workers_address", f"{address.removeprefix(_IPC)}.queue-{queue}"
+    else:
+        folder = Path(tempfile.gettempdir()) / f"tokenbus-{os.getuid()}"
+        _make_private(folder)
+        setting, path = "TMPDIR", str(folder / f"fastdeploy-{queue}")
+    if len(os.fsencode(path)) > _MOST_PATH:
+        raise SettingsError(setting, f"at most {_MOST_PATH} bytes for the path of the queue's socket", path)
+    return path
 
 
 def is_published(settings: Settings) -> bool:
@@ -81,7 +88,8 @@ def settings_for(environment: Mapping[str, str] = os.environ) -> Settings:
 
 def _make_private(folder: Path) -> None:
     """Make the folder, which only this user may write to: it has a name that anyone can guess."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
         raise SettingsError("TMPDIR", "a folder in which ours is this user's alone", str(folder))
@@ -89,7 +97,6 @@ def _make_private(folder: Path) -> None:
 
 @lru_cache(16)
 def _whole(name: str, given: str, least: int) -> int:
-    text = given.strip()
-    if not (text.isascii() and text.isdigit() and least <= int(text[:11]) <= _MOST):
-        raise SettingsError(name, f"a whole number from {least} to {_MOST}", text)
-    return int(text)
+    if not (given.isascii() and given.isdigit() and least <= int(given[:11]) <= _MOST):
+        raise SettingsError(name, f"a whole number from {least} to {_MOST}", given)
+    return int(given)

@@ -49,7 +49,7 @@ def speculate_get_output(
     /,
 ) -> None:
     """Get the next step under speculation, without logprobs; -2 as the stop flag says that there is none."""
-    if rank_id <= 0 or get_each_rank:
+    if tensors.whole_number("speculate_get_output.rank_id", rank_id) <= 0 or get_each_rank:
         _get("speculate_get_output", Kind.SPECULATED, (output_tokens,), wait=wait_flag)
 
 
@@ -76,7 +76,7 @@ def get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
 
 def get_output(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> None:  # noqa: FBT001 - as above
     """Get the next step without speculation and without logprobs; -2 as the stop flag says that there is none."""
-    if rank_id <= 0:
+    if tensors.whole_number("get_output.rank_id", rank_id) <= 0:
         _get("get_output", Kind.SINGLE, (output_tokens,), wait=wait_flag)
 
 
@@ -90,33 +90,39 @@ def _get(  # noqa: PLR0913 - what differs between the ops
     op: str, kind: Kind, given: tuple[Tensor, ...], k: int = ALTERNATIVES, *, packs_columns: bool = False, wait: bool
 ) -> None:
     """Get the next message of a queue into an op's tensors."""
-    if not 0 <= k <= ALTERNATIVES:
-        raise ContractError(f"{op}.real_k", f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
-    outputs = [tensors.host(op, tensor) for tensor in given]
+    name = f"{op}.k" if kind is Kind.SINGLE_SCORED else f"{op}.real_k"
+    if not 0 <= tensors.whole_number(name, k) <= ALTERNATIVES:
+        raise ContractError(name, f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
+    outputs = [_output(f"{op}.{name}", tensor) for name, tensor in zip(_OUTPUTS, given, strict=False)]
     places = (outputs * 3)[:3]  # the ops without scores have one, and ops.c looks at no other
     fill, fault, columns = native.fill(), native.Outcome(), k + 1
     if not fill(kind, None, False, packs_columns, columns, *places, fault):  # noqa: FBT003 - by ops.c's positions
         raise _error(op, fault, outputs)
-    receiver = PROCESS.receiver(kind)
-    found = receiver.peek(None if wait else 0.0)
-    if found is None:
-        fill(kind, None, True, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
-    elif found.kind is not kind:
-        receiver.pop()
-        limit = f"one of {kind.name.lower()}, as this op reads it"
-        raise ContractError(f"{op}.message", limit, f"{found.kind.name.lower()}, which is dropped", rule=Rule.KIND)
-    else:
-        fill(kind, found.address, False, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
-        receiver.pop()
-    for tensor, output in zip(given, outputs, strict=True):
-        tensors.store(tensor, output)
+    with PROCESS.receiver(kind).taking(wait=bool(wait)) as receiver:
+        found = None if receiver is None else receiver.peek(None if wait else 0.0)
+        if receiver is None or found is None:
+            fill(kind, None, True, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
+        elif found.kind is not kind:
+            receiver.pop()
+            limit = f"one of {kind.name.lower()}, as this op reads it"
+            raise ContractError(f"{op}.message", limit, f"{found.kind.name.lower()}, which is dropped", rule=Rule.KIND)
+        else:
+            fill(kind, found.address, False, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
+            receiver.pop()
+        for tensor, output in zip(given, outputs, strict=True):
+            tensors.store(tensor, output)
+
+
+def _output(name: str, tensor: Tensor) -> Host:
+    """Return the array that a tensor's content is written to, or raise a ContractError."""
+    tensors.check_writable(name, tensor)
+    return tensors.host(name, tensor)
 
 
 def _error(op: str, fault: native.Outcome, outputs: list[Host]) -> ContractError:
     field, dtype, output = f"{op}.{_OUTPUTS[fault.role]}", _DTYPES[fault.role], outputs[fault.role]
     if output.dtype != dtype:
-        return ContractError(field, dtype.name, output.dtype.name, rule=Rule.TYPE)
+        return ContractError(field, dtype.name, str(output.dtype), rule=Rule.TYPE)
     if fault.what == _TOO_SHORT:
         return ContractError(field, f"at least {fault.limit} elements", fault.value, rule=Rule.LENGTH)
-    limit = "an array that is contiguous and may be written to"
-    return ContractError(field, limit, "another", rule=Rule.TYPE)
+    return ContractError(field, "an array that is contiguous", "one that is not", rule=Rule.TYPE)

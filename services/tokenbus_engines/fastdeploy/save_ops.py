@@ -130,8 +130,13 @@ class _Call:
         for role, at in zip(_Role, self.places, strict=True):
             if at >= 0:
                 array = tensors.host(self._field(role), given[at])
-                found[at] = np.ascontiguousarray(tensors.converted(self._field(role), array, _DTYPES[role]))
+                found[at] = np.asarray(tensors.converted(self._field(role), array, _DTYPES[role]), order="C")
         return tuple(found)
+
+    def check_flag(self, given: tuple[Any, ...]) -> None:
+        """Raise a ContractError if the message flag is no number."""
+        if self.native.flag_at >= 0:
+            tensors.whole_number(f"{self.op}.message_flag", given[self.native.flag_at])
 
     def error(self, outcome: native.Outcome, given: tuple[Any, ...]) -> Exception:
         """Return the error that says what does not fit."""
@@ -155,7 +160,8 @@ class _Call:
         shape = np.shape(given[self.places[role]])
         match fault.what:
             case _What.DIMENSIONS:
-                limit, actual, rule = f"{limit} dimensions", f"shape {shape}", Rule.TYPE
+                limit += " dimension" if fault.limit == 1 else " dimensions"
+                actual, rule = f"shape {shape}", Rule.TYPE
             case _What.MOST_SLOTS:
                 limit = f"at most {limit} slots"
             case _What.TOO_SHORT:
@@ -185,7 +191,11 @@ class _Step:
     def pack(self, socket: int, sequence: int, /) -> tuple[bytes, int]:
         """Return the message, and how much of it a socket took."""
         call, outcome, make = self._call, native.Outcome(), native.pack()
-        data: bytes = make(call.native, outcome, self._given, socket, sequence)
+        try:
+            data: bytes = make(call.native, outcome, self._given, socket, sequence)
+        except (TypeError, ValueError, OverflowError):  # an argument beside the tensors is no number
+            call.check_flag(self._given)
+            raise
         if not data and outcome.what == _What.NO_BUFFER:  # not numpy's, or of another type than FastDeploy has
             self._given = call.arrays(self._given)
             data = make(call.native, outcome, self._given, socket, sequence)
@@ -219,14 +229,16 @@ class _SaveOp:
         if call is None:
             known = " or ".join(", ".join(map(str, self._calls)).rsplit(", ", 1))
             raise TypeError(f"{self.__name__}: {known} arguments, got {len(given)}")
+        preempted = call.places[_Role.PREEMPTED]
+        if preempted >= 0:
+            tensors.check_writable(f"{self.__name__}.preempted_idx", given[preempted])
         try:
-            rank, form = int(given[call.rank]), PROCESS.form
+            rank, form = tensors.whole_number(f"{self.__name__}.rank_id", given[call.rank]), PROCESS.form
             saves_each_rank = call.each_rank >= 0 and given[call.each_rank] and self._heeds_each_rank(form)
             if rank <= 0 or saves_each_rank:  # the other ranks compute the same
                 call.native.is_dense = form.packs_slots
                 PROCESS.sender().save(_Step(call, given, rank))
         finally:
-            preempted = call.places[_Role.PREEMPTED]
             if preempted >= 0:  # the next step must not see them, on whichever rank, whatever happened
                 tensors.clear(given[preempted])
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import operator
 from functools import lru_cache
 from typing import Any
 
@@ -19,15 +20,43 @@ _KINDS = {"i": "iu", "f": "f", "b": "biuf"}
 
 def host(name: str, tensor: Tensor) -> Host:
     """Return a tensor as numpy's array: where it lies in the computer's own memory, else a copy."""
-    if type(tensor) is np.ndarray:
-        return tensor
+    if isinstance(tensor, np.ndarray):
+        return np.asarray(tensor)
     found = _in_place(tensor)
-    return np.array(on_host(name, tensor), order="C") if found is None else found
+    if found is not None:
+        return found
+    if "bfloat16" in str(getattr(tensor, "dtype", "")):  # numpy has no such type: paddle returns its bits as integers
+        raise ContractError(name, "a type that numpy has", "bfloat16", rule=Rule.TYPE)
+    return np.array(on_host(name, tensor), order="C")
+
+
+def check_writable(name: str, tensor: Tensor) -> None:
+    """Raise a ContractError if `store` and `clear` cannot write to a tensor, or would write beside it."""
+    if isinstance(tensor, np.ndarray):
+        got = "" if tensor.flags.writeable else "one that is read-only"
+    elif not hasattr(tensor, "set_value"):
+        got = type(tensor).__name__
+    else:  # paddle's `set_value` takes a view for the whole that it is a view of
+        is_contiguous = getattr(tensor, "is_contiguous", None)
+        got = "a view that is not contiguous" if is_contiguous and not is_contiguous() else ""
+    if got:
+        raise ContractError(name, "a tensor of paddle or an array of numpy to write to", got, rule=Rule.TYPE)
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return an argument that is a whole number of 64 bits, or raise a ContractError."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ContractError(name, "a whole number", type(value).__name__, rule=Rule.TYPE) from None
+    if not -(2**63) <= found < 2**63:
+        raise ContractError(name, "a whole number of 64 bits", found, rule=Rule.TYPE)
+    return found
 
 
 def store(tensor: Tensor, array: Host) -> None:
     """Let a tensor have what was written to the array that `host` returned of it."""
-    if type(tensor) is not np.ndarray and _in_place(tensor) is None:
+    if not isinstance(tensor, np.ndarray) and _in_place(tensor) is None:
         tensor.set_value(array)
 
 
@@ -35,7 +64,8 @@ def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
     """Return an array as one of another type, if that changes no value, or raise a ContractError."""
     if array.dtype.kind not in _KINDS[dtype.kind]:
         raise ContractError(name, dtype.name, array.dtype.name, rule=Rule.TYPE)
-    found: Host = array.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        found: Host = array.astype(dtype, copy=False)
     if dtype.kind == "i" and not np.array_equal(found, array):
         raise ContractError(name, f"{dtype.name}, in its range", array.dtype.name, rule=Rule.TYPE)
     return found
@@ -43,7 +73,7 @@ def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
 
 def clear(tensor: Tensor) -> None:
     """Set all of a tensor's elements to zero where it lies."""
-    array = tensor if type(tensor) is np.ndarray else _in_place(tensor)
+    array = tensor if isinstance(tensor, np.ndarray) else _in_place(tensor)
     if array is not None:
         array[...] = 0
         return

@@ -70,7 +70,28 @@ def test_switch_is_on_or_off() -> None:
     assert str(refused.value) == "TOKENBUS_FASTDEPLOY: on or off, got 'of'"
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "99999999999", "²"])
+def test_path_that_no_socket_can_have(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is too long for a socket is named by both sides: a save would wait for a get side that cannot be."""
+    monkeypatch.setattr(tempfile, "tempdir", str(own_folder.parent / ("long" * 20)))
+    Path(tempfile.gettempdir()).mkdir()
+    with pytest.raises(SettingsError) as refused:
+        queue_path(settings_for({}), 1)
+    assert str(refused.value).startswith("TMPDIR: at most 96 bytes for the path of the queue's socket, got")
+    far = settings_for({"TOKENBUS_BUS_WORKERS_ADDRESS": f"ipc:///run/{'long' * 20}"})
+    with pytest.raises(SettingsError) as refused:
+        queue_path(far, 21_474_836)
+    assert str(refused.value).startswith("bus.workers_address: at most 96 bytes")
+
+
+def test_file_in_the_folders_place_is_refused(own_folder: Path) -> None:
+    """What is there under the folder's name and is no folder is named."""
+    own_folder.touch(mode=0o600)
+    with pytest.raises(SettingsError) as refused:
+        queue_path(settings_for({}), 1)
+    assert str(refused.value).startswith("TMPDIR: a folder in which ours is this user's alone")
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "99999999999", "²", " 5", "5\n"])
 def test_queue_that_is_no_number(text: str) -> None:
     """A queue that is no whole number is named, with what it may be."""
     with pytest.raises(SettingsError) as refused:
@@ -87,6 +108,19 @@ def test_message_id_that_means_something_else() -> None:
     with pytest.raises(SettingsError) as refused:
         message_id({"INFERENCE_MSG_ID": "0"})
     assert str(refused.value) == "INFERENCE_MSG_ID: a whole number from 1 to 2147483647, got '0'"
+
+
+@pytest.mark.usefixtures("bus")
+def test_save_names_a_variable_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save reads the variables at each step, and says which of them it cannot read, whatever they were before."""
+    for name, least in (("INFERENCE_MSG_ID", 1), ("INFERENCE_MSG_QUEUE_ID", 0)):
+        for text in (" 5", "x", "5 "):
+            monkeypatch.setenv(name, text)
+            with pytest.raises(SettingsError) as refused:
+                save("save_output", Steps(8).plain(2))
+            assert str(refused.value) == f"{name}: a whole number from {least} to 2147483647, got {text!r}"
+        monkeypatch.setenv(name, "5")
+        save("save_output", Steps(8).plain(2))
 
 
 @pytest.mark.parametrize("is_running", [True, False])

@@ -1,19 +1,21 @@
 """What that engine's ops passed over in silence is one clear error here, and nothing of the step is sent."""
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.fastdeploy.theirs import GETS
-from tests.engines.fastdeploy.bus import Beside, Getter, is_empty, save, stained, wait_for
+from tests.engines.fastdeploy.bus import MOST_SECONDS, Beside, Getter, is_empty, save, stained, wait_for
 from tests.engines.fastdeploy.engine import Steps, outputs
 from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 
 TOPK, FIRST, PLAIN = "speculate_save_output_topk", "mtp_save_first_token_with_topk", "speculate_save_output"
 
-DO_NOT_WAIT = False
+DO_NOT_WAIT, WAIT = False, True
+WRITABLE = "a tensor of paddle or an array of numpy to write to"
 
 
 def two_slots(op: str) -> dict[str, Any]:
@@ -81,6 +83,17 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (TOPK, {"logprob_scores": np.zeros((4, 3), np.int64)}, "logprob_scores: float32, got int64"),
     (TOPK, {"logprob_token_ids": np.zeros((4, 3), np.float32)}, "logprob_token_ids: int64, got float32"),
     (TOPK, {"not_need_stop": np.zeros(0, np.bool_)}, "not_need_stop: one flag, got none"),
+    (TOPK, {"token_num_per_batch": np.array(2, np.int32)}, "token_num_per_batch: 1 dimension, got shape ()"),
+    (TOPK, {"token_num_per_batch": np.array(2, ">i4")}, "token_num_per_batch: 1 dimension, got shape ()"),
+    (
+        TOPK,
+        {"sampled_token_ids": np.zeros((2, 0), np.int64)},
+        "sampled_token_ids[0]: a line of at least 2 tokens, got 0",
+    ),
+    (TOPK, {"message_flag": None}, "message_flag: a whole number, got NoneType"),
+    (TOPK, {"message_flag": 2**70}, f"message_flag: a whole number of 64 bits, got {2**70}"),
+    (TOPK, {"rank_id": "0"}, "rank_id: a whole number, got str"),
+    (TOPK, {"preempted_idx": [0, 0]}, "preempted_idx: a tensor of paddle or an array of numpy to write to, got list"),
     (FIRST, {"token_num_per_batch": np.array([2, 6], np.int32)}, "token_num_per_batch[1]: at most 5, got 6"),
     (
         FIRST,
@@ -96,10 +109,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (PLAIN, {"accept_tokens": np.zeros((257, 6), np.int64)}, "accept_tokens: at most 256 slots, got 257"),
     (PLAIN, {"accept_tokens": np.array([5, 6])}, "accept_tokens: 2 dimensions, got shape (2,)"),
     (PLAIN, {"accept_tokens": np.array([[5], [6]])}, "accept_tokens[0]: a line of at least 2 tokens, got 1"),
+    (PLAIN, {"accept_tokens": np.zeros((2, 0), np.int64)}, "accept_tokens[0]: a line of at least 2 tokens, got 0"),
     (
         "mtp_save_first_token",
         {"base_model_draft_tokens": np.array([[5], [6]])},
         "base_model_draft_tokens[0]: a line of at least 2 tokens, got 1",
+    ),
+    (
+        "mtp_save_first_token",
+        {"base_model_draft_tokens": np.zeros((2, 0), np.int64)},
+        "base_model_draft_tokens[0]: a line of at least 2 tokens, got 0",
     ),
     (
         "save_output",
@@ -143,6 +162,7 @@ def test_step_that_does_not_fit_is_refused_whole(
         (FIRST, {"message_flag": 4}),
         (FIRST, {"token_num_per_batch": np.array([2, -3], np.int32)}),
         (PLAIN, {"accept_tokens": np.array([[5, 6, 7, 8], [-1, -1, -1, -1]])}),
+        (PLAIN, {"skip_chunk_prefill": np.True_, "seq_lens_decoder": np.array([1, 9], np.int32)}),
         ("save_output", {"sampled_token_ids": np.array([[5], [-2]])}),
         ("save_output", {"sampled_token_ids": np.ones((2, 2), np.int64)}),
     ],
@@ -221,20 +241,82 @@ def test_tensors_to_get_into_are_checked_first() -> None:
         ([tokens, scores.astype(np.float64), ranks], "speculate_get_output_topk.output_scores: float32, got float64"),
         (
             [tokens, scores, ranks[::-1]],
-            "speculate_get_output_topk.output_ranks: an array that is contiguous and may be written to, got another",
+            "speculate_get_output_topk.output_ranks: an array that is contiguous, got one that is not",
         ),
         (
             [frozen, scores, ranks],
-            "speculate_get_output_topk.output_tokens: an array that is contiguous and may be written to, got another",
+            f"speculate_get_output_topk.output_tokens: {WRITABLE}, got one that is read-only",
         ),
+        ([tokens, scores.tolist(), ranks], f"speculate_get_output_topk.output_scores: {WRITABLE}, got list"),
+        ([tokens.astype(">i8"), scores, ranks], "speculate_get_output_topk.output_tokens: int64, got >i8"),
     ]
+    save(TOPK, two_slots(TOPK))
     for given, message in wrong:
         with pytest.raises(ContractError) as refused:
             get(*given, 20, 0, DO_NOT_WAIT)
         assert str(refused.value) == message
+    for k, got in ((21, "0 to 20, got 21"), (None, "a whole number, got NoneType")):
+        with pytest.raises(ContractError) as refused:
+            get(tokens, scores, ranks, k, 0, DO_NOT_WAIT)
+        assert str(refused.value) == f"speculate_get_output_topk.real_k: {got}"
+    get(tokens, scores, ranks, 20, 0, WAIT)  # what was saved is still there
+    assert tokens[1:3, 0].tolist() == [3 | 3 << 8, 2]
+
+
+def test_tensors_to_clear_are_checked_first(beside: Beside) -> None:
+    """Preempted flags that cannot be cleared are named before the step is sent."""
+    right = two_slots(TOPK)
+    frozen = right["preempted_idx"].copy()
+    frozen.flags.writeable = False
     with pytest.raises(ContractError) as refused:
-        get(tokens, scores, ranks, 21, 0, DO_NOT_WAIT)
-    assert str(refused.value) == "speculate_get_output_topk.real_k: 0 to 20, got 21"
+        fastdeploy.speculate_save_output_topk(*(right | {"preempted_idx": frozen}).values())
+    assert str(refused.value) == f"{TOPK}.preempted_idx: {WRITABLE}, got one that is read-only"
+    beside.save(TOPK, right)
+    beside.get_all()
+
+
+@pytest.mark.usefixtures("bus")
+def test_threads_that_get_share_what_was_saved() -> None:
+    """Each message is got by one thread, whole and in order, as from the kernel's queue."""
+    messages, threads = 1000, 3
+    found: list[list[int]] = [[] for _ in range(threads)]
+
+    def get(into: list[int]) -> None:
+        (tokens,) = outputs("get_output")
+        while not into or into[-1] >= 0:
+            fastdeploy.get_output(tokens, 0, WAIT)
+            into.append(int(tokens[2, 0]))
+
+    getting = [threading.Thread(target=get, args=(into,)) for into in found]
+    for thread in getting:
+        thread.start()
+    for number in (*range(messages), *[-7] * threads):
+        fastdeploy.save_output(np.array([[number]]), np.array([True]), np.zeros(1, np.int32), 0, False)  # noqa: FBT003
+    for thread in getting:
+        thread.join(MOST_SECONDS)
+    assert all(into == [*sorted(into[:-1]), -7] for into in found)
+    assert sorted(number for into in found for number in into[:-1]) == list(range(messages))
+
+
+@pytest.mark.usefixtures("bus")
+def test_get_that_does_not_wait_returns_while_another_thread_waits() -> None:
+    """A thread that waits for a message keeps no other one."""
+    (waiting,), (tokens,) = outputs("get_output"), outputs("get_output")
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        fastdeploy.get_output(waiting, 0, WAIT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert begun.wait(MOST_SECONDS)
+    for _ in range(200):
+        fastdeploy.get_output(tokens, 0, DO_NOT_WAIT)
+        assert tokens[0, 0] == -2
+    fastdeploy.save_output(np.array([[5]]), np.array([True]), np.zeros(1, np.int32), 0, False)  # noqa: FBT003
+    thread.join(MOST_SECONDS)
+    assert waiting[1:3, 0].tolist() == [1, 5]
 
 
 def test_ranks_that_read_nothing_touch_nothing() -> None:

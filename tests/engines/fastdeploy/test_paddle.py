@@ -9,6 +9,7 @@ from benchmarks.fastdeploy.theirs import GETS
 from tests.engines.fastdeploy import kernel
 from tests.engines.fastdeploy.bus import same_bytes, wait_for
 from tests.engines.fastdeploy.engine import Steps, outputs
+from tokenbus_contracts import ContractError
 from tokenbus_engines import fastdeploy
 
 paddle = pytest.importorskip("paddle", reason="paddle is not installed: its tensors cannot be tried")
@@ -34,6 +35,32 @@ class OldTensor:
 def tensors(values: Any, kind: Any) -> list[Any]:  # noqa: ANN401 - arguments by name
     """Return arguments with paddle's tensors in the place of arrays."""
     return [kind(paddle.to_tensor(value)) if isinstance(value, np.ndarray) else value for value in values]
+
+
+@pytest.mark.usefixtures("bus")
+def test_tensor_that_numpy_has_no_type_for_is_refused() -> None:
+    """Bits of bfloat16 are not saved as token ids."""
+    given = tensors(
+        (Steps(31).plain(2) | {"sampled_token_ids": np.array([[5.0], [6.0]])}).values(), lambda tensor: tensor
+    )
+    given[0] = given[0].astype("bfloat16")
+    with pytest.raises(ContractError) as refused:
+        fastdeploy.save_output(*given)
+    assert str(refused.value) == "save_output.sampled_token_ids: a type that numpy has, got bfloat16"
+
+
+@pytest.mark.usefixtures("bus")
+def test_view_that_is_not_contiguous_is_refused() -> None:
+    """A tensor that lies between another one's elements is not written to, as those would change, too."""
+    whole, flags = paddle.arange(2 * 514).reshape([514, 2]), paddle.ones([2, 2], dtype="int32")
+    with pytest.raises(ContractError) as refused:
+        fastdeploy.get_output(whole[:, :1], 0, False)  # noqa: FBT003 - by that engine's positions
+    wanted = "a tensor of paddle or an array of numpy to write to, got a view that is not contiguous"
+    assert str(refused.value) == f"get_output.output_tokens: {wanted}"
+    with pytest.raises(ContractError) as refused:
+        fastdeploy.save_output(*(Steps(31).plain(2) | {"preempted_idx": flags[:, :1]}).values())
+    assert str(refused.value) == f"save_output.preempted_idx: {wanted}"
+    assert flags.numpy().all()
 
 
 @pytest.mark.parametrize("kind", [lambda tensor: tensor, OldTensor], ids=["paddle 3", "as paddle 2.6"])
