@@ -44,8 +44,7 @@ FORMS = {
     )
 }
 NEWEST = FORMS["develop"]
-_KNOWN = (2, 6)
-"""The newest release in the table."""
+_NEWEST_RELEASE = "2.6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +75,37 @@ def form_of(found: Installed | None) -> tuple[Form, str]:
     """Return the form of an installed FastDeploy, and why; one that is unknown is taken for the newest form."""
     if found is None:
         return NEWEST, "FastDeploy is not installed"
-    version = re.match(r"(\d+)\.(\d+)", found.version)
-    release = (int(version[1]), int(version[2])) if version else None
-    form, why = NEWEST, f"FastDeploy {found.version}"
-    if release is not None and f"{release[0]}.{release[1]}" in FORMS and "dev" not in found.version:
-        form = FORMS[f"{release[0]}.{release[1]}"]
-    elif release is None or release > _KNOWN or release < (2, 4):
-        why = f"unknown version {found.version}, not one of {', '.join(FORMS)}: taken for {NEWEST.name}"
+    version = re.match(r"\d+\.\d+", found.version)
+    release = version[0] if version else ""
+    form = FORMS.get(release, NEWEST)
+    if "dev" in found.version and (form.name == _NEWEST_RELEASE or found.packs_slots):
+        form = NEWEST  # built from develop's sources, under the version of the release before
+    read = _as_read(form, found)
+    why = f"FastDeploy {found.version}"
+    if release not in FORMS:
+        why = f"unknown version {found.version}, not one of {', '.join(FORMS)}: taken for {read.name}"
+    return read, why if read is form else f"{why}, as its token processor reads"
+
+
+def _as_read(form: Form, found: Installed) -> Form:
+    """Return the form whose layouts are those that the installed token processor reads."""
     if found.packs_slots is None or found.packs_flag is None:
-        return form, why
+        return form
     read = replace(form, packs_slots=found.packs_slots, packs_flag=found.packs_flag)
     if read == form:
-        return form, why
-    for other in FORMS.values():  # the same release before or after a change, as its reader shows
+        return form
+    for other in FORMS.values():  # the same release before or after a change
         if read == replace(other, name=form.name):
-            return other, f"{why}, as its token processor reads"
-    return replace(read, name=f"{form.name} as read"), f"{why}, as its token processor reads"
+            return other
+    return replace(read, name=f"{form.name} as read")
 
 
 def installed() -> Installed | None:
     """Return what is installed of FastDeploy, without importing it; None: nothing is."""
-    spec = find_spec("fastdeploy")
+    try:
+        spec = find_spec("fastdeploy")
+    except ValueError:  # what is loaded under that name came from no file
+        spec = None
     for place in (spec and spec.submodule_search_locations) or ():
         folder = Path(place)
         lines = _text(folder / "version.txt").splitlines()

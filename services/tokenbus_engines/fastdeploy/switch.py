@@ -1,7 +1,10 @@
 """FastDeploy's ops replaced in a module of its own, which has just been loaded: `fastdeploy_switch` calls this."""
 
+import contextlib
+import logging
 import re
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 from tokenbus_engines import fastdeploy
@@ -30,7 +33,7 @@ def replace_ops(name: str) -> None:
     An op that stayed FastDeploy's own while its counterpart is ours would lose every token. So a module without any
     pair of ops, as where they were not compiled, gives none of them: importing one is an ImportError with the reason.
     """
-    module = sys.modules[name]
+    module = sys.modules.get(name)
     if not isinstance(module, ModuleType):  # what FastDeploy may put there has None in the place of every op
         fault = f"{SWITCH}: on needs a module {name}, got {type(module).__name__}"
         raise ImportError(fault, name=name)  # noqa: TRY004 - an import fails
@@ -38,16 +41,17 @@ def replace_ops(name: str) -> None:
     ops = [op for op in fastdeploy.OPS if found.get(op) is not None]
     refused = {
         op: f"{SWITCH}: on replaces {len(ops)} ops of {name}, and Tokenbus has none in the place of {op}"
-        for op in found
-        if _is_of_the_queue(op)
+        for op, value in found.items()
+        if callable(value) and _is_of_the_queue(op)
     }
     if any(save in ops and get in ops for save, get in _PAIRS):
-        for op in ops:
-            for place in {op, f"{_STATIC}{op}"} & set(found):
-                found[place] = getattr(fastdeploy, op)
+        _replace(name, ops)
         engine = installed()
         version = engine.version if engine else "unknown"
-        _log.info("FastDeploy's ops replaced", module=name, ops=len(ops), fastdeploy=version, form=PROCESS.form.name)
+        with _shown():
+            _log.info(
+                "FastDeploy's ops replaced", module=name, ops=len(ops), fastdeploy=version, form=PROCESS.form.name
+            )
     else:
         missing = (
             f"{SWITCH}: on needs save_output and get_output, or another such pair, in {name} "
@@ -55,6 +59,29 @@ def replace_ops(name: str) -> None:
         )
         refused |= dict.fromkeys(fastdeploy.OPS, missing)
     _refuse(module, refused)
+
+
+def _replace(name: str, ops: list[str]) -> None:
+    """Put ops into a module, and into its submodules that have them: FastDeploy loads its compiled ones from there."""
+    for other, module in list(sys.modules.items()):
+        found = vars(module) if f"{other}.".startswith(f"{name}.") else {}
+        for op in ops:
+            for place in {op, f"{_STATIC}{op}"} & set(found):
+                found[place] = getattr(fastdeploy, op)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[None]:
+    """Have Tokenbus's lines come out for a moment, wherever the engine has its own go and however it is configured."""
+    ours = logging.getLogger("tokenbus")
+    level, handler = ours.level, logging.NullHandler() if ours.hasHandlers() else logging.StreamHandler()
+    ours.setLevel(logging.INFO)
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level)
 
 
 def _is_of_the_queue(op: str) -> bool:

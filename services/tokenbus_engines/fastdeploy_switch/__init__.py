@@ -19,8 +19,8 @@ SWITCH = "TOKENBUS_FASTDEPLOY"
 ENGINE = "fastdeploy"
 OPS_PACKAGE = "fastdeploy.model_executor.ops"
 """Its subpackages have the ops: one for each kind of hardware."""
-_NO_SAVE_OPS = {"cpu", "triton_ops", "__pycache__"}
-"""What is beside them and has no ops that save or get."""
+_NO_SAVE_OPS = {"cpu", "cute_dsl_ops", "triton_ops"}
+"""Those that have no ops that save or get."""
 
 
 def chosen(value: str) -> tuple[bool, str]:
@@ -51,8 +51,8 @@ def fault_of(folders: "Iterable[str] | None") -> str:
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
     looked_at = [os.path.join(folder, "model_executor", "ops") for folder in folders]  # noqa: PTH118 - pathlib costs
-    found = [name for ops in looked_at if os.path.isdir(ops) for name in sorted(os.listdir(ops))]  # noqa: PTH112, PTH208
-    packages = [name for name in found if "." not in name]
+    found = [(ops, name) for ops in looked_at if os.path.isdir(ops) for name in sorted(os.listdir(ops))]  # noqa: PTH112, PTH208
+    packages = [name for ops, name in found if os.path.isfile(os.path.join(ops, name, "__init__.py"))]  # noqa: PTH113, PTH118
     if set(packages) - _NO_SAVE_OPS:
         return ""
     got = ", ".join(packages) or "nothing"
@@ -70,7 +70,8 @@ class Finder:
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         """Return where a module is, with a loader of ours if it is FastDeploy or has its ops."""
-        if name != ENGINE and name.rpartition(".")[0] != OPS_PACKAGE:
+        package, _, last = name.rpartition(".")
+        if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
             return None
         asking = get_ident(), name
         if asking in self._asking:  # a finder that asks all others, as those of tracers do, asked this one
@@ -81,9 +82,13 @@ class Finder:
             spec = next((spec for spec in found if spec is not None), None)
         finally:
             self._asking.discard(asking)
-        if spec is not None and spec.loader is not None:
-            fault = self._fault or (fault_of(spec.submodule_search_locations or ()) if name == ENGINE else "")
+        if spec is None:
+            return None
+        fault = self._fault or (fault_of(spec.submodule_search_locations or ()) if name == ENGINE else "")
+        if spec.loader is not None:
             spec.loader = _Loader(spec.loader, fault, has_ops=name != ENGINE)  # type: ignore[assignment]
+        elif fault:  # a package without __init__.py
+            raise ImportError(fault, name=name)
         return spec
 
 

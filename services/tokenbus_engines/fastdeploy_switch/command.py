@@ -4,11 +4,12 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenbus_engines.fastdeploy_switch import SWITCH, chosen
 from tokenbus_services.cli.arguments import Parser
@@ -44,11 +45,23 @@ _MOST_SECONDS = 60
 _ANSWER = "tokenbus switch: "
 _PROBE = f"""\
 import sys
+if sys.path[:1] == [""] and sys.argv[1:]:
+    sys.path[0] = sys.argv[1]
 switch = sys.modules.get("tokenbus_engines.fastdeploy_switch")
 print({_ANSWER!r} + (switch.state() if switch else "off"))
 """
-_FLAGS = re.compile("-[EIPsS]+")
-"""Python's own options that say which files it reads as it starts."""
+_VARIABLES = (FORM, "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID")
+"""The variables that every process with the ops reads."""
+
+
+class _Start(NamedTuple):
+    """How a command starts Python."""
+
+    python: str
+    options: list[str]
+    """Python's own, which say among others what it reads as it starts."""
+    script: str | None
+    """None: a module, a program in the command line, or what is not known."""
 
 
 def declare(parser: Parser) -> None:
@@ -67,31 +80,52 @@ def run(options: argparse.Namespace) -> int:
     if not command:
         raise CommandError("fastdeploy: a command behind --, as `tokenbus fastdeploy -- python -m ...`", WRONG_USE)
     program = shutil.which(command[0])
+    if program is None and "/" in command[0] and os.path.exists(command[0]):  # noqa: PTH110 - as `which` takes it
+        raise CommandError(f"{command[0]}: permission denied", _CANNOT_RUN)
     if program is None:
         raise CommandError(f"{command[0]}: command not found", _NOT_FOUND)
-    if options.form is not None:
-        _check_form(options.form)
     environment = os.environ | ({FORM: options.form} if options.form else {})
     is_on, fault = chosen(environment.setdefault(SWITCH, "on"))
     if fault:
         raise CommandError(fault, WRONG_USE)
+    if options.form is not None:
+        _check_form("--form", options.form)
     if is_on:
+        _check_variables(environment)
         environment = _switched(program, command, environment)
     else:
         sys.stderr.write(f"tokenbus: {SWITCH}=off: FastDeploy's own ops stay\n")
     sys.stdout.flush()
     sys.stderr.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so by the command, too
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(program, command, environment)  # noqa: S606 - the user's own command
     except OSError as error:
         raise CommandError(f"{command[0]}: {(error.strerror or str(error)).lower()}", _CANNOT_RUN) from None
 
 
-def _check_form(name: str) -> None:
+def _check_form(where: str, name: str) -> None:
     from tokenbus_engines.fastdeploy.forms import FORMS  # noqa: PLC0415 - it imports the ops, and they take a second
 
     if name not in FORMS:
-        raise CommandError(f"--form: one of {', '.join(FORMS)}, got {name!r}", WRONG_USE)
+        raise CommandError(f"{where}: one of {', '.join(FORMS)}, got {name!r}", WRONG_USE)
+
+
+def _check_variables(environment: Mapping[str, str]) -> None:
+    """Refuse a value at which each process of the engine would fail."""
+    if not any(environment.get(name) for name in _VARIABLES):
+        return
+    from tokenbus_engines.fastdeploy.environment import message_id, queue_id  # noqa: PLC0415 - as above
+    from tokenbus_services.settings import SettingsError  # noqa: PLC0415 - as above
+
+    if name := environment.get(FORM, "").strip():
+        _check_form(FORM, name)
+    try:
+        queue_id(environment)
+        message_id(environment)
+    except SettingsError as error:
+        raise CommandError(str(error), WRONG_USE) from None
 
 
 def _switched(program: str, command: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
@@ -99,25 +133,27 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
     if environment.get(_BY_ZEROMQ, "0") != "0":
         got = environment[_BY_ZEROMQ]
         raise CommandError(f"{_BY_ZEROMQ}: 0, as FastDeploy calls no op otherwise, got {got}", WRONG_USE)
-    python = _python_of(program)
+    start = _start_of(program, command[1:])
     by_path = [str(_SWITCH_PATH), *filter(None, [environment.get("PYTHONPATH")])]
     for tried in (environment, environment | {"PYTHONPATH": os.pathsep.join(by_path)}):
-        found = _probe([python, *_flags(python == program, command)], tried)
+        found = _probe(start, tried)
         if found == "on":
             return tried
         if found != "off":
             raise CommandError(found)
     raise CommandError(
-        f"{python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH as it starts, got one that does neither: "
-        "is Tokenbus installed for it?"
+        f"{start.python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH as it starts, "
+        "got one that does neither: is Tokenbus installed for it?"
     )
 
 
-def _probe(python: list[str], environment: Mapping[str, str]) -> str:
+def _probe(start: _Start, environment: Mapping[str, str]) -> str:
     """Return whether a Python has the switch on as it starts, or what FastDeploy lacks there."""
+    script = start.script
+    folder = [] if script is None else [script if Path(script).is_dir() else str(Path(script).resolve().parent)]
     try:
         run = subprocess.run(  # noqa: S603 - the user's own Python
-            [*python, "-c", _PROBE],
+            [start.python, *start.options, "-c", _PROBE, *folder],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -126,38 +162,57 @@ def _probe(python: list[str], environment: Mapping[str, str]) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CommandError(f"{python[0]}: {error}") from None
+        raise CommandError(f"{start.python}: {error}") from None
     for line in run.stdout.splitlines():
         if line.startswith(_ANSWER):
             return line.removeprefix(_ANSWER)
     last = (run.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    raise CommandError(f"{python[0]}: status {run.returncode} where it was asked for FastDeploy: {last}")
+    raise CommandError(f"{start.python}: status {run.returncode} where it was asked for FastDeploy: {last}")
 
 
-def _python_of(program: str) -> str:
-    """Return the Python that runs a program: itself, that of its first line, or this one, as for a shell script."""
+def _start_of(program: str, arguments: Sequence[str]) -> _Start:
+    """Return how a program starts Python: it is one, or names one in its first line; else this one, as for `bash`."""
     if _is_python(program):
-        return program
-    with open(program, "rb") as file:  # noqa: PTH123 - what `which` found
-        first = file.readline(4096)
-    words = first.removeprefix(b"#!").decode(errors="replace").split() if first.startswith(b"#!") else []
-    named = words[-1] if words and Path(words[0]).name == "env" else "".join(words[:1])
-    found = shutil.which(named) if _is_python(named) else None
-    return found or sys.executable
+        return _Start(program, *_parsed(arguments))
+    words = _first_line(program)
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    found = shutil.which(words[0]) if words and _is_python(words[0]) else None
+    return _Start(found, _parsed(words[1:])[0], program) if found else _Start(sys.executable, [], None)
+
+
+def _first_line(program: str) -> list[str]:
+    """Return the words behind `#!` in a script's first line; none in another file."""
+    try:
+        with open(program, "rb") as file:  # noqa: PTH123 - what `which` found
+            first = file.readline(4096)
+    except OSError:  # it may be run and not read
+        return []
+    return first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
 
 
 def _is_python(path: str) -> bool:
     return bool(re.fullmatch(r"(python|pypy)[0-9.]*", Path(path).name))
 
 
-def _flags(is_python: bool, command: Sequence[str]) -> list[str]:  # noqa: FBT001
-    """Return with which options to ask the Python, so that it has the path that the command will have."""
-    if not is_python:
-        return ["-P"]
-    options = list(takewhile(lambda word: word.startswith("-") and word not in {"-m", "-c"}, command[1:]))
-    flags = [word for word in options if _FLAGS.fullmatch(word)]
-    rest = command[1 + len(options) :]
-    return flags if rest[:1] in (["-m"], ["-c"]) else [*flags, "-P"]
+def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return Python's own options in its command line, without what ends them, and the script behind them."""
+    options: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "-" or not word.startswith("-"):
+            return options, None if word == "-" else word
+        letters = re.match("-[^-WXcm]*", word) or [""]
+        ends = word[len(letters[0]) :][:1]
+        if len(letters[0]) > 1 and not set(letters[0]) & set("Vh?"):
+            options.append(letters[0])
+        if ends in {"c", "m"}:
+            return options, None
+        if ends in {"W", "X"}:
+            options += [f"-{ends}", word[len(letters[0]) + 1 :] or next(words, "")]
+        elif word == "--check-hash-based-pycs":
+            next(words, "")  # it says how modules are loaded, and not which
+    return options, None
 
 
 COMMAND = CommandKind("run FastDeploy with Tokenbus in the place of its queue", declare, run)

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,6 +36,10 @@ def install(folder: Path, version: str, reader: str) -> None:
         ("2.6.3", "", "2.6"),
         ("2.6.0-dev", SLOTS_READ + FLAG_READ, "develop"),
         ("2.6.0-dev", "nothing is packed\n", "2.6-before-7861"),
+        ("2.4.0-dev", "nothing is packed\n", "2.4"),
+        ("2.5.0.dev20260301", "nothing is packed\n", "2.5"),
+        ("2.5.0-dev", SLOTS_READ + FLAG_READ, "develop"),
+        ("2.5.0-dev", SLOTS_READ, "2.6-before-7884"),
         ("2.7.0.dev20261101", SLOTS_READ + FLAG_READ, "develop"),
         ("2.9.0", "", "develop"),
         ("0.0.0", SLOTS_READ, "2.6-before-7884"),
@@ -52,7 +57,7 @@ def test_installed_version_and_its_reader_say_which_form(
     assert found.name == form
     if reader:
         assert (found.packs_slots, found.packs_flag) == (SLOTS_READ in reader, FLAG_READ in reader)
-    assert found.each_rank == version.startswith(("2.4", "2.5"))
+    assert found.each_rank == form.startswith(("2.4", "2.5"))
     assert "fastdeploy" not in sys.modules
 
 
@@ -65,6 +70,19 @@ def test_unknown_version_is_taken_for_the_newest_and_says_so(version: str) -> No
         f"unknown version {version}, not one of 2.4, 2.5, 2.6-before-7861, 2.6-before-7884, 2.6, develop: "
         "taken for develop"
     )
+
+
+def test_reason_names_the_form_that_is_spoken() -> None:
+    """What an unknown version is taken for is what its token processor reads."""
+    form, why = form_of(Installed("0.0.0", packs_slots=True, packs_flag=False))
+    assert form is FORMS["2.6-before-7884"]
+    assert why.endswith("taken for 2.6-before-7884, as its token processor reads")
+
+
+def test_fastdeploy_that_came_from_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of that name that a program made itself is no installed FastDeploy."""
+    monkeypatch.setitem(sys.modules, "fastdeploy", ModuleType("fastdeploy"))
+    assert installed() is None
 
 
 def test_environment_says_otherwise() -> None:

@@ -157,7 +157,7 @@ def test_misspelt_switch_starts_no_fastdeploy(machine: Machine) -> None:
     assert run.returncode == 1
     assert "ImportError: TOKENBUS_FASTDEPLOY: on or off, got 'of'" in run.stderr
     assert run.stdout == ""
-    refused = machine.tokenbus("python", *SERVER, TOKENBUS_FASTDEPLOY="of")
+    refused = machine.run("tokenbus", "fastdeploy", "--form", "2.4", "--", "python", TOKENBUS_FASTDEPLOY="of")
     assert one_line(refused, 2) == "tokenbus: TOKENBUS_FASTDEPLOY: on or off, got 'of'"
     other = machine.run("python", "-c", "print('other')", TOKENBUS_FASTDEPLOY="of")
     assert (other.stdout, other.stderr) == ("other\n", "")
@@ -234,8 +234,32 @@ def test_command_that_cannot_be_run(machine: Machine) -> None:
     program.write_text("no program\n")
     program.chmod(0o755)
     assert one_line(machine.tokenbus(str(program)), 126) == f"tokenbus: {program}: exec format error"
+    program.chmod(0o644)
+    assert one_line(machine.tokenbus(str(program)), 126) == f"tokenbus: {program}: permission denied"
     unknown = machine.run("tokenbus", "fastdeploy", "--form", "1.0", "--", "python")
     assert one_line(unknown, 2).startswith("tokenbus: --form: one of 2.4, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("TOKENBUS_FASTDEPLOY_FORM", "1.0", "one of 2.4, "),
+        ("INFERENCE_MSG_QUEUE_ID", "x", "a whole number from 0 "),
+        ("INFERENCE_MSG_ID", "2", "another number than 2"),
+    ],
+)
+def test_variable_that_no_process_could_read(machine: Machine, name: str, value: str, wanted: str) -> None:
+    """A value at which each process of the engine would fail starts nothing."""
+    line = one_line(machine.tokenbus("python", *SERVER, **{name: value}), 2)
+    assert line.startswith(f"tokenbus: {name}: {wanted}")
+    assert line.endswith(f"got {value!r}" if name != "INFERENCE_MSG_ID" else "got 2")
+
+
+def test_signals_are_those_of_a_command_that_a_shell_starts(machine: Machine) -> None:
+    """The command ends where nobody reads what it writes: Python's own neglect of SIGPIPE is not handed on."""
+    status = machine.tokenbus("grep", "SigIgn", "/proc/self/status").stdout
+    ignored = int(status.split()[1], 16)
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
 def test_status_and_signals_are_the_commands_own(machine: Machine) -> None:
@@ -270,6 +294,50 @@ def test_scripts_of_the_engine(machine: Machine) -> None:
         assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
 
 
+def test_fastdeploy_that_is_not_installed_but_found(machine: Machine) -> None:
+    """A FastDeploy in the working folder, or beside the script that is run, is switched as Python finds it there."""
+    (machine.folder / "serve.py").write_text("import fastdeploy; print('found')\n")
+    machine.variables["PYTHONPATH"] = ""
+    for command in (["-uX", "dev", "-m", "fastdeploy"], ["-Bmfastdeploy"], ["-W", "ignore", "serve.py"]):
+        run = machine.tokenbus("python", *command)
+        assert "tokenbus: " not in run.stderr
+    assert run.stdout == "found\n", run.stderr
+    away = machine.folder / "away"
+    away.mkdir()
+    refused = machine.tokenbus("sh", "-c", f"cd {away} && exec tokenbus fastdeploy -- python -m fastdeploy")
+    assert "got no package fastdeploy on the path of" in refused.stderr
+
+
+def test_lines_come_out_however_the_engine_logs(machine: Machine) -> None:
+    """Where FastDeploy configures no logging, what was replaced, and by which form, is said once all the same."""
+    (machine.folder / "fastdeploy" / "__init__.py").write_text("")
+    run = machine.serve(TOKENBUS_FASTDEPLOY="on")
+    assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
+    for said in ("FastDeploy's ops replaced", 'FastDeploy form chosen form="2.6-before-7861"'):
+        assert len([line for line in run.stderr.splitlines() if said in line]) == 1, run.stderr
+
+
+def test_compiled_ops_are_replaced_where_they_lie(machine: Machine) -> None:
+    """The module with the compiled ops, which the package loads, has ours too; what has no ops of the queue is left."""
+    program = f"""if True:
+        import {OPS}.gpu, {OPS}.triton_ops
+        from {OPS}.gpu.fastdeploy_ops import save_output
+        print(save_output.__class__.__module__, hasattr({OPS}.triton_ops, "save_output_v2"))
+        """
+    run = machine.tokenbus("python", "-c", program)
+    assert run.stdout == "tokenbus_engines.fastdeploy.save_ops False\n", run.stderr
+
+
+def test_package_without_init_is_refused(machine: Machine) -> None:
+    """What is named like FastDeploy and has no ops is refused where it is imported, whatever kind of package it is."""
+    shutil.rmtree(machine.folder / "fastdeploy" / "model_executor" / "ops" / "gpu")
+    (machine.folder / "fastdeploy" / "model_executor" / "ops" / "LICENSE").touch()
+    (machine.folder / "fastdeploy" / "__init__.py").unlink()
+    run = machine.run("python", "-c", "import fastdeploy", TOKENBUS_FASTDEPLOY="on")
+    assert "ImportError: TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops" in run.stderr
+    assert "got triton_ops" in run.stderr
+
+
 def test_python_that_reads_no_pth_file(folder: Path) -> None:
     """Where Tokenbus is on PYTHONPATH alone the command switches as well; the `sitecustomize` there still runs."""
     stand_in.install(folder)
@@ -283,13 +351,29 @@ def test_python_that_reads_no_pth_file(folder: Path) -> None:
     assert bare.tokenbus("python", "-c", "print('alone')").stdout == "alone\n"
 
 
-@pytest.mark.parametrize("flag", ["-E", "-I", "-S"])
-def test_python_that_cannot_be_switched(folder: Path, flag: str) -> None:
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Machine]:
+    """An environment in which Tokenbus is on a path, and its .pth file is not installed."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as made:
+        stand_in.install(Path(made))
+        yield Machine(make_environment(Path(made, "bare"), with_switch=False), Path(made))
+
+
+@pytest.mark.parametrize("flags", ["-E", "-I", "-S", "-uI", "-BE", "-X dev -I", "-W ignore -E", "-Xdev -bI"])
+def test_python_that_cannot_be_switched(bare: Machine, flags: str) -> None:
     """A Python that reads neither .pth files nor PYTHONPATH is not started: its FastDeploy would keep its own ops."""
-    stand_in.install(folder)
-    bare = Machine(make_environment(folder / "bare", with_switch=False), folder)
-    line = one_line(bare.tokenbus("python", flag, *SERVER), 1)
+    line = one_line(bare.tokenbus("python", *flags.split(), *SERVER), 1)
     assert line.startswith(f"tokenbus: {bare.python}: a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH")
+
+
+@pytest.mark.parametrize("first", ["{python} -I", "/usr/bin/env -S python -E", "{python} -Im"])
+def test_script_that_cannot_be_switched(bare: Machine, first: str) -> None:
+    """The options in a script's first line are Python's, too, and those before -m in one word with it."""
+    program = bare.folder / "serve"
+    program.write_text(f"#!{first.format(python=bare.python)}\nimport fastdeploy\n")
+    program.chmod(0o755)
+    command = [str(program)] if not first.endswith("m") else ["python", "-Im", "fastdeploy"]
+    assert "a Python that reads tokenbus_fastdeploy.pth or PYTHONPATH" in one_line(bare.tokenbus(*command), 1)
 
 
 def test_other_programs_load_nothing(machine: Machine) -> None:
@@ -335,7 +419,7 @@ def loaded() -> Iterator[ModuleType]:
     """A module with ops, as FastDeploy has just loaded it."""
     module = ModuleType(f"{OPS}.test")
     for op in (*stand_in.OPS, "static_op_save_output", "get_output_dynamic", "get_output_kv_signal"):
-        setattr(module, op, object())
+        setattr(module, op, lambda *_: None)
     sys.modules[module.__name__] = module
     yield module
     del sys.modules[module.__name__]
@@ -355,7 +439,8 @@ def test_names_of_ops(loaded: ModuleType) -> None:
 
 def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
     """An op of FastDeploy's queue that is not replaced cannot be imported: what it saved or got would be lost."""
-    loaded.save_output_v2 = object()  # type: ignore[attr-defined]
+    loaded.save_output_v2 = lambda *_: None  # type: ignore[attr-defined]
+    loaded.get_output_logger = "no op"  # type: ignore[attr-defined]
     loaded.__getattr__ = {"own": "FastDeploy's"}.__getitem__  # type: ignore[method-assign]
     replace_ops(loaded.__name__)
     for op in ("save_output_v2", "get_output_dynamic"):
@@ -363,7 +448,7 @@ def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
             getattr(loaded, op)
         expected = f"on replaces 10 ops of {OPS}.test, and Tokenbus has none in the place of {op}"
         assert str(refused.value) == f"TOKENBUS_FASTDEPLOY: {expected}"
-    assert loaded.own == "FastDeploy's"
+    assert (loaded.own, loaded.get_output_logger) == ("FastDeploy's", "no op")
 
 
 def test_module_that_is_none() -> None:
@@ -381,3 +466,5 @@ def test_module_that_is_none() -> None:
     finally:
         del sys.modules[name]
     assert str(refused.value) == f"TOKENBUS_FASTDEPLOY: on needs a module {name}, got NoneModule"
+    with pytest.raises(ImportError, match="got NoneType"):  # it removed itself
+        replace_ops(name)
