@@ -18,7 +18,7 @@ NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_service
 	services/tokenbus_engines/fastdeploy/native/ops.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
-# FastDeploy's images have Python 3.10: its ops, workers and what these import run on it.
+# These run on Python 3.10, which FastDeploy's images have: FastDeploy's ops, workers, and what they import.
 RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus_engines/fastdeploy services/tokenbus_engines/fastdeploy_switch \
 	services/tokenbus_engines/scheduler.py services/tokenbus_engines/synthetic.py \

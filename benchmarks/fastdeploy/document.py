@@ -17,14 +17,16 @@ _ABOUT = """\
 
 Written by `python -m benchmarks.fastdeploy --write-docs`; [fastdeploy.json](fastdeploy.json) has every figure.
 
-One step, 3 tokens a slot, from `speculate_save_output_topk` in one process to `speculate_get_output_topk` in another.
-FastDeploy's lane is `benchmarks/fastdeploy/theirs.c`: the loops of its ops as release 2.6 has them, in C and without
-Paddle, and the struct of 530,456 bytes through the kernel's queue. The drop-in's lane is its ops as an engine calls
-them. Both are called from Python with the same arrays in the computer's memory, FastDeploy's with all that its call
-needs made beforehand; neither copies from a card. Latency is from before the save to when the tensors are filled, at
-200 steps a second; the engine's thread is its processor time for a save, at that rate, where it has slept before each
-step and finds its caches cold, and flat out. Medians of the rounds, the lanes in an order drawn anew for each. It is
-not the latency of the bus, which [bus.md](bus.md) has.
+A step with 3 tokens a slot goes from `speculate_save_output_topk` in one process to `speculate_get_output_topk` in
+another. FastDeploy's lane is `benchmarks/fastdeploy/theirs.c`: the loops of release 2.6's ops, in C and without Paddle,
+with the struct of 530,456 bytes over the kernel's queue. The drop-in's lane is its ops as an engine calls them. Python
+calls both with the same arrays in host memory; the arguments of FastDeploy's lane are prepared beforehand. Neither lane
+copies from a card.
+
+Latency runs from before the save until the tensors are filled, at 200 steps a second. "Engine's thread" is the
+processor time of a save at that rate, when the thread has slept before each step and its caches are cold; "flat out" is
+the same without a pause. Each figure is the median of the rounds; the order of the lanes is drawn anew for each round.
+This is not the latency of the bus: [bus.md](bus.md) has that.
 """
 _HEADLINE, _RATE_TOP_K = 256, 20
 _MOST_LATENCY, _LEAST_RATE = 1.0, 1.5
@@ -32,7 +34,7 @@ _VERDICTS = {True: "met", False: "missed"}
 
 
 def goals(figures: Sequence[Figure]) -> list[Record]:
-    """Return what the drop-in is to reach of FastDeploy's figures, and whether it did; FastDeploy's come first."""
+    """Return the drop-in's goals, as shares of FastDeploy's figures, and whether it met them."""
     found: list[Record] = []
     for theirs, ours in zip(figures[::2], figures[1::2], strict=True):
         if ours.slots != _HEADLINE:
@@ -49,7 +51,7 @@ def _goal(name: str, wanted: str, measured: float, *, met: bool) -> Record:
 
 
 def page(figures: Sequence[Figure], machine: Mapping[str, str]) -> str:
-    """Return the page; the figures of one size stand one behind the other, FastDeploy's first."""
+    """Return the page. For each size `figures` has FastDeploy's, then the drop-in's."""
     lines = [
         "| slots | k | lane | p50, us | p99, us | engine's thread, us | flat out, us | steps/s |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """The two sides of a lane, each a process: `python -m benchmarks.fastdeploy.sides ORDER` with an order as JSON.
 
-Both have the same arrays at hand and do nothing else. FastDeploy's lane is its ops' own loops in C over the kernel's
-queue, called with what they need made beforehand; the drop-in's lane is its ops as an engine calls them.
+Both use the same arrays. FastDeploy's lane is its ops' loops in C over the kernel's queue, with arguments that are
+prepared beforehand; the drop-in's lane is its ops as an engine calls them.
 """
 
 import gc
@@ -44,7 +44,7 @@ class Order(NamedTuple):
 
 
 def arguments(slots: int, top_k: int) -> dict[str, Any]:
-    """Return what `speculate_save_output_topk` is given of a step, by name and in its order."""
+    """Return the arguments of `speculate_save_output_topk` for a step, by name and in order."""
     step = make_steps(Case(slots, TOKENS_A_SLOT, top_k), 1, 1)[0]
     ids = step.rectangle_ids.astype(np.int64)
     counts = np.full(slots, TOKENS_A_SLOT, np.int32)

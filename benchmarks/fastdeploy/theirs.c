@@ -1,9 +1,9 @@
 /*
  * FastDeploy's save and get ops over the kernel's queues, without Paddle: what each release sends, and what it fills in.
  *
- * Written from facts that its sources state, at the commits beside each form, and not from our drop-in or its page. A
- * save op has one message for its whole life, as FastDeploy's `static` structs are: what a step does not write is there
- * from a step before it. Where FastDeploy reads beyond a tensor, this reads 0; the tests compare no such place.
+ * Written from FastDeploy's sources at the commits beside each form, and not from our drop-in or its page. Each save op
+ * has one static message, as in FastDeploy: an element that a step does not write keeps an earlier step's value. Where
+ * FastDeploy reads beyond a tensor, this reads 0; the tests do not compare such elements.
  */
 #include <errno.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 
 enum { MOST_SLOTS = 512, PLAIN_MOST = 256, DRAFTS = 6, WIDE = 21, EMPTY = -2, PREEMPTED = -9, BLANK = -1 };
 
-/* What releases have differently. */
+/* How releases differ. */
 struct form {
     int heeds_each_rank; /* the two speculative saves, until #7172; first tokens heed it in every release */
     int reads_lines;     /* slot i's tokens are line i of sampled_token_ids, since #5927; flat by offset before */
@@ -48,7 +48,7 @@ struct step {
     int64_t slots, width, columns; /* width: of a line of tokens */
     int64_t token_items, scored_items;
     int32_t message_id, flag, rank, each_rank, skips_prefill;
-    int32_t is_flat; /* tokens have one dimension: what a form since #5927 would read is not defined, and read as before it */
+    int32_t is_flat; /* tokens have one dimension: since #5927 that is undefined, so read it as before #5927 */
 };
 
 /* A get op's arguments. */
@@ -88,7 +88,7 @@ static int token_at(const struct step *step, int64_t place) {
     return place < step->token_items ? (int)step->tokens[place] : 0;
 }
 
-/* One token with all that is known of it: `line` is its place among those that are scored. */
+/* Write one token with its columns and rank; `line` is its line in the scores. */
 static void put_candidates(const struct form *form, const struct step *step, struct candidates *into, int at, int token, int64_t line) {
     int *tokens = into->tokens + at * WIDE;
     float *scores = into->scores + at * WIDE;
@@ -181,7 +181,7 @@ static int save_speculated(const struct form *form, int queue, const struct step
         int is_there = slot < step->slots;
         counts[slot] = !is_there || (step->skips_prefill && is_chunk(step, slot)) ? 0 : step->counts[slot];
         if (is_there && is_preempted(step, slot)) counts[slot] = PREEMPTED;
-        for (int at = 0; at < DRAFTS; at++) /* all six, also of a line that is shorter: then its neighbour's */
+        for (int at = 0; at < DRAFTS; at++) /* always six: a shorter line takes its neighbour's tokens */
             tokens[slot * DRAFTS + at] = is_there ? token_at(step, slot * step->width + at) : 0;
     }
     return put(queue, &message, BODY(message));
@@ -198,7 +198,7 @@ static int save_first(int queue, const struct step *step) {
         else if (step->steps[slot] == 1) {
             counts[slot] = 2;
             for (int at = 0; at < 2; at++) tokens[slot * DRAFTS + at] = token_at(step, slot * step->width + at);
-        } /* at a later step, and behind the last slot: what an earlier message had */
+        } /* a slot at a later step, and slots behind the last one, keep an earlier message's values */
     }
     return put(queue, &message, BODY(message));
 }
@@ -271,10 +271,10 @@ static void widen(int64_t *into, const int *from, int64_t items) {
 }
 
 /*
- * Do a get op; how many bytes it read, 0: a rank that reads none, below 0: the kernel's error, ENOMSG where nothing waits.
+ * Do a get op. Return the bytes read; 0 on a rank that reads nothing; -errno on an error (-ENOMSG: an empty queue).
  *
- * A message of another kind that is smaller is read and gone. FastDeploy goes on with it and what its struct had, which
- * no test can compare: here the outputs stay as they are, and the number of bytes says it.
+ * A smaller message of another kind is consumed. FastDeploy would fill in parts of it and of its old struct, which no
+ * test can compare: here the outputs stay unchanged, and the returned size tells.
  */
 ssize_t theirs_get(int form, int op, int queue, const struct request *request) {
     static union { struct speculated_topk speculated_topk; struct topk topk; struct speculated speculated; struct single single; } of;

@@ -17,15 +17,15 @@ from benchmarks.sysv import Queue
 _SOURCE = Path(__file__).with_name("theirs.c")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tokenbus")
 _COMPILE = ("cc", "-O3", "-fwrapv", "-fPIC", "-shared")
-"""With the level at which setuptools has FastDeploy's ops compiled: Python's own, which is -O3."""
+"""-O3 is the level at which setuptools compiles FastDeploy's ops."""
 FLAT_FORM = "2.4-before-5927"
-"""The form whose sampled tokens lie one behind the other in every op."""
+"""The form whose ops all read sampled tokens as a flat array."""
 FORMS = ("2.4", "2.5", "2.6-before-7861", "2.6-before-7884", "2.6", "develop")
 _FORM_CODES = {form: code for code, form in enumerate((FLAT_FORM, *FORMS))}
 PACKS_SLOTS = frozenset({"2.6-before-7884", "2.6", "develop"})
-"""The forms whose ops with scores and without speculation send lines of as many columns as there are, and say so."""
+"""The forms in which save_output_topk packs the number of columns, and uses it as the stride."""
 PACKS_FLAG = frozenset({"2.6", "develop"})
-"""The forms whose ops with scores under speculation say how many columns there are."""
+"""The forms in which the speculative ops with scores pack the number of columns."""
 GETS = {
     "speculate_save_output_topk": "speculate_get_output_topk",
     "mtp_save_first_token_with_topk": "speculate_get_output_topk",
@@ -110,9 +110,9 @@ class Theirs:
     def saving(
         self, op: str, given: Mapping[str, Any], *, message_id: int = 1, is_flat: bool = False
     ) -> Callable[[], bool]:
-        """Return what saves whatever is in an op's arrays when it is called.
+        """Return a function that saves the current contents of an op's arrays.
 
-        `is_flat` says that tokens in one column lie one behind the other, as those in one dimension always do.
+        `is_flat`: tokens of shape [n, 1] are a flat array, as those of one dimension always are.
         """
         step, arrays = _step(given, message_id=message_id, is_flat=is_flat)
         return partial(self._save, op, self.queues.of(op).identity, step, arrays)
@@ -133,7 +133,7 @@ class Theirs:
         return self.getting(op, outputs, k, **how)()
 
     def getting(self, op: str, outputs: list[Array], k: int = 20, **how: int) -> Callable[[], int]:
-        """Return what gets the next message into a get op's outputs when it is called."""
+        """Return a function that gets the next message into a get op's outputs."""
         places = [output.ctypes.data for output in outputs]
         request = _Request(k=k, **how, **dict(zip(("tokens", "scores", "ranks"), places, strict=False)))
         queue = self.queues.of(op).identity
@@ -171,7 +171,7 @@ def _step(given: Mapping[str, Any], *, message_id: int, is_flat: bool) -> tuple[
 
 @cache
 def compiled() -> tuple[ctypes.CDLL | None, str]:
-    """Return the ops in C, or why there are none; a compiler is started where no run before compiled the same text."""
+    """Return the compiled ops, or the reason why there are none; compiles the source if its cache lacks it."""
     text = _SOURCE.read_bytes() + " ".join(_COMPILE).encode()
     library = _CACHE / f"theirs-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not library.exists():

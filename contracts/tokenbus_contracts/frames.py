@@ -47,7 +47,7 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
     A frame whose body only a newer minor version defines comes back without a body; ignore it.
     """
-    if frame is not ProcessorFrame:  # what a worker reads, of the processor that it chose
+    if frame is not ProcessorFrame:  # a worker reads only these, from a processor that it trusts
         check_implementation()
     rules = _rules_of(frame)
     if type(data) is not bytes:

@@ -39,10 +39,10 @@ _IMPLEMENTATION = api_implementation.Type()
 
 
 def check_implementation() -> None:
-    """Refuse protobuf's implementation in pure Python where messages of others are read.
+    """Raise ImportError if messages of others would be read by protobuf's pure Python implementation.
 
-    It reads some encodings otherwise, and takes seconds over some messages. It writes the same bytes, so a worker may
-    have it: FastDeploy starts its workers with it.
+    That implementation reads some encodings differently, and needs seconds for some messages. It writes the same bytes,
+    so a worker may use it: FastDeploy starts its workers with it.
     """
     if _IMPLEMENTATION != "upb":
         raise ImportError(

@@ -1,4 +1,4 @@
-"""What Python 3.11 brought, for the parts that run on 3.10 as well."""
+"""Names that Python 3.11 added to its library, also for 3.10."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What needs Python 3.11, and says so in one line where it is imported; workers and FastDeploy's ops run on 3.10."""
+"""Refuses imports of packages that need Python 3.11, in one line; workers and FastDeploy's ops run on 3.10."""
 
 import sys
 
@@ -13,22 +13,22 @@ _LIBRARY = sys.stdlib_module_names | {"tomllib"}
 
 
 class PythonVersionError(ImportError):
-    """What is imported needs a newer Python."""
+    """The imported package needs a newer Python."""
 
     @classmethod
     def of(cls, name: str) -> "PythonVersionError":
-        """Return the error that says so of a package, or whatever else, in one line."""
+        """Return the error for a package or a command."""
         return cls(f"{name} needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 
     @classmethod
     def instead_of(cls, error: ImportError, name: str) -> ImportError:
-        """Return the error of an import, or that Python is too old where its own library lacks what is imported."""
+        """Return `error`, or a PythonVersionError if the old standard library lacks what was imported."""
         lacking = (error.name or "").partition(".")[0]
         return cls.of(name) if sys.version_info < (3, 11) and lacking in _LIBRARY else error
 
 
 class _Refusal:
-    """Looks at each import, and refuses what this Python is too old for."""
+    """A finder that refuses the packages for which this Python is too old."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -39,6 +39,6 @@ class _Refusal:
 
 
 def refuse_what_needs_3_11() -> None:
-    """Have imports of what needs Python 3.11 say so, where this is an older one."""
+    """On Python 3.10, make the import of a package that needs 3.11 raise PythonVersionError."""
     if sys.version_info < (3, 11) and _Refusal not in sys.meta_path:
         sys.meta_path.insert(0, _Refusal)  # type: ignore[arg-type,unreachable,unused-ignore]

@@ -1,4 +1,4 @@
-"""A compiled library beside its source: opened if it was compiled from that very source."""
+"""Opens a compiled library, if it was compiled from the source beside it."""
 
 import ctypes
 import zlib

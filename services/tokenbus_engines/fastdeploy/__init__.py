@@ -74,7 +74,7 @@ def close() -> None:
 
 
 def _own_op(name: str) -> object:
-    """Return FastDeploy's own op; an ImportError names it, and the module that lacks it or is not there."""
+    """Return FastDeploy's own op; raises ImportError with the op and the module in which it was looked for."""
     if name not in OPS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = os.environ.get(_THEIRS, "fastdeploy.model_executor.ops.gpu")

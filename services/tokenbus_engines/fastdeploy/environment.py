@@ -27,7 +27,7 @@ class Options:
     settings: Settings | None = None
     """Of both sides; None: those of the environment."""
     form: str | None = None
-    """Which release's ops to be, by its name in `forms.FORMS`; None: the environment, and the installed FastDeploy."""
+    """The form that the ops speak, a name of `forms.FORMS`; None: the environment's, or the installed FastDeploy's."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
     """What the speculative save ops are called for: they are the same for all. For the bus alone."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS

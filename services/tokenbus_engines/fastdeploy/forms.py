@@ -1,8 +1,8 @@
-"""Forms: what each release of FastDeploy has in its ops that others have otherwise, and which release is installed.
+"""Forms: how the ops differ between FastDeploy's releases, and which form the installed release has.
 
-The layout of what a get op fills in is the reader's to say: FastDeploy's token processor, which changed within one
-release and under one version number. So where FastDeploy is installed its source decides, and the version the rest.
-docs/fastdeploy.md has this table with the commits at which each op was read.
+FastDeploy's token processor reads what a get op fills in, and it changed within release 2.6 under one version number.
+So the installed token processor's source decides the layout, and the version number decides the rest.
+docs/fastdeploy.md has this table with the commits at which it was read.
 """
 
 import os
@@ -53,12 +53,12 @@ class Installed:
 
     version: str
     packs_slots: bool | None
-    """As its token processor reads it; None: that could not be seen."""
+    """Whether its token processor reads that; None if its source cannot be read."""
     packs_flag: bool | None
 
 
 def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
-    """Return the form to speak, and log which and why: as named, as the environment says, or as is installed."""
+    """Return the form to speak, and log it: `name`, else the environment's, else the installed FastDeploy's."""
     name = name or environment.get(FORM, "").strip()
     if name:
         if name not in FORMS:
@@ -72,7 +72,7 @@ def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ)
 
 
 def form_of(found: Installed | None) -> tuple[Form, str]:
-    """Return the form of an installed FastDeploy, and why; one that is unknown is taken for the newest form."""
+    """Return an installed FastDeploy's form, and the reason; an unknown version has the newest form."""
     if found is None:
         return NEWEST, "FastDeploy is not installed"
     version = re.match(r"\d+\.\d+", found.version)
@@ -101,7 +101,7 @@ def _as_read(form: Form, found: Installed) -> Form:
 
 
 def installed() -> Installed | None:
-    """Return what is installed of FastDeploy, without importing it; None: nothing is."""
+    """Return the installed FastDeploy without importing it; None if there is none."""
     try:
         spec = find_spec("fastdeploy")
     except ValueError:  # what is loaded under that name came from no file

@@ -1,7 +1,7 @@
 """The get ops, by FastDeploy's names and positions.
 
-Each fills the tensors that it is given where they lie, as FastDeploy's own op of that form does, and touches nothing
-else in them. A message of another op's kind is consumed, as it is from the kernel's queue, and named in an error.
+An op fills the same elements of its tensors as FastDeploy's op of that form, and no others. It consumes a message of
+another op's kind, as from the kernel's queue, and raises an error that names the kind.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def speculate_get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's posi
     wait_flag: bool,  # noqa: FBT001 - as above
     /,
 ) -> None:
-    """Get the next target or draft under speculation, with logprobs; -2 as the stop flag says that there is none."""
+    """Get the next target or draft under speculation, with logprobs; if there is none, the stop flag is -2."""
     del rank_id  # each rank has a queue of its own, which the environment names
     _get(
         "speculate_get_output_topk",
@@ -48,7 +48,7 @@ def speculate_get_output(
     get_each_rank: bool = False,  # noqa: FBT001, FBT002 - as above
     /,
 ) -> None:
-    """Get the next step under speculation, without logprobs; -2 as the stop flag says that there is none."""
+    """Get the next step under speculation, without logprobs; if there is none, the stop flag is -2."""
     if tensors.whole_number("speculate_get_output.rank_id", rank_id) <= 0 or get_each_rank:
         _get("speculate_get_output", Kind.SPECULATED, (output_tokens,), wait=wait_flag)
 
@@ -62,7 +62,7 @@ def get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
     wait_flag: bool,  # noqa: FBT001 - as above
     /,
 ) -> None:
-    """Get the next step without speculation, with logprobs; -2 as the stop flag says that there is none."""
+    """Get the next step without speculation, with logprobs; if there is none, the stop flag is -2."""
     del rank_id  # as in speculate_get_output_topk
     _get(
         "get_output_topk",
@@ -75,13 +75,13 @@ def get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
 
 
 def get_output(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> None:  # noqa: FBT001 - as above
-    """Get the next step without speculation and without logprobs; -2 as the stop flag says that there is none."""
+    """Get the next step without speculation and without logprobs; if there is none, the stop flag is -2."""
     if tensors.whole_number("get_output.rank_id", rank_id) <= 0:
         _get("get_output", Kind.SINGLE, (output_tokens,), wait=wait_flag)
 
 
 def get_output_ep(output_tokens: Tensor, rank_id: int, wait_flag: bool, /) -> None:  # noqa: FBT001 - as above
-    """Get the next step as `get_output` does, on every rank: under data parallelism each has a queue of its own."""
+    """Get the next step as `get_output` does, but on every rank: under data parallelism each rank has its own queue."""
     del rank_id  # the environment names the queue
     _get("get_output_ep", Kind.SINGLE, (output_tokens,), wait=wait_flag)
 
@@ -94,7 +94,7 @@ def _get(  # noqa: PLR0913 - what differs between the ops
     if not 0 <= tensors.whole_number(name, k) <= ALTERNATIVES:
         raise ContractError(name, f"0 to {ALTERNATIVES}", k, rule=Rule.NAMED)
     outputs = [_output(f"{op}.{name}", tensor) for name, tensor in zip(_OUTPUTS, given, strict=False)]
-    places = (outputs * 3)[:3]  # the ops without scores have one, and ops.c looks at no other
+    places = (outputs * 3)[:3]  # an op without scores has one output; ops.c ignores the two others
     fill, fault, columns = native.fill(), native.Outcome(), k + 1
     if not fill(kind, None, False, packs_columns, columns, *places, fault):  # noqa: FBT003 - by ops.c's positions
         raise _error(op, fault, outputs)
@@ -114,7 +114,7 @@ def _get(  # noqa: PLR0913 - what differs between the ops
 
 
 def _output(name: str, tensor: Tensor) -> Host:
-    """Return the array that a tensor's content is written to, or raise a ContractError."""
+    """Return the array for an output tensor; raises ContractError if the tensor cannot be written to."""
     tensors.check_writable(name, tensor)
     return tensors.host(name, tensor)
 

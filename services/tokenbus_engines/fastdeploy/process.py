@@ -33,24 +33,24 @@ _QUEUE = QUEUE.encode()
 
 
 class Step(Protocol):
-    """What a save op is given, ready to become a message."""
+    """One call of a save op: its arguments, and how to pack them."""
 
     op: str
     kind: Kind
     rank: int
 
     def pack(self, socket: int, sequence: int, /) -> tuple[bytes, int]:
-        """Return the message, and how much of it a socket took, as `QueueSender.send` asks for it."""
+        """Return the message, and how many of its bytes the socket took: see `QueueSender.send`."""
 
     def saved(self, data: bytes) -> SavedMessage:
-        """Return the message with what is known beside its bytes."""
+        """Return the message with the slots' lengths, which only the bus needs."""
 
 
 class Sender:
-    """The save side of one queue id, for all ranks of this process that save, and what the bus is shown beside it."""
+    """The save side of one queue id, for all ranks of this process, and the publishers that show them to the bus."""
 
     def __init__(self, path: str, settings: Settings, options: Options) -> None:
-        """Save to the get sides that listen at a path, of which FastDeploy has two."""
+        """Save to the two queues of an id, whose paths begin with `path`."""
         self._path = path
         self._settings = settings
         self._options = options
@@ -79,7 +79,7 @@ class Sender:
                 self.published_of(rank).offer(step.saved(data))
 
     def _with_losses(self, step: Step, lost: set[int]) -> Pack:
-        """Return what packs a step with the slots marked whose tokens were lost; a draft says nothing of them."""
+        """Return a `pack` that marks the slots whose tokens were lost as unrecoverable; drafts stay as they are."""
 
         def pack(_: int, sequence: int) -> tuple[bytes, int]:
             data, sent = step.pack(-1, sequence)
@@ -146,7 +146,7 @@ class Process:
 
     @property
     def form(self) -> Form:
-        """The form of FastDeploy's ops that is spoken; it is chosen, and logged, when it is asked for first."""
+        """The form that the ops speak; the first use chooses and logs it."""
         if self._form is None:
             self._form = chosen(self._options.form)
         return self._form
@@ -159,14 +159,14 @@ class Process:
         )
 
     def receiver(self, kind: Kind) -> QueueReceiver:
-        """Return the get side of the queue that the environment names: of its two the one that has a kind."""
+        """Return the get side for a kind, of the queue id in the environment."""
         queue = native.number()(_QUEUE, 1), kind is Kind.SPECULATED
         return self._receivers.get(queue) or self._made(
             self._receivers, queue, lambda path, _: QueueReceiver(path_of(path, kind))
         )
 
     def _made(self, sides: dict[K, T], key: K, make: Callable[[str, Settings], T]) -> T:
-        number = queue_id()  # or an error that says what is no queue
+        number = queue_id()  # raises SettingsError if it is none
         with self._making:
             if key not in sides:
                 settings = self._begin()
@@ -218,7 +218,7 @@ class Process:
 
 
 def path_of(path: str, kind: Kind) -> str:
-    """Return which of an id's two queues has a kind: FastDeploy makes one key of "./" and one of "/dev/shm"."""
+    """Return the path of the queue for a kind: FastDeploy has two for an id, with keys from "./" and "/dev/shm"."""
     return f"{path}-speculated" if kind is Kind.SPECULATED else path
 
 

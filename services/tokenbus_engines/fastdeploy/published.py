@@ -52,7 +52,7 @@ class SavedMessage(NamedTuple):
     is_first: bool
 
     def kept(self) -> "SavedMessage":
-        """Return it with lengths of its own: the engine will overwrite those that it gave."""
+        """Return the message with copies of its lengths: the engine overwrites its arrays at the next step."""
         if self.lengths is None:
             return self
         return self._replace(lengths=Lengths(*(array.reshape(-1).astype(np.int64) for array in self.lengths)))

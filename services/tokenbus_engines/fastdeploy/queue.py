@@ -1,10 +1,9 @@
 """The queue between the processes that save and the one that gets: a Unix socket for each of them.
 
-A message that is saved is written into the socket at once, by the thread that saves it; from then on the kernel has
-it, and it is got also if this process is killed. A thread of its own does only what cannot be done at once: it connects
-when a get side comes, and continues where the socket had no more room. The get side does all of its work in the thread
-that gets, and reads one message of each process that saves, and no more: a get side that is started after this one was
-killed finds the messages that were not got.
+The thread that saves a message writes it into the socket at once. From then on the kernel has it, and it arrives even
+if this process is killed. A second thread does what cannot be done at once: it connects when a get side starts, and
+goes on with a message for which the socket had no room. The get side works in the thread that gets, and reads at most
+one message ahead from each process that saves: if it is killed, its successor finds the messages that were not got.
 """
 
 import contextlib
@@ -33,15 +32,15 @@ _SOCKET_BYTES = 32 << 20
 """How much the kernel may hold between the two sides, where it lets us choose."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 _FEW = 16
-"""So many messages are kept before acknowledgements are read: one look costs as much for many as for one."""
+"""Acknowledgements are read from this many kept messages on: one read costs as much for many as for one."""
 _LARGE = 1 << 16
-"""With so many bytes kept they are read each time: a message then has the memory of one that was got, not new pages."""
+"""From this many kept bytes on they are read at each send: the next message reuses memory instead of new pages."""
 _MANY = 64
-"""With so many messages not got the thread reads acknowledgements, too: the kernel keeps some 270 for us."""
+"""From this many unacknowledged messages on the thread reads acknowledgements, too: the kernel buffers some 270."""
 _BACKLOG = 128
 _MOST_CONNECTIONS = 1024
 _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
-"""Why a connection fails while no get side listens, or one that has too many connections to accept just now."""
+"""The errors of a connection while no get side listens, or while its backlog is full."""
 Pack = Callable[[int, int], tuple[bytes, int]]
 
 
@@ -60,10 +59,10 @@ class SendCounts:
 
 
 class QueueFullError(RetentionFullError):
-    """There was no room in the queue, and there was none in time: the message is lost, and the next one says so."""
+    """The queue had no room in time. The message is lost; the rank's next one marks its slots as unrecoverable."""
 
     def __init__(self, queue: str, lost: bytes, items: int, size: int, why: str) -> None:
-        """Keep the message, and how much waits to be got."""
+        """`lost` is the message; `items` and `size` are what was not got yet."""
         super().__init__((), items, size, why)
         self.lost = lost
         waits = f"{items} messages and {size} bytes were not got yet"
@@ -116,8 +115,8 @@ class QueueSender:
     def send(self, pack: Pack) -> bytes:
         """Send the message that `pack` makes, and return it, or raise a QueueFullError.
 
-        `pack` is called with a socket to write to, where nothing waits before it, or -1; and with its sequence. It
-        returns the message, and how much of it the socket took, below 0 if that is broken.
+        `pack` is given a socket, or -1 while an earlier message is unsent, and the message's sequence. It returns the
+        message, and how many bytes the socket took, or -errno.
         """
         with self._lock:
             if len(self._kept) >= _FEW or self._bytes >= _LARGE:
@@ -294,16 +293,16 @@ class QueueSender:
 
 
 class Received(NamedTuple):
-    """A message that came whole; it is its queue's, until it is dropped there."""
+    """A whole message. Its memory belongs to the queue, and is valid until `pop`."""
 
     kind: Kind
     data: memoryview
     address: int
-    """Where it lies."""
+    """Of its first byte."""
 
 
 class _Source:
-    """One process that saves: what has come of its next message."""
+    """The connection of a process that saves, and what has arrived of its next message."""
 
     __slots__ = (
         "_acknowledge",
@@ -320,7 +319,7 @@ class _Source:
         self.connection = connection
         self._number = connection.fileno()
         self._receive, self._acknowledge = native.receive(), native.acknowledge()
-        buffer = bytearray(native.most_bytes())  # memory that is used only as far as messages are large
+        buffer = bytearray(native.most_bytes())  # only the pages that messages fill take memory
         self._buffer, self._address = memoryview(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self.reading = native.Reading()
         self.is_watched = True
@@ -332,16 +331,16 @@ class _Source:
         return bool(reading.bytes) and reading.have == reading.bytes
 
     def acknowledge(self) -> None:
-        """Tell the process that its message was got, and begin with the next one."""
+        """Acknowledge the message, and begin with the next one."""
         self._acknowledge(self._number, self.reading)
 
     def read(self) -> int:
-        """Read of the next message what is there, and return how that went."""
+        """Receive what has arrived of the next message, and return the progress."""
         progress: int = self._receive(self._number, self._address, self.reading)
         return progress
 
     def message(self) -> Received:
-        """Return the message that is here whole."""
+        """Return the message; `is_whole` must hold."""
         reading = self.reading
         return Received(KINDS[reading.kind], self._buffer[: reading.bytes], self._address)
 
@@ -387,7 +386,7 @@ class QueueReceiver:
     def taking(self, *, wait: bool) -> Iterator["QueueReceiver | None"]:
         """Let one thread at a time take a message, by `peek` and `pop`.
 
-        Without `wait` it is None where another thread is taking one: that thread waits for the next message itself.
+        Without `wait` it yields None while another thread takes a message.
         """
         if not self._taking.acquire(blocking=wait):
             yield None
@@ -412,7 +411,7 @@ class QueueReceiver:
                     return None
                 self._read(None if left is None else left * 1000)
             if len(self._sources) > 1:
-                # What another process saved before this was is there now, though it may not have been a moment ago.
+                # Look again: a message that another process saved earlier may have arrived since the first look.
                 self._read(0)
                 whole = self._whole()
             self._first = whole[0] if len(whole) == 1 else min(whole, key=_stamp)
@@ -420,12 +419,12 @@ class QueueReceiver:
             return self._next
 
     def pop(self) -> None:
-        """Drop the message that `peek` returned, which is the caller's from now on; the next one follows."""
+        """Acknowledge the message that `peek` returned, and free its memory for the next one."""
         with self._using:
             if self._next is not None and self._first is not None:
                 self._next = None
                 self.got += 1
-                # In this order, as a signal's handler may raise at any line: what is not watched is never read again.
+                # Watch first: a signal handler may raise in between, and an unwatched connection is never read again.
                 if not self._first.is_watched:
                     self._poll.register(self._first.connection, select.POLLIN)
                     self._first.is_watched = True
@@ -465,7 +464,7 @@ class QueueReceiver:
     def _read_from(self, source: _Source, number: int) -> None:
         if source.is_whole:
             source.is_watched = False
-            self._poll.unregister(number)  # nothing is done with it until that one is got
+            self._poll.unregister(number)  # its next message is not read before this one is popped
             return
         progress = source.read()
         if progress == native.REFUSED:
@@ -479,11 +478,11 @@ class QueueReceiver:
         source.connection.close()
 
     def _accept(self) -> None:
-        """Accept all connections that wait, so that the oldest message of all their processes is the next one."""
+        """Accept all waiting connections, so that the next message is the oldest of all processes."""
         while len(self._sources) < _MOST_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # there is none, or it has gone again
+            except OSError:  # none waits, or it has closed again
                 return
             connection.setblocking(False)  # noqa: FBT003 - the standard library's
             source = _Source(connection)

@@ -1,7 +1,7 @@
-"""The save ops, by FastDeploy's names and positions: `_FORMS` says what each argument is.
+"""The save ops, with FastDeploy's names and positional arguments, which `_FORMS` lists.
 
-Each returns when its message is in the queue, and refuses only what would be written past the end of FastDeploy's
-struct or read from beyond a tensor, before anything of it is sent. What the numbers mean is not checked.
+An op returns when its message is in the queue. It refuses a step that would be written past the end of FastDeploy's
+struct, or read from beyond a tensor, and then sends nothing of it. It does not check what the numbers mean.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _FLAG = 0xFF
 
 
 class _Role(IntEnum):
-    """What a tensor is to an op, in the order of `enum role` in ops.c."""
+    """The roles of an op's tensors, in the order of `enum role` in ops.c."""
 
     TOKENS = 0
     IDS = 1
@@ -60,7 +60,7 @@ _ROLES = {
 
 
 def _forms(names: str, *missing: str) -> dict[int, list[str]]:
-    """Return an op's arguments by position, by how many it is given; earlier releases had some fewer each."""
+    """Return an op's argument names by their number: `missing` says what earlier and earlier releases lack."""
     forms = [names.split()]
     for fewer in missing:
         forms.append([name for name in forms[-1] if name not in fewer.split()])
@@ -93,7 +93,7 @@ _FORMS = {
 
 
 class _What(IntEnum):
-    """What does not fit, in the order of `enum what` in ops.c."""
+    """Why a step is refused, in the order of `enum what` in ops.c."""
 
     FITS = 0
     NO_BUFFER = 1
@@ -108,10 +108,10 @@ class _What(IntEnum):
 
 
 class _Call:
-    """An op with one number of arguments: where each of them is."""
+    """One signature of an op: the position of each argument."""
 
     def __init__(self, op: str, code: int, kind: Kind, names: list[str]) -> None:
-        """Take the op, what ops.c knows it by, the kind of its messages, and its arguments' names by position."""
+        """`code` is the op in `enum op` of ops.c; `names` are its arguments in their order."""
         self.op = op
         self.kind = kind
         self.is_first = "first_token" in op
@@ -125,7 +125,7 @@ class _Call:
         self.native = native.Call(code, False, flag, skips, tuple(self.places))  # noqa: FBT003 - by ops.c's positions
 
     def arrays(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments with arrays of FastDeploy's types for tensors, or raise a ContractError."""
+        """Return the arguments with the tensors as contiguous arrays of FastDeploy's dtypes; raises ContractError."""
         found = list(given)
         for role, at in zip(_Role, self.places, strict=True):
             if at >= 0:
@@ -139,7 +139,7 @@ class _Call:
             tensors.whole_number(f"{self.op}.message_flag", given[self.native.flag_at])
 
     def error(self, outcome: native.Outcome, given: tuple[Any, ...]) -> Exception:
-        """Return the error that says what does not fit."""
+        """Return the error for an outcome."""
         if outcome.what == _What.NO_MESSAGE_ID:
             message_id()
         return self._error(outcome, given)
@@ -148,7 +148,7 @@ class _Call:
         return f"{self.op}.{self.names[role]}"
 
     def _what_each(self, role: _Role, given: tuple[Any, ...]) -> str:
-        """Return what a tensor that is too short has too few of."""
+        """Return the unit in which a tensor is too short."""
         if role not in {_Role.IDS, _Role.SCORES, _Role.RANKS}:
             return "elements, one for each slot"
         wide = 1 if role is _Role.RANKS else np.shape(given[self.places[_Role.IDS]])[-1]
@@ -178,7 +178,7 @@ class _Call:
 
 
 class _Step:
-    """What an op is given, ready to become a message."""
+    """One call of a save op: its arguments, and how to pack them."""
 
     __slots__ = ("_call", "_given", "kind", "op", "rank")
 
@@ -189,14 +189,14 @@ class _Step:
         self._given = given
 
     def pack(self, socket: int, sequence: int, /) -> tuple[bytes, int]:
-        """Return the message, and how much of it a socket took."""
+        """Return the message, and how many of its bytes the socket took."""
         call, outcome, make = self._call, native.Outcome(), native.pack()
         try:
             data: bytes = make(call.native, outcome, self._given, socket, sequence)
         except (TypeError, ValueError, OverflowError):  # an argument beside the tensors is no number
             call.check_flag(self._given)
             raise
-        if not data and outcome.what == _What.NO_BUFFER:  # not numpy's, or of another type than FastDeploy has
+        if not data and outcome.what == _What.NO_BUFFER:  # an argument is no numpy array, or has another dtype
             self._given = call.arrays(self._given)
             data = make(call.native, outcome, self._given, socket, sequence)
         if not data:
@@ -204,7 +204,7 @@ class _Step:
         return data, outcome.sent
 
     def saved(self, data: bytes) -> SavedMessage:
-        """Return the message with what is known beside its bytes."""
+        """Return the message with the slots' lengths, which only the bus needs."""
         decoder, prompt = (self._call.places[role] for role in (_Role.DECODER, _Role.PROMPT))
         lengths = None
         if decoder >= 0:
@@ -239,7 +239,7 @@ class _SaveOp:
                 call.native.is_dense = form.packs_slots
                 PROCESS.sender().save(_Step(call, given, rank))
         finally:
-            if preempted >= 0:  # the next step must not see them, on whichever rank, whatever happened
+            if preempted >= 0:  # on every rank, also after an error: the next step must not see them
                 tensors.clear(given[preempted])
 
 
@@ -269,7 +269,7 @@ mtp_save_first_token_with_topk = _SaveOp(
     _always,
     """Save a prefill's first tokens, with their logprobs, and the draft ids that a decode worker goes on with.
 
-    A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids, the first of which is its token.
+    A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids: its token, then n draft ids.
     """,
 )
 save_output_topk = _SaveOp(

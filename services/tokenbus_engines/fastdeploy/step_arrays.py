@@ -59,7 +59,7 @@ def arrays_of(message: Message, options: Options) -> tuple[StepArrays, int]:
         arrays.token_ids = ids[kept]
     if not message.kind.is_scored:
         return arrays, 0
-    of_bus = slice(0, COLUMNS)  # some forms carry more columns than requests may ask for
+    of_bus = slice(0, COLUMNS)  # since #7861 a message may have more columns than the contract
     tokens, scores = message.tokens[kept][:, of_bus], message.scores[kept][:, of_bus]
     return arrays, _add_scores(arrays, tokens, scores, message.ranks[kept])
 

@@ -1,4 +1,4 @@
-"""FastDeploy's ops replaced in a module of its own, which has just been loaded: `fastdeploy_switch` calls this."""
+"""Replaces FastDeploy's ops in a module that has just been loaded; called by `fastdeploy_switch`."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ _PAIRS = (
     ("speculate_save_output_topk", "speculate_get_output_topk"),
 )
 _STATIC = "static_op_"
-"""FastDeploy's name for an op of a static graph; the op's own name may be a wrapper around it."""
+"""Prefix of an op for static graphs; FastDeploy may wrap that op under the plain name."""
 _OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
 _OTHERS = {"get_output_kv_signal", "speculate_get_output_padding_offset"}
 """Ops that are named like those of the queue and have nothing to do with it."""
@@ -28,13 +28,13 @@ _log = logger("worker")
 
 
 def replace_ops(name: str) -> None:
-    """Put our ops in the place of those that a module has; others of FastDeploy's queue cannot be imported any more.
+    """Replace a module's save and get ops with ours; ops of the queue that we lack raise ImportError from now on.
 
-    An op that stayed FastDeploy's own while its counterpart is ours would lose every token. So a module without any
-    pair of ops, as where they were not compiled, gives none of them: importing one is an ImportError with the reason.
+    If one side were ours and the other FastDeploy's, every token would be lost. So a module without a save and its
+    get, as when the ops were not compiled, offers none of them: importing one raises ImportError with the reason.
     """
     module = sys.modules.get(name)
-    if not isinstance(module, ModuleType):  # what FastDeploy may put there has None in the place of every op
+    if not isinstance(module, ModuleType):  # FastDeploy may put an object there whose every attribute is None
         fault = f"{SWITCH}: on needs a module {name}, got {type(module).__name__}"
         raise ImportError(fault, name=name)  # noqa: TRY004 - an import fails
     found = vars(module)
@@ -85,13 +85,13 @@ def _shown() -> Iterator[None]:
 
 
 def _is_of_the_queue(op: str) -> bool:
-    """Return whether an op of FastDeploy's saves or gets as ours do, and is none of ours."""
+    """Return whether an op uses FastDeploy's queue and has no counterpart here."""
     plain = op.removeprefix(_STATIC)
     return bool(_OF_THE_QUEUE.search(plain)) and plain not in {*fastdeploy.OPS, *_OTHERS}
 
 
 def _refuse(module: ModuleType, refused: dict[str, str]) -> None:
-    """Remove ops from a module, and let whoever imports one of them read why."""
+    """Remove ops from a module; importing one raises ImportError with its reason."""
     found = vars(module)
     own = found.get("__getattr__")
 

@@ -15,11 +15,11 @@ from tokenbus_services.worker.arrays import Host, on_host
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
 _KINDS = {"i": "iu", "f": "f", "b": "biuf"}
-"""Of numpy's kinds of types: which are taken for one of FastDeploy's."""
+"""For each kind of dtype that FastDeploy has, the kinds of numpy's that are converted to it."""
 
 
 def host(name: str, tensor: Tensor) -> Host:
-    """Return a tensor as numpy's array: where it lies in the computer's own memory, else a copy."""
+    """Return a tensor as a numpy array: a view if it is in host memory, else a copy."""
     if isinstance(tensor, np.ndarray):
         return np.asarray(tensor)
     found = _in_place(tensor)
@@ -31,12 +31,12 @@ def host(name: str, tensor: Tensor) -> Host:
 
 
 def check_writable(name: str, tensor: Tensor) -> None:
-    """Raise a ContractError if `store` and `clear` cannot write to a tensor, or would write beside it."""
+    """Raise a ContractError if `store` and `clear` cannot write to a tensor, or would change elements beside it."""
     if isinstance(tensor, np.ndarray):
         got = "" if tensor.flags.writeable else "one that is read-only"
     elif not hasattr(tensor, "set_value"):
         got = type(tensor).__name__
-    else:  # paddle's `set_value` takes a view for the whole that it is a view of
+    else:  # paddle's `set_value` on a view writes to the whole tensor
         is_contiguous = getattr(tensor, "is_contiguous", None)
         got = "a view that is not contiguous" if is_contiguous and not is_contiguous() else ""
     if got:
@@ -55,13 +55,13 @@ def whole_number(name: str, value: object) -> int:
 
 
 def store(tensor: Tensor, array: Host) -> None:
-    """Let a tensor have what was written to the array that `host` returned of it."""
+    """Copy the array that `host` returned for a tensor back into it; a view is already the tensor."""
     if not isinstance(tensor, np.ndarray) and _in_place(tensor) is None:
         tensor.set_value(array)
 
 
 def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
-    """Return an array as one of another type, if that changes no value, or raise a ContractError."""
+    """Return an array with another dtype; raises ContractError for another kind, or an integer that does not fit."""
     if array.dtype.kind not in _KINDS[dtype.kind]:
         raise ContractError(name, dtype.name, array.dtype.name, rule=Rule.TYPE)
     with np.errstate(over="ignore"):
@@ -83,7 +83,7 @@ def clear(tensor: Tensor) -> None:
 
 
 def _in_place(tensor: Tensor) -> Host | None:
-    """Return a tensor of paddle's that lies in the computer's own memory as an array there, else None."""
+    """Return a view of a contiguous paddle tensor in host memory, or None."""
     place = getattr(tensor, "place", None)
     if place is None or not hasattr(tensor, "data_ptr") or not place.is_cpu_place() or not tensor.is_contiguous():
         return None
@@ -92,7 +92,7 @@ def _in_place(tensor: Tensor) -> Host | None:
 
 @lru_cache(256)
 def _view(address: int, shape: tuple[int, ...], name: str) -> npt.NDArray[Any] | None:
-    """Return what lies at an address as an array. An engine's tensors lie where they lay at the step before."""
+    """Return an array over an address. It is cached because an engine passes the same tensors at each step."""
     dtype = _DTYPES.get(name)
     if dtype is None or 0 in shape:
         return None

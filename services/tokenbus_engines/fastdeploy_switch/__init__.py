@@ -1,7 +1,7 @@
 """The switch: with TOKENBUS_FASTDEPLOY=on FastDeploy's ops are replaced where FastDeploy loads them.
 
-Every Python of the environment imports this module as it starts, where that variable is set (tokenbus_fastdeploy.pth).
-So it imports only what the interpreter has loaded already; numpy and the ops come when FastDeploy loads its own.
+tokenbus_fastdeploy.pth has each Python of the environment import this module at its start while the variable is set. So
+this module imports only what the interpreter has loaded; numpy and our ops are imported when FastDeploy loads its own.
 """
 
 import os
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 SWITCH = "TOKENBUS_FASTDEPLOY"
 ENGINE = "fastdeploy"
 OPS_PACKAGE = "fastdeploy.model_executor.ops"
-"""Its subpackages have the ops: one for each kind of hardware."""
+"""It has a subpackage of ops for each kind of hardware."""
 _NO_SAVE_OPS = {"cpu", "cute_dsl_ops", "triton_ops"}
 """Those that have no ops that save or get."""
 
 
 def chosen(value: str) -> tuple[bool, str]:
-    """Return whether a value of the variable means on, and what is wrong with it, or nothing."""
+    """Return whether the variable's value is `on`, and the error, empty if the value is valid."""
     read = value.strip().lower()
     return read == "on", "" if read in {"on", "off"} else f"{SWITCH}: on or off, got {value!r}"
 
 
 def install() -> None:
-    """Replace FastDeploy's ops from now on if the environment says on; a misspelt value lets no FastDeploy start."""
+    """Replace FastDeploy's ops at import if the environment says `on`; an invalid value makes that import fail."""
     is_on, fault = chosen(os.environ.get(SWITCH, "off"))
     if (is_on or fault) and not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder(fault))
@@ -40,14 +40,14 @@ def state() -> str:
     """Return `on` where the switch is on and FastDeploy has what it replaces, `off`, or what is wrong."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         return "off"
-    from importlib.util import find_spec  # noqa: PLC0415 - it costs every start, and `tokenbus fastdeploy` alone asks
+    from importlib.util import find_spec  # noqa: PLC0415 - slow, and only `tokenbus fastdeploy` calls this
 
     spec = find_spec(ENGINE)
     return fault_of(None if spec is None else spec.submodule_search_locations or ()) or "on"
 
 
 def fault_of(folders: "Iterable[str] | None") -> str:
-    """Return what an installed FastDeploy lacks, or nothing; its files are looked at and not imported."""
+    """Return what an installed FastDeploy lacks, or an empty string; nothing of it is imported."""
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
     looked_at = [os.path.join(folder, "model_executor", "ops") for folder in folders]  # noqa: PTH118 - pathlib costs
@@ -60,7 +60,7 @@ def fault_of(folders: "Iterable[str] | None") -> str:
 
 
 class Finder:
-    """Finds FastDeploy's modules as Python does, and has the ops replaced as soon as they are loaded."""
+    """Finds FastDeploy's modules by the other finders, and wraps their loaders to replace the ops after loading."""
 
     def __init__(self, fault: str) -> None:
         self._fault = fault
@@ -69,12 +69,12 @@ class Finder:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        """Return where a module is, with a loader of ours if it is FastDeploy or has its ops."""
+        """Return the spec of FastDeploy or of a package of its ops, with our loader; None for all other modules."""
         package, _, last = name.rpartition(".")
         if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
             return None
         asking = get_ident(), name
-        if asking in self._asking:  # a finder that asks all others, as those of tracers do, asked this one
+        if asking in self._asking:  # another finder that asks all others, as tracers have, called us
             return None
         self._asking.add(asking)
         try:
@@ -93,7 +93,7 @@ class Finder:
 
 
 class _Loader:
-    """FastDeploy's own loader, and what is done before and after it."""
+    """FastDeploy's own loader; raises the fault before it, or replaces the ops after it."""
 
     def __init__(self, loader: "Loader", fault: str, *, has_ops: bool) -> None:
         self._loader, self._fault, self._has_ops = loader, fault, has_ops
@@ -103,7 +103,7 @@ class _Loader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Load the module with its own loader, which it keeps; then replace its ops."""
+        """Give the module its own loader back, load it, and replace its ops."""
         if self._fault:
             raise ImportError(self._fault, name=module.__name__)
         if module.__spec__ is not None:

@@ -18,27 +18,26 @@ from tokenbus_services.cli.errors import WRONG_USE, CommandError
 
 FORM = "TOKENBUS_FASTDEPLOY_FORM"
 _DESCRIPTION = """\
-Run FastDeploy's own command with Tokenbus in the place of its System V queue. Nothing of FastDeploy is edited: its save
-and get ops are replaced in each process as FastDeploy loads them, in those that it starts as well, and after an
-upgrade, too. What follows `--` is run in the place of this process: its signals and its exit status are the command's
-own.
+Run a FastDeploy command with Tokenbus in place of FastDeploy's System V queue. No file of FastDeploy is edited: each
+process, also those that FastDeploy starts, replaces the save and get ops when it loads them. An upgrade of FastDeploy
+changes nothing. The command after `--` takes the place of this process, so signals reach it and its exit status is
+returned.
 
-Before, FastDeploy's files are looked at with the command's own Python. Where FastDeploy or its ops are not there, or
-where that Python would not replace them, nothing is started, and one line says why.
+First the command's Python looks for FastDeploy. If FastDeploy or its ops are missing, or that Python would not replace
+them, nothing is started and one line says why.
 
-The status is the command's; 1 if nothing was started, 2 if this command line or a setting is wrong, 126 if the command
-cannot be run, 127 if there is none.
+Exit status: the command's; 1 if nothing was started, 2 if this command line or a setting is invalid, 126 if the
+command cannot be run, 127 if it is not found.
 
 examples:
   tokenbus fastdeploy -- python -m fastdeploy.entrypoints.openai.api_server --model models/ernie
   tokenbus fastdeploy -- fastdeploy serve --model models/ernie
   TOKENBUS_FASTDEPLOY=off tokenbus fastdeploy -- ...          back to FastDeploy's own ops
 
-TOKENBUS_FASTDEPLOY=on does the same for a command that is started without `tokenbus fastdeploy`, where Tokenbus is
-installed in the environment of FastDeploy.
+Where Tokenbus is installed in FastDeploy's environment, TOKENBUS_FASTDEPLOY=on does the same without this command.
 """
 _BY_ZEROMQ = "FD_USE_GET_SAVE_OUTPUT_V1"
-"""FastDeploy's switch for another way from its worker to its token processor, on which no op is called."""
+"""FastDeploy's switch to ZeroMQ between its worker and its token processor: it then calls none of the ops."""
 _SWITCH_PATH = Path(__file__).with_name("path")
 _CANNOT_RUN, _NOT_FOUND = 126, 127
 _MOST_SECONDS = 60
@@ -69,13 +68,13 @@ def declare(parser: Parser) -> None:
     parser.description = _DESCRIPTION
     parser.usage = "tokenbus fastdeploy [-h] [--form NAME] -- COMMAND..."
     parser.add_argument(
-        "--form", metavar="NAME", help=f"which release's ops to be, as {FORM} (that of the installed FastDeploy)"
+        "--form", metavar="NAME", help=f"the form to speak, as {FORM} (default: the installed release's)"
     )
     parser.keeps_rest = True
 
 
 def run(options: argparse.Namespace) -> int:
-    """Become the command; a CommandError says in one line why that cannot be."""
+    """Replace this process by the command; raises CommandError with the reason if it cannot."""
     command: list[str] = options.rest
     if not command:
         raise CommandError("fastdeploy: a command behind --, as `tokenbus fastdeploy -- python -m ...`", WRONG_USE)
@@ -106,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_form(where: str, name: str) -> None:
-    from tokenbus_engines.fastdeploy.forms import FORMS  # noqa: PLC0415 - it imports the ops, and they take a second
+    from tokenbus_engines.fastdeploy.forms import FORMS  # noqa: PLC0415 - importing the ops takes a second
 
     if name not in FORMS:
         raise CommandError(f"{where}: one of {', '.join(FORMS)}, got {name!r}", WRONG_USE)
@@ -148,7 +147,7 @@ def _switched(program: str, command: Sequence[str], environment: dict[str, str])
 
 
 def _probe(start: _Start, environment: Mapping[str, str]) -> str:
-    """Return whether a Python has the switch on as it starts, or what FastDeploy lacks there."""
+    """Return `on`, `off`, or what FastDeploy lacks, as a Python reports it at its start."""
     script = start.script
     folder = [] if script is None else [script if Path(script).is_dir() else str(Path(script).resolve().parent)]
     try:
@@ -215,4 +214,4 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     return options, None
 
 
-COMMAND = CommandKind("run FastDeploy with Tokenbus in the place of its queue", declare, run)
+COMMAND = CommandKind("run FastDeploy with Tokenbus in place of its queue", declare, run)

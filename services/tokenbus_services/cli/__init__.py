@@ -81,7 +81,7 @@ def _status(given: list[str]) -> int:
 
 
 def _command(name: str) -> ModuleType | CommandKind:
-    """Return a command, of this package or of another; an unknown one, `--help` and `--version` end here."""
+    """Return a command by its name; `--help`, `--version` and an unknown name raise SystemExit."""
     if name in _COMMANDS:
         return _imported(f"tokenbus_services.cli.{name.replace('-', '_')}")
     found = None if name.startswith("-") else brought_command(name)

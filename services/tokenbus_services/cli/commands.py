@@ -1,4 +1,4 @@
-"""Commands of `tokenbus` that are brought by entry points, as `tokenbus fastdeploy` is by the engines."""
+"""Commands of `tokenbus` that entry points add, as the engines add `tokenbus fastdeploy`."""
 
 import argparse
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.plugins import PluginError, load, names
 
 COMMANDS = "tokenbus.commands"
-"""The entry-point group; each names a `CommandKind`. A command of this package goes before one of the same name."""
+"""The entry-point group; each entry is a `CommandKind`. It cannot replace a command of this package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class CommandKind:
 
 
 def brought() -> dict[str, str]:
-    """Return the summaries of the commands that installed distributions bring; of a broken one, what is wrong."""
+    """Return the added commands and their summaries; for one that cannot be loaded, the error."""
     return {name: _summary(name) for name in names(COMMANDS)}
 
 
 def command(name: str) -> CommandKind | None:
-    """Return a command by its name, None if none is brought; a CommandError of one line says why it cannot be used."""
+    """Return an added command, or None if there is none of that name; raises CommandError if it cannot be loaded."""
     if name not in names(COMMANDS):
         return None
     try:

@@ -24,7 +24,7 @@ from tests.engines.fastdeploy.kernel import Saved
 ALL_FORMS = (FLAT_FORM, *FORMS)
 _QUEUES = ("1", "2")
 _ASIDE = "7"
-"""The queue whose messages are looked at between the two sides."""
+"""The queue id on which one side is exchanged."""
 _GETS = tuple(dict.fromkeys(GETS.values()))
 _SCORED_QUEUE = tuple(op for op in _GETS if op != "speculate_get_output")
 _IDLE_RANKS = ("get_output", "speculate_get_output")
@@ -36,7 +36,7 @@ _ROUND = 1000
 
 
 def spoken(form: str) -> str:
-    """Return the drop-in's name of a form: it reads flat tokens in each."""
+    """Return the drop-in's form for an oracle's: the drop-in reads flat tokens in every form."""
     return "2.4" if form == FLAT_FORM else form
 
 
@@ -90,7 +90,7 @@ def _get(draw: np.random.Generator, both: Beside, head: Saved) -> None:
 
 
 def drawn(draw: np.random.Generator, engine: Steps, op: str, form: str, most_slots: int) -> dict[str, Any]:
-    """Return what an op of a form may be given: mostly what its release takes, now and then as another release does."""
+    """Return random arguments of an op: mostly those of the form's release, sometimes those of another."""
     slots = min(_slots(draw, most_slots), 256 if GETS[op] == "speculate_get_output" else 512)
     columns = int(draw.integers(1, _STRUCT_COLUMNS + 1))
     if op == "save_output_topk" and slots <= 8 and draw.random() < 0.2:
@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     forms = options.form or ALL_FORMS
     os.environ[kernel.NEEDED] = "1"
-    logging.disable()  # what the bus leaves out of such steps is logged a thousand times
+    logging.disable()  # the bus would log each step that breaks the contract
     for form in forms:
         for done in range(0, options.steps // len(forms), _ROUND):
             seed = options.seed + done

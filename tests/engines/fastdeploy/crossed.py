@@ -1,4 +1,4 @@
-"""One side of the drop-in with the other side of FastDeploy: what is between them is turned into the other's."""
+"""Our save with FastDeploy's get, and the other way round: the message between them is converted."""
 
 import time
 

@@ -1,7 +1,6 @@
 """The oracle: FastDeploy's ops in C through the kernel's own queues, of which an id has two.
 
-`structs` reads and writes FastDeploy's structs themselves, so that either side of the drop-in can be tried with the
-other side of FastDeploy. Nothing of the drop-in's ops is used here.
+Nothing here uses the drop-in's ops. `structs` converts FastDeploy's structs, for tests of one side of each.
 """
 
 import os
@@ -22,7 +21,7 @@ NEEDED = "NEEDS_SYSV"
 """Set to 1, a kernel that refuses its queue is a failure and not a skip: .ci/run sets it."""
 _MOST_WAITING = 16
 """How many structs each queue holds: beyond that a save waits, as that engine then stalls."""
-compiled()  # while tests are collected: only some of them may start a compiler
+compiled()  # at collection: most tests may not start a process, such as a compiler
 
 
 class Saved(NamedTuple):

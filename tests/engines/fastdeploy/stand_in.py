@@ -1,4 +1,4 @@
-"""A package laid out as FastDeploy is, without its model: what it loads, where it imports its ops, what it starts.
+"""A package laid out like FastDeploy, without a model: its imports, its ops and the processes that it starts.
 
 Its engine starts its workers through a shell and a launcher, with protobuf's implementation in pure Python, and runs
 its token processor in a thread: of its own process, or of one that multiprocessing started. Its own ops say so on

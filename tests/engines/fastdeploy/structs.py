@@ -1,4 +1,4 @@
-"""FastDeploy's structs as messages of the drop-in, and back: what each side of the one means to the other."""
+"""Converts FastDeploy's structs to the drop-in's messages, and back."""
 
 import numpy as np
 

@@ -167,7 +167,7 @@ def test_preempted_slot_is_so_in_all_columns(form: str, folder: Path) -> None:
 
 
 def test_two_queues_of_one_id(beside: Beside) -> None:
-    """What the speculative ops without scores save waits apart from all else, as their key is made of another path."""
+    """The speculative ops without scores have a queue of their own: FastDeploy makes its key from another path."""
     steps = Steps(4)
     order = ("speculate_save_output", "save_output", "mtp_save_first_token", "save_output_topk")
     for op in order:
@@ -181,7 +181,7 @@ def test_two_queues_of_one_id(beside: Beside) -> None:
 @pytest.mark.parametrize("op", ["get_output", "get_output_topk", "speculate_get_output_topk"])
 @pytest.mark.parametrize("saved", ["save_output", "save_output_topk", "speculate_save_output_topk"])
 def test_get_of_another_kind_is_an_error_and_the_next_one_is_got(saved: str, op: str, beside: Beside) -> None:
-    """A message that a get op cannot read is dropped with an error, which FastDeploy reads as its own or for ever."""
+    """A get op drops a message of another kind with an error; FastDeploy misreads it, or finds it again for ever."""
     steps = Steps(8)
     for _ in range(2):
         beside.save(saved, steps.drawn(saved, 3, 2))

@@ -1,4 +1,4 @@
-"""The oracle itself: what FastDeploy's sources say of its queue, in numbers that are written down here."""
+"""The oracle itself, held against numbers from FastDeploy's sources."""
 
 import errno
 from contextlib import AbstractContextManager

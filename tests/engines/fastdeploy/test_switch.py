@@ -1,4 +1,4 @@
-"""The switch: FastDeploy's ops replaced in all processes of a package laid out as it is, by a command or a variable."""
+"""The switch replaces the ops in every process of a package laid out like FastDeploy, by command or variable."""
 
 import os
 import shutil

@@ -1,7 +1,7 @@
-"""What FastDeploy leaves undefined in what its get ops fill in: one mask for each save op, and nothing else is masked.
+"""The output elements that FastDeploy leaves undefined: one mask for each save op. Only these are not compared.
 
-A mask names places of outputs by their number. Such a place has what an earlier message left in FastDeploy's struct, or
-what lies beside a tensor; the drop-in has -1, 0 or nothing there.
+A mask is a list of (output, indices). In FastDeploy such an element has a value of an earlier message, or of memory
+beside a tensor; in the drop-in it is -1, 0 or untouched.
 """
 
 from collections.abc import Mapping

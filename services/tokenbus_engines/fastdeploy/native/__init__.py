@@ -1,6 +1,6 @@
-"""The compiled loops of the ops: `pack` makes a message of tensors, `receive` reads one, `fill` writes it into tensors.
+"""The ops' compiled part: `pack` makes a message of tensors, `receive` reads one, `fill` writes it into tensors.
 
-The ops have no other form: where no C compiler was at hand when Tokenbus was installed, the first of them says so.
+There is no Python version of it: without a C compiler at installation the first call of an op raises RuntimeError.
 """
 
 import ctypes
@@ -12,19 +12,19 @@ from tokenbus_contracts.native.library import LibraryError, open_library
 
 _LIBRARY, _SOURCE = (Path(__file__).with_name(name) for name in ("ops.so", "ops.c"))
 ROLES = 11
-"""How many tensors a save op may be given; which is at which place is the order of `enum role` in ops.c."""
+"""The number of roles that a save op's tensors can have: those of `enum role` in ops.c."""
 MORE, WHOLE, ENDED, REFUSED = range(4)
-"""What `receive` returns: more of the message is to come, it is whole, the source has ended, it sends no messages."""
+"""What `receive` returns: the message is incomplete; it is whole; the peer has ended; its bytes are no message."""
 
 
 class Outcome(ctypes.Structure):
-    """What came of a call: what does not fit, or how much of a message a socket took."""
+    """The result of a call: why an argument does not fit, or how many bytes the socket took."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("what", "role", "slot", "limit", "value", "sent"))
 
 
 class Call(ctypes.Structure):
-    """An op with one number of arguments: which of them has which role, or -1."""
+    """One signature of an op: the position of each role's argument, or -1 where it has none."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("op", "is_dense", "flag_at", "skips_at")),
@@ -33,7 +33,7 @@ class Call(ctypes.Structure):
 
 
 class Reading(ctypes.Structure):
-    """How much of a source's next message has come, and what its header says."""
+    """How many bytes of a connection's next message have arrived, and the fields of its header."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("have", "bytes", "sequence", "stamp")),
@@ -52,7 +52,7 @@ def pack() -> Any:  # noqa: ANN401 - ctypes has no type for a function
 
 @cache
 def receive() -> Any:  # noqa: ANN401 - as above
-    """Return the function that reads what is there of a message: (socket, address of a buffer, reading) -> progress."""
+    """Return the function that receives what has arrived: (socket, buffer's address, reading) -> progress."""
     function = _library().tokenbus_fastdeploy_receive
     function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Reading)]
     return function
@@ -60,7 +60,7 @@ def receive() -> Any:  # noqa: ANN401 - as above
 
 @cache
 def acknowledge() -> Any:  # noqa: ANN401 - as above
-    """Return the function that tells the process which saved a message that it was got: (socket, reading)."""
+    """Return the function that acknowledges a message: (socket, reading)."""
     function = _library().tokenbus_fastdeploy_acknowledge
     function.argtypes, function.restype = [ctypes.c_int, ctypes.POINTER(Reading)], None
     return function
@@ -68,7 +68,7 @@ def acknowledge() -> Any:  # noqa: ANN401 - as above
 
 @cache
 def acknowledged() -> Any:  # noqa: ANN401 - as above
-    """Return the function that reads what was acknowledged: (socket) -> the last sequence, 0, or -1 at its end."""
+    """Return the function that reads acknowledgements: (socket) -> the last sequence, 0: none, -1: the peer ended."""
     function = _library().tokenbus_fastdeploy_acknowledged
     function.restype = ctypes.c_int64
     return function
@@ -76,7 +76,7 @@ def acknowledged() -> Any:  # noqa: ANN401 - as above
 
 @cache
 def number() -> Any:  # noqa: ANN401 - as above
-    """Return the function that reads a number of the environment: (name, what is meant without it) -> number, or -1."""
+    """Return the function that reads an environment variable: (name, default) -> its number, or -1 if it is none."""
     function = _library().tokenbus_fastdeploy_number
     function.argtypes = [ctypes.c_char_p, ctypes.c_int]
     return function
@@ -86,8 +86,8 @@ def number() -> Any:  # noqa: ANN401 - as above
 def fill() -> Any:  # noqa: ANN401 - as above
     """Return the function that writes a message into tensors, and returns whether they fit.
 
-    It takes the kind, where the message lies (None: nowhere, the tensors are only looked at), whether to write that
-    there is none, whether the form packs columns, how many are wanted, three outputs, and the outcome.
+    Its arguments: the kind; the message's address (None: only check the tensors); whether the queue is empty; whether
+    the form packs the number of columns; the columns that are wanted; three outputs; the outcome.
     """
     function = _library().tokenbus_fastdeploy_fill
     function.argtypes = [

@@ -1,13 +1,13 @@
 /*
- * The loops of FastDeploy's save and get ops: from tensors to a message in a socket, and from there into tensors.
+ * FastDeploy's save and get ops: `pack` makes a message of tensors and sends it, `fill` writes one into tensors.
  *
- * A message is a header and up to four arrays: the slots' counts, and of each token a line of ids, a line of scores
- * and a rank. `pack` writes only what the slots' counts name, where FastDeploy sends a struct of fixed size; `fill`
- * writes into the tensors what FastDeploy's get op of that form would. Both check every place before they touch it, and
- * name in the outcome the first argument that does not fit.
+ * A message is a header and up to four arrays: a count for each slot; and for each token a line of ids, a line of
+ * scores and a rank. `pack` sends only the tokens that the counts name; FastDeploy sends a struct of fixed size. `fill`
+ * writes the elements that FastDeploy's get op of that form writes. Both check each index before they use it, and put
+ * the first argument that does not fit into the outcome.
  *
- * Arrays come as Python objects and are read through CPython's buffer protocol, whose few functions are declared here:
- * so one library serves every version of Python, and is compiled where Python's headers are not installed.
+ * Arrays are Python objects, read through CPython's buffer protocol. Its functions are declared here, so that one
+ * library serves every version of Python and needs none of Python's headers to be compiled.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -70,13 +70,13 @@ struct header {
     uint64_t sequence, stamp;
 };
 
-/* What came of a call: what does not fit, that is which argument, at which slot, its limit and its value; else, how much
- * of a message a socket took. */
+/* The result of a call. If an argument does not fit: the reason, its role, the slot, the limit and the value. Else how
+ * many bytes the socket took, or -errno. */
 struct outcome {
     int64_t what, role, slot, limit, value, sent;
 };
 
-/* An op with one number of arguments: which of them has which role, or -1. */
+/* One signature of an op: the position of each role's argument, or -1 where it has none. */
 struct call {
     int32_t op, is_dense, flag_at, skips_at, places[ROLES];
 };
@@ -119,7 +119,7 @@ static int take(struct given *given, const struct call *call, void *tuple, struc
         if (!is_format(buffer, FORMATS[role])) return fails(fault, NO_BUFFER, role, 0, 0, 0);
         given->items[role] = buffer->bytes / buffer->item_bytes;
     }
-    return !PyErr_Occurred(); /* a flag that is no number: the caller of this library raises that */
+    return !PyErr_Occurred(); /* a flag that is no number: ctypes raises CPython's error */
 }
 
 static void release(struct given *given) {
@@ -131,25 +131,25 @@ static void release(struct given *given) {
 
 int tokenbus_fastdeploy_number(const char *variable, int otherwise);
 
-/* The stop flag's number: neither 0, which has no negative, nor 2, which says that nothing was read. */
+/* Read the message id. 0 has no negative, and -2 means that nothing was read: neither is taken. */
 static int take_message_id(struct given *given, struct outcome *fault) {
     given->message_id = tokenbus_fastdeploy_number("INFERENCE_MSG_ID", 1);
     return given->message_id < 1 || given->message_id == 2 ? fails(fault, NO_MESSAGE_ID, 0, 0, 0, 0) : 1;
 }
 
-/* How many tokens each slot's line of sampled tokens has; FLAT: the tokens of all slots are one sequence. */
+/* Return the width of a slot's line of sampled tokens, or FLAT if they are found by their offsets. */
 static int64_t line_width(const struct given *given, int64_t slots) {
     if (given->of[TOKENS].dimensions < 2) return FLAT;
     int64_t width = given->of[TOKENS].shape[1];
     if (width != 1) return width;
-    /* One column may be lines of one token, or a flat array that stands upright: the counts say which. */
+    /* [n, 1] is either one token for each slot or a flat array: the counts say which. */
     if (first_dimension(given, TOKENS) < slots) return FLAT;
     for (int64_t slot = 0; slot < slots; slot++)
         if (DATA(int32_t, COUNTS)[slot] > 1) return FLAT;
     return 1;
 }
 
-/* Write how many entries each slot has, magic counts too; return how many tokens that is in all, or -1. */
+/* Write each slot's count, which may be a magic number. Return the number of tokens, or -1 if a count is too high. */
 static int64_t count(const struct given *given, int64_t slots, int32_t *counts, struct outcome *fault) {
     int op = given->op, is_first = op == FIRST_TOPK;
     int64_t total = 0;
@@ -167,7 +167,7 @@ static int64_t count(const struct given *given, int64_t slots, int32_t *counts, 
     return total;
 }
 
-/* Tell whether every token has its place: in the sampled tokens, and its line in what is scored. */
+/* Check that each token has an element in the sampled tokens, and a line in the ids, the scores and the ranks. */
 static int check_places(const struct given *given, int op, int64_t slots, const int32_t *counts, int64_t width, struct outcome *fault) {
     int64_t end = 0;
     for (int64_t slot = 0; slot < slots; slot++) {
@@ -233,7 +233,7 @@ static void write_tokens(const struct given *given, int op, int64_t slots, const
         for (int32_t place = 0; place < counts[slot]; place++, entry++) {
             if (!given->has[SCORES]) into->tokens[entry] = (int32_t)own[place];
             else if (place == 0 || op == SPECULATED_TOPK) write_line(given, into, entry, begin + place, columns, own[place]);
-            else { /* what comes with a first token has an id alone */
+            else { /* a draft behind a first token has an id, and no scores */
                 for (int64_t column = 0; column < columns; column++) into->tokens[entry * columns + column] = NOTHING;
                 into->tokens[entry * columns] = (int32_t)own[place];
                 memset(into->scores + entry * columns, 0, columns * sizeof(float));
@@ -252,7 +252,7 @@ static void write_single(const struct given *given, int64_t slots, int64_t colum
         if (given->has[SCORES]) {
             into->counts[slot] = is_preempted ? PREEMPTED : 1;
             if (slot < lines) write_line(given, into, slot, slot, columns, id);
-            else { /* of a slot without a token there may be no scores */
+            else { /* a slot without a token needs no scores */
                 for (int64_t column = 0; column < columns; column++) line[column] = NOTHING;
                 memset(into->scores + slot * columns, 0, columns * sizeof(float));
                 into->ranks[slot] = 0;
@@ -263,7 +263,7 @@ static void write_single(const struct given *given, int64_t slots, int64_t colum
     }
 }
 
-/* How many slots have a line in each array of what is scored; -1: one with a token has none. */
+/* Return how many slots have a line of ids, a line of scores and a rank; -1 if a slot with a token lacks one. */
 static int64_t scored_lines(const struct given *given, int64_t slots, struct outcome *fault) {
     int64_t stride = given->of[IDS].shape[1], least = slots, needed = 0;
     int shortest = IDS;
@@ -296,7 +296,7 @@ static int check_shapes(const struct given *given, int op, int64_t *slots, struc
     return 1;
 }
 
-/* How many columns a message has: what FastDeploy's struct has room for, the rest is cut. */
+/* Return how many columns to send; those for which FastDeploy's struct has no room are cut. */
 static int64_t columns_of(const struct given *given, int64_t slots) {
     int64_t columns = given->has[IDS] ? given->of[IDS].shape[1] : 1;
     int fits_dense = given->op == SINGLE_TOPK && given->is_dense && slots * columns <= STRUCT_PLACES && columns <= UINT16_MAX;
@@ -347,8 +347,8 @@ static void *packed(const struct given *given, uint64_t sequence, struct outcome
 }
 
 /*
- * Return a message as bytes, and write it into a socket, if there is one (-1: there is none) and as far as it takes it at
- * once; below 0 is why it takes nothing. Empty where something does not fit.
+ * Return a message as bytes, or empty bytes if an argument does not fit. If `socket` is not -1, send as many of its
+ * bytes as the socket takes without blocking; `outcome.sent` is their number, or -errno.
  */
 void *tokenbus_fastdeploy_pack(
     const struct call *call, struct outcome *fault, void *tuple, int socket, uint64_t sequence) {
@@ -366,14 +366,14 @@ void *tokenbus_fastdeploy_pack(
     return message;
 }
 
-/* How much of a source's next message has come, and what its header says. */
+/* How many bytes of a connection's next message have arrived, and the fields of its header. */
 struct reading {
     uint64_t have, bytes, sequence, stamp;
     int64_t kind;
 };
 enum progress { MORE, WHOLE, ENDED, REFUSED };
 
-/* Tell whether a header is one that `packed` writes: what is behind it has a meaning only then. */
+/* Tell whether a header could be `packed`'s. Nothing is read behind one that could not. */
 static int is_sound(const struct header *header) {
     static const uint32_t MOST[] = {0, SLOTS, SLOTS, SPECULATIVE_SLOTS, SLOTS};
     int kind = header->kind;
@@ -398,7 +398,7 @@ static int has_sound_counts(const struct header *header) {
     return entries == header->entries;
 }
 
-/* Read of a message what is in a socket that does not block, and nothing of the one behind it. */
+/* Receive the bytes of one message that have arrived, without blocking, and none of the next message. */
 int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *reading) {
     for (;;) {
         uint64_t wanted = reading->bytes ? reading->bytes : sizeof(struct header);
@@ -417,16 +417,16 @@ int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *readin
     }
 }
 
-/* Tell the process that saved a message that it was got, and begin with its next; that process may have ended. */
+/* Acknowledge a message, and reset for the next one. That the process which saved it has ended is no error. */
 void tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
     uint64_t sequence = reading->sequence;
     memset(reading, 0, sizeof *reading);
     if (send(socket, &sequence, sizeof sequence, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
 }
 
-/* Return the last sequence that was acknowledged since the last call, 0 for none, or -1: the get side has ended. */
+/* Return the last sequence acknowledged since the previous call; 0: none; -1: the get side has ended. */
 int64_t tokenbus_fastdeploy_acknowledged(int socket) {
-    uint64_t found[512]; /* a get side writes whole ones, so whole ones are read */
+    uint64_t found[512]; /* a get side sends 8 bytes at once, so no read ends within a number */
     int64_t last = 0;
     for (;;) {
         ssize_t bytes = recv(socket, found, sizeof found, MSG_DONTWAIT);
@@ -437,7 +437,7 @@ int64_t tokenbus_fastdeploy_acknowledged(int socket) {
     }
 }
 
-/* Return the number in a variable of the environment, which the process may change; -1: it is none. */
+/* Return an environment variable as a number, -1 if it is none. Read at each call: the process may change it. */
 int tokenbus_fastdeploy_number(const char *variable, int otherwise) {
     const char *text = getenv(variable);
     char *end = "";
@@ -457,7 +457,7 @@ struct outputs {
     int64_t *ranks;
 };
 
-/* A line of one token's columns. Columns that were not saved, up to those that are wanted, are blank. */
+/* Write a token's columns. Wanted columns that were not saved become `blank`. */
 static void fill_line(const struct outputs *out, int64_t place, const int32_t *tokens, const float *scores, int64_t columns, int64_t wanted, int32_t blank) {
     int64_t there = columns < wanted ? columns : wanted;
     out->tokens[place] = tokens[0], out->scores[place] = scores[0];
@@ -509,7 +509,7 @@ static void fill_plain(const struct header *header, const struct arrays *from, i
     }
 }
 
-/* The numbers of elements that each output of a kind has at least. */
+/* The least number of elements of each output, by kind. */
 static const int64_t LEAST[][3] = {
     [KIND_SPECULATED_SCORED] = {3 + SLOTS + SLOTS * MOST_TOKENS * COLUMNS, SLOTS * MOST_TOKENS * COLUMNS, SLOTS * MOST_TOKENS},
     [KIND_SINGLE_SCORED] = {2 + STRUCT_PLACES, STRUCT_PLACES, SLOTS},
@@ -534,8 +534,8 @@ static int open_outputs(int kind, void **objects, Buffer *buffers, struct outcom
 }
 
 /*
- * Write a message of a kind into a get op's outputs, or that nothing was read; without a message only look whether the
- * outputs fit. The message's header was checked when it came.
+ * Fill a get op's outputs with a message, or with -2 if `is_empty`; with neither only check the outputs. The message
+ * itself was checked when it arrived. Return 0 if an output does not fit.
  */
 int tokenbus_fastdeploy_fill(
     int kind, const char *message, int is_empty, int packs_columns, int64_t wanted, void *tokens, void *scores, void *ranks,

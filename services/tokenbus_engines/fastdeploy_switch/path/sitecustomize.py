@@ -1,6 +1,6 @@
-"""Makes the switch live where Python reads no .pth file: `tokenbus fastdeploy` puts this folder on PYTHONPATH then.
+"""Turns the switch on where Python reads no .pth file: `tokenbus fastdeploy` then puts this folder on PYTHONPATH.
 
-Python imports one `sitecustomize` as it starts, so the one that this hides is imported from here.
+Python imports only one `sitecustomize` at its start, so this one imports the one that it hides.
 """
 
 # ruff: noqa: INP001 - the folder is put on a path, and is no package
