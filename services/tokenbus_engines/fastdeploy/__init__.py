@@ -4,7 +4,7 @@ import importlib
 import os
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_engines.fastdeploy.environment import SWITCH, Options, is_off
+from tokenbus_engines.fastdeploy.environment import Options, is_off
 from tokenbus_engines.fastdeploy.get_ops import (
     get_output,
     get_output_ep,
@@ -22,6 +22,7 @@ from tokenbus_engines.fastdeploy.save_ops import (
     speculate_save_output,
     speculate_save_output_topk,
 )
+from tokenbus_engines.fastdeploy_switch import SWITCH
 
 __all__ = [
     "OPS",

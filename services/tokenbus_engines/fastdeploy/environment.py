@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from tokenbus_contracts import Limits, SpeculativeMethod, ValueKind
+from tokenbus_engines.fastdeploy_switch import SWITCH, read_switch
 from tokenbus_services.settings import ENTRIES, Settings, SettingsError
 
-SWITCH = "TOKENBUS_FASTDEPLOY"
 QUEUE, _MESSAGE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 _MOST = 2**31 - 1
 _RESERVED = 2
@@ -36,10 +36,11 @@ class Options:
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether the engine's own ops are wanted back."""
-    found = environment.get(SWITCH, "on").strip().lower()
-    if found not in {"on", "off"}:
+    found = environment.get(SWITCH, "on")
+    is_on, fault = read_switch(found)
+    if fault:
         raise SettingsError(SWITCH, "on or off", found)
-    return found == "off"
+    return not is_on
 
 
 def queue_id(environment: Mapping[str, str] = os.environ) -> int:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from tokenbus_engines.fastdeploy_switch import FORM
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import SettingsError
 
-FORM = "TOKENBUS_FASTDEPLOY_FORM"
 _log = logger("worker")
 
 
@@ -83,7 +83,7 @@ def form_of(found: Installed | None) -> tuple[Form, str]:
     read = _as_read(form, found)
     why = f"FastDeploy {found.version}"
     if release not in FORMS:
-        why = f"unknown version {found.version}, not one of {', '.join(FORMS)}: taken for {read.name}"
+        why = f"unknown version {found.version}; known are 2.4, 2.5 and 2.6"
     return read, why if read is form else f"{why}, as its token processor reads"
 
 

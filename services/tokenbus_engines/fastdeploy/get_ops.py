@@ -16,8 +16,6 @@ from tokenbus_services.worker.arrays import Host
 
 _OUTPUTS = ("output_tokens", "output_scores", "output_ranks")
 _DTYPES: tuple[np.dtype[Any], ...] = tuple(map(np.dtype, ("i8", "f4", "i8")))
-_TOO_SHORT = 4
-"""What ops.c calls an output with too few elements."""
 
 
 def speculate_get_output_topk(  # noqa: PLR0913, PLR0917 - by that engine's positions
@@ -123,6 +121,6 @@ def _error(op: str, fault: native.Outcome, outputs: list[Host]) -> ContractError
     field, dtype, output = f"{op}.{_OUTPUTS[fault.role]}", _DTYPES[fault.role], outputs[fault.role]
     if output.dtype != dtype:
         return ContractError(field, dtype.name, str(output.dtype), rule=Rule.TYPE)
-    if fault.what == _TOO_SHORT:
+    if fault.what == native.What.TOO_SHORT:
         return ContractError(field, f"at least {fault.limit} elements", fault.value, rule=Rule.LENGTH)
     return ContractError(field, "an array that is contiguous", "one that is not", rule=Rule.TYPE)

@@ -148,7 +148,9 @@ class Process:
     def form(self) -> Form:
         """The form that the ops speak; the first use chooses and logs it."""
         if self._form is None:
-            self._form = chosen(self._options.form)
+            with self._making:
+                if self._form is None:
+                    self._form = chosen(self._options.form)
         return self._form
 
     def sender(self) -> Sender:

@@ -38,6 +38,10 @@ _LARGE = 1 << 16
 _MANY = 64
 """From this many unacknowledged messages on the thread reads acknowledgements, too: the kernel buffers some 270."""
 _BACKLOG = 128
+_AGAIN_SECONDS = 0.01
+"""When the get side tries again what the kernel had no room for."""
+_ACKNOWLEDGE_SECONDS = 1.0
+"""How long a get side that ends tries to acknowledge all that was got."""
 _MOST_CONNECTIONS = 1024
 _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
 """The errors of a connection while no get side listens, or while its backlog is full."""
@@ -150,6 +154,7 @@ class QueueSender:
                 self._wake()
                 self._changed.wait(left)
             self._is_closed = True
+            self._changed.notify_all()
             self._wake()
         self._thread.join()
         self.abandon()
@@ -313,6 +318,7 @@ class _Source:
         "connection",
         "is_watched",
         "reading",
+        "unsent",
     )
 
     def __init__(self, connection: socket.socket) -> None:
@@ -323,6 +329,8 @@ class _Source:
         self._buffer, self._address = memoryview(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self.reading = native.Reading()
         self.is_watched = True
+        self.unsent = 0
+        """The sequence of an acknowledgement for which the socket had no room: the process that saves stands still."""
 
     @property
     def is_whole(self) -> bool:
@@ -332,7 +340,12 @@ class _Source:
 
     def acknowledge(self) -> None:
         """Acknowledge the message, and begin with the next one."""
-        self._acknowledge(self._number, self.reading)
+        self.unsent = self._acknowledge(self._number, self.reading)
+
+    def acknowledge_again(self) -> None:
+        """Send the acknowledgement for which there was no room; a later one includes it."""
+        if self.unsent:
+            self.unsent = self._acknowledge(self._number, native.Reading(sequence=self.unsent))
 
     def read(self) -> int:
         """Receive what has arrived of the next message, and return the progress."""
@@ -435,6 +448,9 @@ class QueueReceiver:
         self._is_closed = True
         self._wakes.send(b"\0")  # wakes a thread that waits
         with self._using:
+            end = time.monotonic() + _ACKNOWLEDGE_SECONDS
+            while self._has_unsent() and time.monotonic() < end:
+                time.sleep(_AGAIN_SECONDS)
             Path(self._path).unlink(missing_ok=True)
             self.abandon()
 
@@ -453,7 +469,16 @@ class QueueReceiver:
     def _whole(self) -> list[_Source]:
         return [source for source in self._sources.values() if source.is_whole]
 
+    def _has_unsent(self) -> bool:
+        """Send the acknowledgements for which there was no room; return whether there still is none."""
+        for source in self._sources.values():
+            source.acknowledge_again()
+        return any(source.unsent for source in self._sources.values())
+
     def _read(self, milliseconds: float | None) -> None:
+        if self._has_unsent():
+            again = _AGAIN_SECONDS * 1000
+            milliseconds = again if milliseconds is None else min(again, milliseconds)
         for number, _ in self._poll.poll(milliseconds):
             source = self._sources.get(number)
             if source is not None:
@@ -482,7 +507,11 @@ class QueueReceiver:
         while len(self._sources) < _MOST_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # none waits, or it has closed again
+            except (BlockingIOError, ConnectionAbortedError):  # none waits, or it has closed again
+                return
+            except OSError as error:  # too many open files: the connection waits, and the next poll finds it again
+                self._repeated_log.begin("accept", _log.warning, "queue cannot accept a connection", error=error)
+                time.sleep(_AGAIN_SECONDS)
                 return
             connection.setblocking(False)  # noqa: FBT003 - the standard library's
             source = _Source(connection)

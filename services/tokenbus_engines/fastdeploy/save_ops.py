@@ -4,7 +4,6 @@ An op returns when its message is in the queue. It refuses a step that would be 
 struct, or read from beyond a tensor, and then sends nothing of it. It does not check what the numbers mean.
 """
 
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -13,13 +12,9 @@ import numpy as np
 from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import native, tensors
 from tokenbus_engines.fastdeploy.environment import message_id
-from tokenbus_engines.fastdeploy.forms import Form
 from tokenbus_engines.fastdeploy.message import Kind, Lengths, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
 from tokenbus_engines.fastdeploy.published import SavedMessage
-
-_FLAG = 0xFF
-"""The high bits of the flag's field count columns, and must not be another number's."""
 
 
 class _Role(IntEnum):
@@ -92,21 +87,6 @@ _FORMS = {
 }
 
 
-class _What(IntEnum):
-    """Why a step is refused, in the order of `enum what` in ops.c."""
-
-    FITS = 0
-    NO_BUFFER = 1
-    DIMENSIONS = 2
-    MOST_SLOTS = 3
-    TOO_SHORT = 4
-    TOO_MANY = 5
-    NO_PLACE = 6
-    NARROW = 7
-    EMPTY = 8
-    NO_MESSAGE_ID = 9
-
-
 class _Call:
     """One signature of an op: the position of each argument."""
 
@@ -140,7 +120,7 @@ class _Call:
 
     def error(self, outcome: native.Outcome, given: tuple[Any, ...]) -> Exception:
         """Return the error for an outcome."""
-        if outcome.what == _What.NO_MESSAGE_ID:
+        if outcome.what == native.What.NO_MESSAGE_ID:
             message_id()
         return self._error(outcome, given)
 
@@ -150,7 +130,8 @@ class _Call:
     def _what_each(self, role: _Role, given: tuple[Any, ...]) -> str:
         """Return the unit in which a tensor is too short."""
         if role not in {_Role.IDS, _Role.SCORES, _Role.RANKS}:
-            return "elements, one for each slot"
+            has_lines = role is _Role.TOKENS and not self.kind.is_single
+            return "lines, one for each slot" if has_lines else "elements, one for each slot"
         wide = 1 if role is _Role.RANKS else np.shape(given[self.places[_Role.IDS]])[-1]
         return f"lines of {wide}, one for each token"
 
@@ -159,18 +140,21 @@ class _Call:
         field, limit, actual, rule = self._field(role), str(fault.limit), fault.value, Rule.LENGTH
         shape = np.shape(given[self.places[role]])
         match fault.what:
-            case _What.DIMENSIONS:
-                limit += " dimension" if fault.limit == 1 else " dimensions"
+            case native.What.DIMENSIONS:
+                some = "1 or 2 dimensions" if role is _Role.TOKENS else "1 dimension"
+                limit = some if fault.limit == 1 else f"{limit} dimensions"
                 actual, rule = f"shape {shape}", Rule.TYPE
-            case _What.MOST_SLOTS:
+            case native.What.NO_COLUMNS:
+                limit = "at least 1 column"
+            case native.What.MOST_SLOTS:
                 limit = f"at most {limit} slots"
-            case _What.TOO_SHORT:
+            case native.What.TOO_SHORT:
                 limit += f" {self._what_each(role, given)}"
-            case _What.TOO_MANY:
+            case native.What.TOO_MANY:
                 field, rule = f"{field}[{fault.slot}]", Rule.MAX
-            case _What.NO_PLACE:
+            case native.What.NO_PLACE:
                 field, limit = f"{field}[{fault.slot}]", f"a place that leaves {of_slot} of {limit} tokens"
-            case _What.NARROW:
+            case native.What.NARROW:
                 field, limit = f"{field}[{fault.slot}]", f"a line of at least {limit} tokens"
             case _:
                 limit, actual = "one flag", "none"
@@ -196,7 +180,7 @@ class _Step:
         except (TypeError, ValueError, OverflowError):  # an argument beside the tensors is no number
             call.check_flag(self._given)
             raise
-        if not data and outcome.what == _What.NO_BUFFER:  # an argument is no numpy array, or has another dtype
+        if not data and outcome.what == native.What.NO_BUFFER:  # an argument is no numpy array, or has another dtype
             self._given = call.arrays(self._given)
             data = make(call.native, outcome, self._given, socket, sequence)
         if not data:
@@ -215,12 +199,11 @@ class _Step:
 class _SaveOp:
     """A save op, called with its arguments by position."""
 
-    def __init__(self, name: str, kind: Kind, heeds_each_rank: Callable[[Form], bool], doc: str) -> None:
-        """Take its name, the kind of its messages, and whether a form heeds `save_each_rank`."""
+    def __init__(self, name: str, kind: Kind, doc: str) -> None:
+        """Take its name, and the kind of its messages."""
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
         code, forms = list(_FORMS).index(name), _FORMS[name]
-        self._heeds_each_rank = heeds_each_rank
         self._calls = {count: _Call(name, code, kind, names) for count, names in forms.items()}
 
     def __call__(self, *given: Tensor) -> None:
@@ -234,8 +217,8 @@ class _SaveOp:
             tensors.check_writable(f"{self.__name__}.preempted_idx", given[preempted])
         try:
             rank, form = tensors.whole_number(f"{self.__name__}.rank_id", given[call.rank]), PROCESS.form
-            saves_each_rank = call.each_rank >= 0 and given[call.each_rank] and self._heeds_each_rank(form)
-            if rank <= 0 or saves_each_rank:  # the other ranks compute the same
+            heeds_each_rank = call.is_first or (form.each_rank and not call.kind.is_single)
+            if rank <= 0 or (heeds_each_rank and call.each_rank >= 0 and given[call.each_rank]):
                 call.native.is_dense = form.packs_slots
                 PROCESS.sender().save(_Step(call, given, rank))
         finally:
@@ -243,30 +226,14 @@ class _SaveOp:
                 tensors.clear(given[preempted])
 
 
-def _always(form: Form) -> bool:
-    del form
-    return True
-
-
-def _never(form: Form) -> bool:
-    del form
-    return False
-
-
-def _until_7172(form: Form) -> bool:
-    return form.each_rank
-
-
 speculate_save_output_topk = _SaveOp(
     "speculate_save_output_topk",
     Kind.SPECULATED_SCORED,
-    _until_7172,
     "Save a step's accepted tokens (message flag 3), or what was drafted for them (4).",
 )
 mtp_save_first_token_with_topk = _SaveOp(
     "mtp_save_first_token_with_topk",
     Kind.SPECULATED_SCORED,
-    _always,
     """Save a prefill's first tokens, with their logprobs, and the draft ids that a decode worker goes on with.
 
     A slot with n accepted tokens has n + 1 ids in its line of sampled_token_ids: its token, then n draft ids.
@@ -275,18 +242,16 @@ mtp_save_first_token_with_topk = _SaveOp(
 save_output_topk = _SaveOp(
     "save_output_topk",
     Kind.SINGLE_SCORED,
-    _never,
     "Save a step without speculation: one token a slot, with its logprobs.",
 )
 speculate_save_output = _SaveOp(
-    "speculate_save_output", Kind.SPECULATED, _until_7172, "Save a step's accepted tokens, a line for each slot."
+    "speculate_save_output", Kind.SPECULATED, "Save a step's accepted tokens, a line for each slot."
 )
 mtp_save_first_token = _SaveOp(
     "mtp_save_first_token",
     Kind.SPECULATED,
-    _always,
     "Save a prefill's first tokens, each with the first draft id, of the slots that are at their first step.",
 )
 save_output = _SaveOp(
-    "save_output", Kind.SINGLE, _never, "Save a step without speculation and without logprobs: one token a slot."
+    "save_output", Kind.SINGLE, "Save a step without speculation and without logprobs: one token a slot."
 )

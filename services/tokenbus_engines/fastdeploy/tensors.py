@@ -67,7 +67,8 @@ def converted(name: str, array: Host, dtype: np.dtype[Any]) -> Host:
     with np.errstate(over="ignore"):
         found: Host = array.astype(dtype, copy=False)
     if dtype.kind == "i" and not np.array_equal(found, array):
-        raise ContractError(name, f"{dtype.name}, in its range", array.dtype.name, rule=Rule.TYPE)
+        limit = f"a number of {dtype.name}"
+        raise ContractError(name, limit, array[np.not_equal(found, array)].flat[0], rule=Rule.TYPE)
     return found
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-SWITCH = "TOKENBUS_FASTDEPLOY"
+SWITCH, FORM = "TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_FORM"
 ENGINE = "fastdeploy"
 OPS_PACKAGE = "fastdeploy.model_executor.ops"
 """It has a subpackage of ops for each kind of hardware."""
@@ -23,7 +23,7 @@ _NO_SAVE_OPS = {"cpu", "cute_dsl_ops", "triton_ops"}
 """Those that have no ops that save or get."""
 
 
-def chosen(value: str) -> tuple[bool, str]:
+def read_switch(value: str) -> tuple[bool, str]:
     """Return whether the variable's value is `on`, and the error, empty if the value is valid."""
     read = value.strip().lower()
     return read == "on", "" if read in {"on", "off"} else f"{SWITCH}: on or off, got {value!r}"
@@ -31,7 +31,7 @@ def chosen(value: str) -> tuple[bool, str]:
 
 def install() -> None:
     """Replace FastDeploy's ops at import if the environment says `on`; an invalid value makes that import fail."""
-    is_on, fault = chosen(os.environ.get(SWITCH, "off"))
+    is_on, fault = read_switch(os.environ.get(SWITCH, "off"))
     if (is_on or fault) and not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder(fault))
 

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenbus_engines.fastdeploy_switch import SWITCH, chosen
+from tokenbus_engines.fastdeploy_switch import FORM, SWITCH, read_switch
 from tokenbus_services.cli.arguments import Parser
 from tokenbus_services.cli.commands import CommandKind
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 
-FORM = "TOKENBUS_FASTDEPLOY_FORM"
 _DESCRIPTION = """\
 Run a FastDeploy command with Tokenbus in place of FastDeploy's System V queue. No file of FastDeploy is edited: each
 process, also those that FastDeploy starts, replaces the save and get ops when it loads them. An upgrade of FastDeploy
@@ -84,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     if program is None:
         raise CommandError(f"{command[0]}: command not found", _NOT_FOUND)
     environment = os.environ | ({FORM: options.form} if options.form else {})
-    is_on, fault = chosen(environment.setdefault(SWITCH, "on"))
+    is_on, fault = read_switch(environment.setdefault(SWITCH, "on"))
     if fault:
         raise CommandError(fault, WRONG_USE)
     if options.form is not None:

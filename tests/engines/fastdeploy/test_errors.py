@@ -98,7 +98,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         FIRST,
         {"sampled_token_ids": np.array([[5, 6, 7]])},
-        "sampled_token_ids: 2 elements, one for each slot, got 1",
+        "sampled_token_ids: 2 lines, one for each slot, got 1",
     ),
     (
         FIRST,
@@ -106,6 +106,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "cu_batch_token_offset[1]: a place that leaves 1 of 4 tokens, got 4",
     ),
     (PLAIN, {"accept_num": np.array([2, 7], np.int32)}, "accept_num[1]: at most 6, got 7"),
+    (PLAIN, {"accept_num": np.array([2, 2**40])}, f"accept_num: a number of int32, got {2**40}"),
+    (
+        TOPK,
+        {"sampled_token_ids": np.zeros((2, 1, 1), np.int64)},
+        "sampled_token_ids: 1 or 2 dimensions, got shape (2, 1, 1)",
+    ),
+    (TOPK, {"logprob_token_ids": np.zeros((4, 0), np.int64)}, "logprob_token_ids: at least 1 column, got 0"),
     (PLAIN, {"accept_tokens": np.zeros((257, 6), np.int64)}, "accept_tokens: at most 256 slots, got 257"),
     (PLAIN, {"accept_tokens": np.array([5, 6])}, "accept_tokens: 2 dimensions, got shape (2,)"),
     (PLAIN, {"accept_tokens": np.array([[5], [6]])}, "accept_tokens[0]: a line of at least 2 tokens, got 1"),
@@ -177,8 +184,7 @@ def test_flag_keeps_to_its_bits(beside: Beside) -> None:
     """A message flag above 255 does not fall into the count of columns, which has the bits above (case 29)."""
     for flag in (3, 4, 3 + 256, 4 | 1 << 8):
         beside.save(TOPK, two_slots(TOPK) | {"message_flag": flag})
-        beside.get()
-        field = int(beside._getters["speculate_get_output_topk"].arrays()[0][1, 0])
+        field = int(beside.get().arrays()[0][1, 0])
         assert (field & 0xFF, field >> 8) == (flag & 0xFF, 3)
 
 

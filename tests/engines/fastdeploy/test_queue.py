@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.engines.fastdeploy.bus import MOST_SECONDS, settings_in
 from tests.support.waiting import wait_until
 from tokenbus_engines.fastdeploy.message import HEADER, Header, Kind, Message, unpacked
-from tokenbus_engines.fastdeploy.queue import QueueReceiver, QueueSender
+from tokenbus_engines.fastdeploy.queue import QueueFullError, QueueReceiver, QueueSender
 
 SECONDS = 0.01
 
@@ -103,6 +104,38 @@ def test_many_acknowledgements_are_all_read(folder: Path) -> None:
         second.close()
     finally:
         sender.close(0)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_acknowledgement_that_finds_no_room_follows(closes: bool, folder: Path) -> None:  # noqa: FBT001 - a parameter
+    """A process that saves and stands still has the last acknowledgement when it goes on: nothing is got twice."""
+    count = 2000
+    receiver = QueueReceiver(str(folder / "q"))
+    with socket.socket(socket.AF_UNIX) as saving:
+        saving.connect(str(folder / "q"))
+        for number in range(count):
+            saving.sendall(message(number).packed(number + 1, number))
+            assert numbers(receiver, 1) == [number]
+        found: list[int] = []
+        acknowledged = threading.Thread(target=lambda: found.append(_last_acknowledgement(saving, count)))
+        acknowledged.start()
+        if closes:
+            receiver.close()
+        else:
+            wait_until(lambda: receiver.peek(0.0) is None and not acknowledged.is_alive())
+        acknowledged.join(MOST_SECONDS)
+        assert found == [count]
+    if not closes:
+        receiver.close()
+
+
+def _last_acknowledgement(connection: socket.socket, wanted: int) -> int:
+    """Return the last sequence that is acknowledged, or the one that is waited for."""
+    connection.settimeout(MOST_SECONDS)
+    last = 0
+    while last != wanted and (found := connection.recv(4096)):
+        last = int.from_bytes(found[-8:], sys.byteorder)
+    return last
 
 
 def test_program_that_speaks_something_else(folder: Path) -> None:
@@ -206,6 +239,27 @@ def test_get_that_waits_ends_with_the_get_side(folder: Path) -> None:
     receiver.close()
     waiting.join(MOST_SECONDS)
     assert ended == ["the get side was closed"]
+
+
+def test_save_that_waits_ends_with_the_save_side(folder: Path) -> None:
+    """A save that waits for room raises when its side is closed, and not at its timeout."""
+    sender = sender_in(folder, worker__retention_items=2, worker__block_timeout_ms=3_600_000)
+    for number in range(2):
+        send(sender, message(number), number)
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            send(sender, message(2), 2)
+        except QueueFullError as error:
+            ended.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    wait_until(lambda: sender.counts.blocked)
+    sender.close(0)
+    waiting.join(MOST_SECONDS)
+    assert "closed" in ended[0]
 
 
 def test_oldest_of_several_is_next(folder: Path) -> None:

@@ -4,6 +4,7 @@ There is no Python version of it: without a C compiler at installation the first
 """
 
 import ctypes
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,22 @@ ROLES = 11
 """The number of roles that a save op's tensors can have: those of `enum role` in ops.c."""
 MORE, WHOLE, ENDED, REFUSED = range(4)
 """What `receive` returns: the message is incomplete; it is whole; the peer has ended; its bytes are no message."""
+
+
+class What(IntEnum):
+    """Why an argument is refused, in the order of `enum what` in ops.c."""
+
+    FITS = 0
+    NO_BUFFER = 1
+    DIMENSIONS = 2
+    MOST_SLOTS = 3
+    TOO_SHORT = 4
+    TOO_MANY = 5
+    NO_PLACE = 6
+    NARROW = 7
+    EMPTY = 8
+    NO_MESSAGE_ID = 9
+    NO_COLUMNS = 10
 
 
 class Outcome(ctypes.Structure):
@@ -60,9 +77,9 @@ def receive() -> Any:  # noqa: ANN401 - as above
 
 @cache
 def acknowledge() -> Any:  # noqa: ANN401 - as above
-    """Return the function that acknowledges a message: (socket, reading)."""
+    """Return the function that acknowledges a message: (socket, reading) -> 0, or the sequence if it found no room."""
     function = _library().tokenbus_fastdeploy_acknowledge
-    function.argtypes, function.restype = [ctypes.c_int, ctypes.POINTER(Reading)], None
+    function.argtypes, function.restype = [ctypes.c_int, ctypes.POINTER(Reading)], ctypes.c_uint64
     return function
 
 

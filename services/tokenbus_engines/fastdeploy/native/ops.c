@@ -55,7 +55,7 @@ extern char *PyBytes_AsString(void *bytes);
 enum op { SPECULATED_TOPK, FIRST_TOPK, SINGLE_TOPK, SPECULATED, FIRST, SINGLE };
 enum kind { KIND_SPECULATED_SCORED = 1, KIND_SINGLE_SCORED, KIND_SPECULATED, KIND_SINGLE };
 enum role { TOKENS, IDS, SCORES, RANKS, COUNTS, OFFSETS, STOP, DECODER, PROMPT, PREEMPTION, STEP, ROLES };
-enum what { FITS, NO_BUFFER, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY, NO_MESSAGE_ID };
+enum what { FITS, NO_BUFFER, DIMENSIONS, MOST_SLOTS, TOO_SHORT, TOO_MANY, NO_PLACE, NARROW, EMPTY, NO_MESSAGE_ID, NO_COLUMNS };
 
 static const char FORMATS[ROLES] = {'l', 'l', 'f', 'l', 'i', 'i', '?', 'i', 'l', 'i', 'l'};
 
@@ -284,8 +284,8 @@ static int check_shapes(const struct given *given, int op, int64_t *slots, struc
     int64_t most = op == SPECULATED || op == FIRST ? SPECULATIVE_SLOTS : SLOTS;
     int dimensions = given->of[TOKENS].dimensions;
     if (has_lines ? dimensions != 2 : dimensions < 1 || dimensions > 2) return fails(fault, DIMENSIONS, TOKENS, 0, has_lines ? 2 : 1, dimensions);
-    if (given->has[IDS] && (given->of[IDS].dimensions != 2 || given->of[IDS].shape[1] < 1))
-        return fails(fault, DIMENSIONS, IDS, 0, 2, given->of[IDS].dimensions);
+    if (given->has[IDS] && given->of[IDS].dimensions != 2) return fails(fault, DIMENSIONS, IDS, 0, 2, given->of[IDS].dimensions);
+    if (given->has[IDS] && given->of[IDS].shape[1] < 1) return fails(fault, NO_COLUMNS, IDS, 0, 1, 0);
     if (!given->of[counted].dimensions) return fails(fault, DIMENSIONS, counted, 0, 1, 0);
     *slots = first_dimension(given, counted);
     if (*slots > most) return fails(fault, MOST_SLOTS, counted, 0, most, *slots);
@@ -417,11 +417,15 @@ int tokenbus_fastdeploy_receive(int socket, char *buffer, struct reading *readin
     }
 }
 
-/* Acknowledge a message, and reset for the next one. That the process which saved it has ended is no error. */
-void tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
+/*
+ * Acknowledge a message, and reset for the next one. Return 0, or the sequence if the socket has no room for it now. That
+ * the process which saved the message has ended is no error.
+ */
+uint64_t tokenbus_fastdeploy_acknowledge(int socket, struct reading *reading) {
     uint64_t sequence = reading->sequence;
     memset(reading, 0, sizeof *reading);
-    if (send(socket, &sequence, sizeof sequence, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
+    ssize_t sent = send(socket, &sequence, sizeof sequence, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return sent < 0 && (errno == EAGAIN || errno == EINTR) ? sequence : 0;
 }
 
 /* Return the last sequence acknowledged since the previous call; 0: none; -1: the get side has ended. */
