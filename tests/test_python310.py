@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tokenbus
+from tests.engines.fastdeploy import stand_in
 from tests.pages import ROOT, blocks
 from tests.support.waiting import until
 from tokenbus_services.settings import Settings
@@ -120,11 +121,43 @@ def test_broken_package_is_not_taken_for_an_old_python(python: str) -> None:
 
 def test_ops_and_contract_pass_their_tests(python: str) -> None:
     """The tests of FastDeploy's ops, and of messages both ways, pass on it."""
-    ops = [f"tests/engines/fastdeploy/test_{name}.py" for name in ("differential", "errors", "processes")]
+    ops = [
+        f"tests/engines/fastdeploy/test_{name}.py"
+        for name in ("differential", "errors", "forms", "processes", "queue", "ranks")
+    ]
     codec = [f"tests/contracts/test_{name}.py" for name in ("encode", "rows", "limits")]
     run = _run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not random_steps", *ops, *codec)
     assert run.returncode == 0, run.stdout[-2000:]
     assert " passed" in run.stdout
+
+
+def test_script_of_the_engine_is_switched(python: str, tmp_path: Path) -> None:
+    """`tokenbus fastdeploy --` starts FastDeploy's programs, with the ops replaced in each of their processes."""
+    stand_in.install(tmp_path)
+    program = tmp_path / "serve"
+    program.write_text(
+        f"#!{python}\nimport runpy; runpy.run_module('fastdeploy.entrypoints.api_server', run_name='__main__')\n"
+    )
+    program.chmod(0o755)
+    command = (
+        "import sys\n"
+        "from tokenbus_engines.fastdeploy_switch.command import declare, run\n"
+        "from tokenbus_services.cli.arguments import Parser\n"
+        "parser = Parser(prog='tokenbus fastdeploy')\n"
+        "declare(parser)\n"
+        "run(parser.options(sys.argv[1:]))\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": folder}
+        run = subprocess.run(
+            [python, "-c", command, "--", str(program), "thread", "2", "0"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    assert (run.returncode, run.stdout) == (0, f"tokens {list(range(8))}\n"), run.stderr
 
 
 def test_workers_and_the_bus_pass_their_tests(python: str) -> None:

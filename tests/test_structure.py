@@ -61,7 +61,7 @@ def test_locks_have_hashes_and_no_addresses(path: Path) -> None:
 def test_ci_runs_the_tests() -> None:
     """CI's script is what a developer runs."""
     script = (ROOT / ".ci" / "run").read_text()
-    assert "make test" in script
+    assert "NEEDS_SYSV=1 make test" in script  # where a skip of the kernel's queue is a failure
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

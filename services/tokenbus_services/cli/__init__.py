@@ -122,7 +122,7 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _parser() -> Parser:
-    commands = brought() | _COMMANDS
+    commands = _COMMANDS | {name: summary for name, summary in brought().items() if name not in _COMMANDS}
     width = max(map(len, commands))
     parser = Parser(
         prog="tokenbus",

@@ -40,8 +40,8 @@ def spoken(form: str) -> str:
     return "2.4" if form == FLAT_FORM else form
 
 
-def run(form: str, steps: int, seed: int, *, most_slots: int = 512) -> int:
-    """Do so many random steps to the drop-in and to FastDeploy's ops of a form; return how many were compared."""
+def run(form: str, steps: int, seed: int, *, most_slots: int = 512) -> None:
+    """Do so many random steps to the drop-in and to FastDeploy's ops of a form, and compare each."""
     draw, engine = np.random.default_rng(seed), Steps(seed)
     ops = [op for op in GETS if has_op(form, op)]
     with kernel.queue(form) as one, kernel.queue(form) as two, kernel.queue(form) as aside:
@@ -60,7 +60,6 @@ def run(form: str, steps: int, seed: int, *, most_slots: int = 512) -> int:
         for queue, both in beside.items():
             os.environ["INFERENCE_MSG_QUEUE_ID"] = queue
             both.get_all()
-    return steps
 
 
 def _get_some(draw: np.random.Generator, both: Beside) -> None:
@@ -122,20 +121,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="repeat a run that differed")
     parser.add_argument("--form", choices=ALL_FORMS, action="append", help="only this form; may be repeated")
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps: at least 1, got {options.steps}")
     forms = options.form or ALL_FORMS
+    each = -(-options.steps // len(forms))
     os.environ[kernel.NEEDED] = "1"
     logging.disable()  # the bus would log each step that breaks the contract
     for form in forms:
-        for done in range(0, options.steps // len(forms), _ROUND):
-            seed = options.seed + done
-            again = f"--form {form} --steps {_ROUND} --seed {seed}"
+        for done in range(0, each, _ROUND):
+            seed, steps = options.seed + done, min(_ROUND, each - done)
+            again = f"--form {form} --steps {steps} --seed {seed}"
             with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder, speaking(spoken(form), Path(folder)):
                 try:
-                    run(form, _ROUND, seed)
+                    run(form, steps, seed)
                 except BaseException:
                     sys.stdout.write(f"to repeat it: python -m tests.engines.fastdeploy.campaign {again}\n")
                     raise
-        sys.stdout.write(f"{form}: {options.steps // len(forms)} steps, no difference\n")
+        sys.stdout.write(f"{form}: {each} steps, no difference\n")
         sys.stdout.flush()
 
 

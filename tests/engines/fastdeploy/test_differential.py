@@ -1,6 +1,5 @@
 """The drop-in beside the kernel's own queue: the same random calls to both, the same tensors out, bit for bit."""
 
-import os
 import secrets
 import sys
 from pathlib import Path
@@ -22,7 +21,7 @@ MOST = {op: 256 if get == "speculate_get_output" else 512 for op, get in GETS.it
 @pytest.mark.parametrize("seed", [7, secrets.randbits(31)], ids=["a seed that stays", "a seed of its own"])
 @pytest.mark.parametrize("form", campaign.ALL_FORMS)
 def test_random_steps_come_as_the_kernels_queue_has_them(
-    form: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    form: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is saved, by every op of every release, is got as from the kernel's queue, by either side's get.
 
@@ -32,12 +31,10 @@ def test_random_steps_come_as_the_kernels_queue_has_them(
         monkeypatch.setenv(name, "1")  # the run changes both
     sys.stdout.write(f"--form {form} --steps 1000 --seed {seed}\n")
     with speaking(campaign.spoken(form), folder):
-        assert campaign.run(form, 60, seed, most_slots=64) == 60
-    assert f"seed {seed}" in capsys.readouterr().out
+        campaign.run(form, 60, seed, most_slots=64)
 
 
-@pytest.mark.parametrize("op", GETS)
-@pytest.mark.parametrize("form", campaign.ALL_FORMS)
+@pytest.mark.parametrize(("form", "op"), [(form, op) for form in campaign.ALL_FORMS for op in GETS if has_op(form, op)])
 def test_either_side_goes_with_fastdeploys_other(
     form: str, op: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +43,7 @@ def test_either_side_goes_with_fastdeploys_other(
     draw, steps = np.random.default_rng(2), Steps(2)
     with speaking(campaign.spoken(form), folder), kernel.queue(form) as queue:
         crossed = Crossed(queue)
-        for _ in range(8 if has_op(form, op) else 0):
+        for _ in range(8):
             crossed.compare(op, campaign.drawn(draw, steps, op, form, 16), 3)
         assert is_empty()
 
@@ -143,15 +140,22 @@ def test_more_columns_than_the_struct_has(form: str, folder: Path) -> None:
     assert field == (2 | 26 << 16 if form in PACKS_SLOTS else 2)
 
 
-def test_columns_are_cut_where_the_struct_has_no_place(beside: Beside) -> None:
+@pytest.mark.usefixtures("bus")
+def test_columns_are_cut_where_the_struct_has_no_place() -> None:
     """More columns than FastDeploy's struct has places for are cut to 21: it would write past its end."""
     for op, slots in (("save_output_topk", 512), ("speculate_save_output_topk", 3)):
-        save(op, Steps(3).drawn(op, slots, 26))
-        getter = Getter(GETS[op])
+        given, getter = Steps(3).drawn(op, slots, 26), Getter(GETS[op])
+        name = "logprobs" if op == "save_output_topk" else "logprob_scores"
+        cut = {key: np.ascontiguousarray(given[key][:, :21]) for key in ("logprob_token_ids", name)}
+        save(op, given)
         getter.get()
-        field = int(getter.arrays()[0].reshape(-1)[1])
+        found = [array.copy() for array in getter.arrays()]
+        field = int(found[0].reshape(-1)[1])
         assert field == (slots | 21 << 16 if op == "save_output_topk" else 3 | 21 << 8)
-    assert beside.kernel.ops is not None
+        save(op, given | cut)
+        getter.get()
+        for wide, narrow in zip(found, getter.arrays(), strict=True):
+            np.testing.assert_array_equal(wide, narrow)
 
 
 @pytest.mark.parametrize("form", ["2.5", "develop"])
@@ -166,7 +170,8 @@ def test_preempted_slot_is_so_in_all_columns(form: str, folder: Path) -> None:
             beside.get()
 
 
-def test_two_queues_of_one_id(beside: Beside) -> None:
+@pytest.mark.usefixtures("bus")
+def test_two_queues_of_one_id() -> None:
     """The speculative ops without scores have a queue of their own: FastDeploy makes its key from another path."""
     steps = Steps(4)
     order = ("speculate_save_output", "save_output", "mtp_save_first_token", "save_output_topk")
@@ -175,7 +180,6 @@ def test_two_queues_of_one_id(beside: Beside) -> None:
     for get in ("get_output", "get_output_topk", "speculate_get_output", "speculate_get_output"):
         Getter(get).get()
     assert is_empty()
-    assert beside.kernel.ops.queues.plain is not beside.kernel.ops.queues.scored
 
 
 @pytest.mark.parametrize("op", ["get_output", "get_output_topk", "speculate_get_output_topk"])
@@ -225,6 +229,27 @@ def test_targets_and_drafts_in_any_order(beside: Beside) -> None:
     for flag in (4, 3, 3, 4, 4, 4, 3, 3, 3, 4):
         beside.save("speculate_save_output_topk", steps.speculated(5, 4, flag))
     beside.get_all()
+
+
+@pytest.mark.parametrize("op", ["speculate_save_output", "speculate_save_output_topk"])
+def test_slot_that_accepted_nothing_has_no_token(op: str, beside: Beside) -> None:
+    """A count of 0 arrives as 0, between slots that have tokens: newer token processors look at `accept_num == 0`."""
+    counts = np.array([2, 0, 1], np.int32)
+    given = Steps(4).drawn(op, 3, 2) | {
+        "seq_lens_decoder": np.full(3, 9, np.int32),
+        "prompt_lens": np.full(3, 4),
+        "preempted_idx": np.zeros(3, np.int32),
+    }
+    given["accept_num" if op == "speculate_save_output" else "token_num_per_batch"] = counts
+    if op != "speculate_save_output":
+        scored = Steps(4).scored(3, 2)
+        given |= {"sampled_token_ids": scored["ids"][:, 0].copy(), "logprob_token_ids": scored["ids"]}
+        given |= {"logprob_scores": scored["logprobs"], "logprob_ranks": scored["ranks"]}
+        given["cu_batch_token_offset"] = np.array([0, 2, 2], np.int32)
+    beside.save(op, given)
+    found = beside.get().arrays()[0].reshape(-1)
+    meta = 2 if op == "speculate_save_output" else 3
+    assert found[meta : meta + 3].tolist() == [2, 0, 1]
 
 
 def test_idle_and_unrecoverable_steps(beside: Beside) -> None:
@@ -286,9 +311,9 @@ def test_uninitialised_scores_are_sent_as_they_are(beside: Beside) -> None:
     beside.get_all()
 
 
-def test_queues_are_apart(bus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("bus")
+def test_queues_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is saved to one queue is never got from another: each data-parallel rank has its own."""
-    assert bus.exists()
     steps = Steps(6)
     with kernel.queue() as one, kernel.queue() as two:
         queues = {"3": Beside(one), "4": Beside(two)}
@@ -298,7 +323,6 @@ def test_queues_are_apart(bus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, beside in reversed(queues.items()):
             monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", name)
             beside.get_all()
-    assert os.environ["INFERENCE_MSG_QUEUE_ID"] == "3"
 
 
 def test_engine_goes_on_with_its_own_arrays(beside: Beside) -> None:
@@ -322,7 +346,6 @@ def test_token_id_0_is_a_token(beside: Beside) -> None:
         "skip_chunk_prefill": False,
     }
     beside.save("speculate_save_output", given)
-    beside.get()
-    (found,) = beside._getters["speculate_get_output"].arrays()
+    (found,) = beside.get().arrays()
     assert found[1:4].tolist() == [2, 2, 1]
     assert found[2 + 256 :][:12].tolist() == [7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
