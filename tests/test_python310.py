@@ -152,6 +152,7 @@ def test_script_of_the_engine_is_switched(python: str, tmp_path: Path) -> None:
         run = subprocess.run(
             [python, "-c", command, "--", str(program), "thread", "2", "0"],
             env=environment,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
