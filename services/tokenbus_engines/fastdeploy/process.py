@@ -129,6 +129,8 @@ class Process:
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[tuple[int, bool], QueueReceiver] = {}
         self._form: Form | None = None
+        self.is_xpu = False
+        """Whether the ops are in the place of those for XPU, whose saves all heed `save_each_rank`, in each release."""
         self._is_registered = False
         os.register_at_fork(after_in_child=self._forked)
 

@@ -217,7 +217,7 @@ class _SaveOp:
             tensors.check_writable(f"{self.__name__}.preempted_idx", given[preempted])
         try:
             rank, form = tensors.whole_number(f"{self.__name__}.rank_id", given[call.rank]), PROCESS.form
-            heeds_each_rank = call.is_first or (form.each_rank and not call.kind.is_single)
+            heeds_each_rank = call.is_first or PROCESS.is_xpu or (form.each_rank and not call.kind.is_single)
             if rank <= 0 or (heeds_each_rank and call.each_rank >= 0 and given[call.each_rank]):
                 call.native.is_dense = form.packs_slots
                 PROCESS.sender().save(_Step(call, given, rank))

@@ -45,6 +45,7 @@ def replace_ops(name: str) -> None:
         if callable(value) and _is_of_the_queue(op)
     }
     if any(save in ops and get in ops for save, get in _PAIRS):
+        PROCESS.is_xpu = name.endswith(".xpu")
         _replace(name, ops)
         engine = installed()
         version = engine.version if engine else "unknown"

@@ -219,6 +219,23 @@ def test_ops_of_other_hardware(machine: Machine, platform: str) -> None:
     assert f"{OPS}.{platform}" in run.stderr
 
 
+@pytest.mark.parametrize(("platform", "saved"), [("gpu", 0), ("xpu", 1)])
+def test_ranks_of_other_hardware(machine: Machine, platform: str, saved: int) -> None:
+    """On XPU each save heeds `save_each_rank`, which since #7172 a GPU's does not: a rank has a reader of its own."""
+    shutil.rmtree(machine.folder / "fastdeploy")
+    stand_in.install(machine.folder, platform=platform)
+    program = f"""if True:
+        import numpy as np
+        from {OPS}.{platform} import save_output
+        from tokenbus_engines.fastdeploy import counts
+        for each in (False, True):
+            save_output(np.ones((2, 1), np.int64), np.array([True]), np.zeros(2, np.int32), 1, each)
+        print(counts().get("saved", 0))
+        """
+    run = machine.run("python", "-c", program, TOKENBUS_FASTDEPLOY="on", TOKENBUS_WORKER_DRAIN_TIMEOUT_MS="0")
+    assert run.stdout == f"{saved}\n", run.stderr
+
+
 def test_way_of_fastdeploy_without_ops(machine: Machine) -> None:
     """Where FastDeploy is told to use ZeroMQ in the place of its queue the command refuses: no op would be called."""
     run = machine.tokenbus("python", *SERVER, FD_USE_GET_SAVE_OUTPUT_V1="1")
