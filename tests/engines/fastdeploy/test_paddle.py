@@ -1,5 +1,6 @@
 """The engine's own tensors, where paddle is installed: filled where they lie, and read from wherever they lie."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,17 @@ def test_tensor_that_numpy_has_no_type_for_is_refused() -> None:
     assert str(refused.value) == "save_output.sampled_token_ids: a type that numpy has, got bfloat16"
 
 
-@pytest.mark.usefixtures("bus")
+@pytest.fixture
+def views() -> Iterator[None]:
+    """Slices are views, as paddle has them by itself; the paddle engine turns that off for its process."""
+    name = "FLAGS_use_stride_kernel"
+    before = paddle.get_flags([name])
+    paddle.set_flags({name: True})
+    yield
+    paddle.set_flags(before)
+
+
+@pytest.mark.usefixtures("bus", "views")
 def test_view_that_is_not_contiguous_is_refused() -> None:
     """A tensor that lies between another one's elements is not written to, as those would change, too."""
     whole, flags = paddle.arange(2 * 514).reshape([514, 2]), paddle.ones([2, 2], dtype="int32")
