@@ -12,6 +12,7 @@ from tokenbus_contracts import ContractError, Rule
 from tokenbus_engines.fastdeploy import native, tensors
 from tokenbus_engines.fastdeploy.message import ALTERNATIVES, Kind, Tensor
 from tokenbus_engines.fastdeploy.process import PROCESS
+from tokenbus_engines.fastdeploy.queue import Received
 from tokenbus_services.worker.arrays import Host
 
 _OUTPUTS = ("output_tokens", "output_scores", "output_ranks")
@@ -96,19 +97,20 @@ def _get(  # noqa: PLR0913 - what differs between the ops
     fill, fault, columns = native.fill(), native.Outcome(), k + 1
     if not fill(kind, None, False, packs_columns, columns, *places, fault):  # noqa: FBT003 - by ops.c's positions
         raise _error(op, fault, outputs)
-    with PROCESS.receiver(kind).taking(wait=bool(wait)) as receiver:
-        found = None if receiver is None else receiver.peek(None if wait else 0.0)
-        if receiver is None or found is None:
-            fill(kind, None, True, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
-        elif found.kind is not kind:
-            receiver.pop()
-            limit = f"one of {kind.name.lower()}, as this op reads it"
-            raise ContractError(f"{op}.message", limit, f"{found.kind.name.lower()}, which is dropped", rule=Rule.KIND)
-        else:
+    kinds: list[Kind] = []
+
+    def take(found: Received) -> None:
+        kinds.append(found.kind)
+        if found.kind is kind:
             fill(kind, found.address, False, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
-            receiver.pop()
-        for tensor, output in zip(given, outputs, strict=True):
-            tensors.store(tensor, output)
+
+    if not PROCESS.receiver(kind).get(None if wait else 0.0, take):
+        fill(kind, None, True, packs_columns, columns, *places, fault)  # noqa: FBT003 - as above
+    elif kinds[0] is not kind:
+        limit = f"one of {kind.name.lower()}, as this op reads it"
+        raise ContractError(f"{op}.message", limit, f"{kinds[0].name.lower()}, which is dropped", rule=Rule.KIND)
+    for tensor, output in zip(given, outputs, strict=True):
+        tensors.store(tensor, output)
 
 
 def _output(name: str, tensor: Tensor) -> Host:

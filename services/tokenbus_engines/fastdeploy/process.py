@@ -195,10 +195,10 @@ class Process:
         with self._making:
             senders, receivers = list(self._senders.values()), list(self._receivers.values())
             self._senders, self._receivers, self._settings, self._form = {}, {}, None, None
+            for receiver in receivers:  # before a get of another thread makes new ones
+                receiver.close()
         for sender in senders:
             sender.close()
-        for receiver in receivers:
-            receiver.close()
 
     def _begin(self) -> Settings:
         if self._settings is None:

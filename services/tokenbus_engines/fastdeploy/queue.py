@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -127,9 +127,9 @@ class QueueSender:
                 self._read_acks()
             connection = self._socket if self._sent == len(self._kept) and self._has_room(self._most_bytes) else None
             data, sent = pack(-1 if connection is None else connection.fileno(), self.next_sequence)
-            if not self._has_room(len(data)):
+            if self._is_closed or not self._has_room(len(data)):
                 self._read_acks()
-                if not self._has_room(len(data)):
+                if self._is_closed or not self._has_room(len(data)):
                     self._wait_for_room(data)
             self._kept.append(data)
             self._bytes += len(data)
@@ -164,6 +164,7 @@ class QueueSender:
         for each in (self._socket, self._wakes, self._woken):
             if each is not None:
                 each.close()
+        self._socket = None
 
     # With the lock held.
 
@@ -258,7 +259,7 @@ class QueueSender:
         self._changed.notify_all()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is woken already
+        with contextlib.suppress(OSError):  # it is woken already, or has ended
             self._wakes.send(b"\0")
 
     # The thread.
@@ -364,11 +365,14 @@ class QueueReceiver:
     def __init__(self, path: str) -> None:
         """Listen at a path, or raise an AddressError: another process gets from it."""
         self._using = threading.Lock()
-        self._taking = threading.Lock()
+        self._waiting = threading.Lock()
+        """Held by the thread that waits for something to arrive; it holds nothing else."""
         self._sources: dict[int, _Source] = {}
         self._next: Received | None = None
         self._first: _Source | None = None
         """Where the next message came from."""
+        self._unsent: set[_Source] = set()
+        """Those with acknowledgements for which there was no room."""
         self._is_closed = False
         self._repeated_log = DeduplicatedLog()
         self._path = path
@@ -391,71 +395,51 @@ class QueueReceiver:
             )
             raise AddressError(f"ipc://{path}", why) from None
         self._wakes, self._woken = socket.socketpair()
-        self._poll = select.poll()
+        self._poll = select.epoll()  # a thread may look what has arrived while another one waits
         for each in (self._listener, self._woken):
-            self._poll.register(each, select.POLLIN)
+            self._poll.register(each, select.EPOLLIN)
 
-    @contextlib.contextmanager
-    def taking(self, *, wait: bool) -> Iterator["QueueReceiver | None"]:
-        """Let one thread at a time take a message, by `peek` and `pop`.
+    def get(self, seconds: float | None, take: Callable[[Received], object]) -> bool:
+        """Hand the next message to `take`, and drop it; return False if there is none within some seconds.
 
-        Without `wait` it yields None while another thread takes a message.
+        None waits as long as it takes. Threads get in turn; one that waits keeps no other one.
         """
-        if not self._taking.acquire(blocking=wait):
-            yield None
-            return
-        try:
-            yield self
-        finally:
-            self._taking.release()
+
+        def look() -> Received | None:
+            found = self._look()
+            if found is not None:
+                take(found)
+                self._pop()
+            return found
+
+        return self._until(seconds, look) is not None
 
     def peek(self, seconds: float | None) -> Received | None:
-        """Return the next message, or None if there is none within some seconds; None: wait as long as it takes."""
-        with self._using:
-            if self._next is not None:
-                return self._next
-            deadline = None if seconds is None else time.monotonic() + seconds
-            self._read(0)
-            while not (whole := self._whole()):
-                if self._is_closed:
-                    raise RuntimeError("the get side was closed")
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._read(None if left is None else left * 1000)
-            if len(self._sources) > 1:
-                # Look again: a message that another process saved earlier may have arrived since the first look.
-                self._read(0)
-                whole = self._whole()
-            self._first = whole[0] if len(whole) == 1 else min(whole, key=_stamp)
-            self._next = self._first.message()
-            return self._next
+        """Return the next message, which stays, or None if there is none within some seconds; None: wait for one."""
+        return self._until(seconds, self._look)
 
     def pop(self) -> None:
         """Acknowledge the message that `peek` returned, and free its memory for the next one."""
         with self._using:
-            if self._next is not None and self._first is not None:
-                self._next = None
-                self.got += 1
-                # Watch first: a signal handler may raise in between, and an unwatched connection is never read again.
-                if not self._first.is_watched:
-                    self._poll.register(self._first.connection, select.POLLIN)
-                    self._first.is_watched = True
-                self._first.acknowledge()
+            self._pop()
 
     def close(self) -> None:
         """End; what was not got is kept by the processes that saved it."""
         self._is_closed = True
-        self._wakes.send(b"\0")  # wakes a thread that waits
+        self._wakes.send(b"\0")
+        with self._waiting:  # the thread that waited has left
+            pass
         with self._using:
             end = time.monotonic() + _ACKNOWLEDGE_SECONDS
-            while self._has_unsent() and time.monotonic() < end:
+            while self._unsent and time.monotonic() < end:
+                self._acknowledge_again()
                 time.sleep(_AGAIN_SECONDS)
             Path(self._path).unlink(missing_ok=True)
             self.abandon()
 
     def abandon(self) -> None:
         """Close what is open, and leave the path alone: for a process that was forked off, too."""
+        self._poll.close()
         for each in (
             self._listener,
             self._wakes,
@@ -466,20 +450,65 @@ class QueueReceiver:
         os.close(self._held)
         self._sources.clear()
 
+    def _until(self, seconds: float | None, look: Callable[[], Received | None]) -> Received | None:
+        """Return what `look` returns, which is called again whenever something has arrived, within some seconds."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            with self._using:
+                if self._is_closed:
+                    raise RuntimeError("the get side was closed")
+                found = look()
+            left = None if deadline is None else deadline - time.monotonic()
+            if found is not None or (left is not None and left <= 0):
+                return found
+            with self._waiting:
+                if not self._is_closed:
+                    self._poll.poll(min(_AGAIN_SECONDS, left or _AGAIN_SECONDS) if self._unsent else left)
+
+    # With `_using` held.
+
+    def _look(self) -> Received | None:
+        """Return the next message if it has arrived."""
+        if self._next is None:
+            self._read()
+            if len(self._sources) > 1 and self._whole():
+                # Look again: a message that another process saved earlier may have arrived since the first look.
+                self._read()
+            whole = self._whole()
+            if whole:
+                self._first = whole[0] if len(whole) == 1 else min(whole, key=_stamp)
+                self._next = self._first.message()
+        return self._next
+
+    def _pop(self) -> None:
+        first = self._first
+        if self._next is not None and first is not None:
+            self._next = None
+            self.got += 1
+            # Watch first: a signal handler may raise in between, and an unwatched connection is never read again.
+            if not first.is_watched:
+                with contextlib.suppress(FileExistsError):  # a handler raised before this was noted
+                    self._poll.register(first.connection, select.EPOLLIN)
+                first.is_watched = True
+            first.acknowledge()
+            if first.unsent:
+                self._unsent.add(first)
+
     def _whole(self) -> list[_Source]:
         return [source for source in self._sources.values() if source.is_whole]
 
-    def _has_unsent(self) -> bool:
-        """Send the acknowledgements for which there was no room; return whether there still is none."""
-        for source in self._sources.values():
+    def _acknowledge_again(self) -> None:
+        """Send the acknowledgements for which there was no room."""
+        for source in [*self._unsent]:
             source.acknowledge_again()
-        return any(source.unsent for source in self._sources.values())
+            if not source.unsent:
+                self._unsent.discard(source)
 
-    def _read(self, milliseconds: float | None) -> None:
-        if self._has_unsent():
-            again = _AGAIN_SECONDS * 1000
-            milliseconds = again if milliseconds is None else min(again, milliseconds)
-        for number, _ in self._poll.poll(milliseconds):
+    def _read(self) -> None:
+        """Read what has arrived."""
+        if self._unsent:
+            self._acknowledge_again()
+        for number, _ in self._poll.poll(0):
             source = self._sources.get(number)
             if source is not None:
                 self._read_from(source, number)
@@ -500,6 +529,7 @@ class QueueReceiver:
     def _drop(self, source: _Source, number: int) -> None:
         self._poll.unregister(number)
         del self._sources[number]
+        self._unsent.discard(source)
         source.connection.close()
 
     def _accept(self) -> None:
@@ -517,7 +547,7 @@ class QueueReceiver:
             source = _Source(connection)
             number = connection.fileno()
             self._sources[number] = source
-            self._poll.register(number, select.POLLIN)
+            self._poll.register(number, select.EPOLLIN)
             self._read_from(source, number)
         with contextlib.suppress(OSError):
             self._listener.accept()[0].close()

@@ -1,5 +1,6 @@
 """What that engine's ops passed over in silence is one clear error here, and nothing of the step is sent."""
 
+import signal
 import threading
 from typing import Any
 
@@ -302,6 +303,33 @@ def test_threads_that_get_share_what_was_saved() -> None:
         thread.join(MOST_SECONDS)
     assert all(into == [*sorted(into[:-1]), -7] for into in found)
     assert sorted(number for into in found for number in into[:-1]) == list(range(messages))
+
+
+@pytest.mark.usefixtures("bus")
+def test_get_that_a_signal_interrupts_leaves_the_next_one_as_it_was() -> None:
+    """Wherever a signal's handler raises, the next get finds what was saved."""
+    interrupts = 0
+
+    def handler(*_: object) -> None:
+        raise InterruptedError
+
+    (tokens,) = outputs("get_output")
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for microseconds in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, (1 + microseconds % 40) / 1e6)
+                while True:
+                    fastdeploy.get_output(tokens, 0, DO_NOT_WAIT)
+            except InterruptedError:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 0
+    fastdeploy.save_output(np.array([[5]]), np.array([True]), np.zeros(1, np.int32), 0, False)  # noqa: FBT003
+    fastdeploy.get_output(tokens, 0, WAIT)
+    assert tokens[1:3, 0].tolist() == [1, 5]
 
 
 @pytest.mark.usefixtures("bus")

@@ -262,6 +262,14 @@ def test_save_that_waits_ends_with_the_save_side(folder: Path) -> None:
     assert "closed" in ended[0]
 
 
+def test_save_to_a_side_that_was_closed(folder: Path) -> None:
+    """A save that comes after the close, as of another thread, says so."""
+    sender = sender_in(folder)
+    sender.close(0)
+    with pytest.raises(QueueFullError, match="closed"):
+        send(sender, message(0), 0)
+
+
 def test_oldest_of_several_is_next(folder: Path) -> None:
     """Of what several processes saved, the next message is the one that was saved first."""
     receiver, one, other = QueueReceiver(str(folder / "q")), sender_in(folder), sender_in(folder)
