@@ -468,6 +468,22 @@ def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
     assert (loaded.own, loaded.get_output_logger) == ("FastDeploy's", "no op")
 
 
+def test_submodules_with_ops(loaded: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a loaded submodule has is replaced and refused as in its package; what is no module there is left alone."""
+    compiled, other = ModuleType(f"{OPS}.test.compiled"), ModuleType(f"{OPS}.test_other")
+    for module in (loaded, compiled, other):
+        vars(module).update(save_output=print, save_output_v2=print)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, f"{OPS}.test.hidden", None)
+    vars(compiled).update(get_output_shape=print)
+    replace_ops(loaded.__name__)
+    assert (compiled.save_output, other.save_output) == (fastdeploy.save_output, print)
+    assert (compiled.get_output_shape, other.save_output_v2) == (print, print)
+    with pytest.raises(ImportError, match="Tokenbus has none in the place of save_output_v2"):
+        assert compiled.save_output_v2
+    assert not hasattr(compiled, "get_output")
+
+
 def test_module_that_is_none() -> None:
     """What FastDeploy may put in the place of a module without ops is refused: each of its ops is None."""
 
