@@ -262,6 +262,7 @@ def test_command_that_cannot_be_run(machine: Machine) -> None:
     [
         ("TOKENBUS_FASTDEPLOY_FORM", "1.0", "one of 2.4, "),
         ("INFERENCE_MSG_QUEUE_ID", "x", "a whole number from 0 "),
+        ("INFERENCE_MSG_QUEUE_ID", "", "a whole number from 0 "),
         ("INFERENCE_MSG_ID", "2", "another number than 2"),
     ],
 )
