@@ -81,7 +81,8 @@ class Finder:
             return None
         self._asking.add(asking)
         try:
-            found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+            others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+            found = (finder.find_spec(name, path, target) for finder in others)
             spec = next((spec for spec in found if spec is not None), None)
         finally:
             self._asking.discard(asking)

@@ -358,6 +358,21 @@ def test_package_without_init_is_refused(machine: Machine) -> None:
     assert one_line(machine.tokenbus("python", *SERVER), 1) == f"tokenbus: {fault}"
 
 
+def test_finder_of_an_old_kind(machine: Machine) -> None:
+    """A finder without find_spec, as old releases of six have, leaves a module that is missing an ImportError."""
+    program = f"""if True:
+        import sys, types
+        sys.meta_path.append(types.SimpleNamespace(find_module=lambda *_: None))
+        import {OPS}.gpu
+        try:
+            import {OPS}.hardware_of_tomorrow
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    run = machine.run("python", "-W", "ignore", "-c", program, TOKENBUS_FASTDEPLOY="on")
+    assert run.stdout == f"No module named '{OPS}.hardware_of_tomorrow'\n", run.stderr
+
+
 def test_python_that_reads_no_pth_file(folder: Path) -> None:
     """Where Tokenbus is on PYTHONPATH alone the command switches as well; the `sitecustomize` there still runs."""
     stand_in.install(folder)
