@@ -326,9 +326,10 @@ def test_fastdeploy_that_is_not_installed_but_found(machine: Machine) -> None:
     assert "got no package fastdeploy on the path of" in refused.stderr
 
 
-def test_lines_come_out_however_the_engine_logs(machine: Machine) -> None:
-    """Where FastDeploy configures no logging, what was replaced, and by which form, is said once all the same."""
-    (machine.folder / "fastdeploy" / "__init__.py").write_text("")
+@pytest.mark.parametrize("configured", ["", "import logging; logging.basicConfig()\n"])
+def test_lines_come_out_however_the_engine_logs(machine: Machine, configured: str) -> None:
+    """Where FastDeploy logs no more than warnings, what was replaced and by which form is said once all the same."""
+    (machine.folder / "fastdeploy" / "__init__.py").write_text(configured)
     run = machine.serve(TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
     for said in ("FastDeploy's ops replaced", 'FastDeploy form chosen form="2.6-before-7861"'):
