@@ -156,6 +156,7 @@ def _probe(start: _Start, environment: Mapping[str, str]) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_MOST_SECONDS,
             check=False,
         )

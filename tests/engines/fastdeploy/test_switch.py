@@ -387,6 +387,13 @@ def test_python_that_reads_no_pth_file(folder: Path) -> None:
     assert bare.tokenbus("python", "-c", "print('alone')").stdout == "alone\n"
 
 
+def test_python_that_prints_no_text(machine: Machine) -> None:
+    """Bytes that are no text, which something of the environment prints as Python starts, do not hinder the command."""
+    (machine.folder / "sitecustomize.py").write_text("import os; os.write(2, b'\\xff\\n')\n")
+    run = machine.run("sh", "-c", "tokenbus fastdeploy -- python -c 'print(1)' 2>/dev/null")
+    assert run.stdout == "1\n"
+
+
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Machine]:
     """An environment in which Tokenbus is on a path, and its .pth file is not installed."""
