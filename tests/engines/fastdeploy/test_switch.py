@@ -176,7 +176,7 @@ def test_ops_that_are_elsewhere(machine: Machine) -> None:
     """A FastDeploy that has no package with ops where they were starts neither by the command nor by the variable."""
     ops = machine.folder / "fastdeploy" / "model_executor" / "ops"
     shutil.rmtree(ops / "gpu")
-    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got triton_ops"
+    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got cute_dsl_ops, triton_ops"
     assert one_line(machine.tokenbus("python", *SERVER), 1) == f"tokenbus: {fault}"
     run = machine.serve(TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (1, "")
@@ -354,7 +354,7 @@ def test_package_without_init_is_refused(machine: Machine) -> None:
     (machine.folder / "fastdeploy" / "__init__.py").unlink()
     run = machine.run("python", "-c", "import fastdeploy", TOKENBUS_FASTDEPLOY="on")
     ops = machine.folder / "fastdeploy" / "model_executor" / "ops"
-    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got triton_ops"
+    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got cute_dsl_ops, triton_ops"
     assert run.stderr.endswith(f"ImportError: {fault}\n")
     assert one_line(machine.tokenbus("python", *SERVER), 1) == f"tokenbus: {fault}"
 
