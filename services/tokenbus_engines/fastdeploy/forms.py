@@ -83,7 +83,7 @@ def form_of(found: Installed | None) -> tuple[Form, str]:
     read = _as_read(form, found)
     why = f"FastDeploy {found.version}"
     if release not in FORMS:
-        why = f"unknown version {found.version}; known are 2.4, 2.5 and 2.6"
+        why = f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
     return read, why if read is form else f"{why}, as its token processor reads"
 
 

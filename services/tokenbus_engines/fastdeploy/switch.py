@@ -46,7 +46,8 @@ def replace_ops(name: str) -> None:
     }
     if any(save in ops and get in ops for save, get in _PAIRS):
         PROCESS.is_xpu = name.endswith(".xpu")
-        _replace(name, ops)
+        for each in (module, *_submodules(name)):
+            _replace(each, ops)
         engine = installed()
         version = engine.version if engine else "unknown"
         with _shown():
@@ -60,15 +61,22 @@ def replace_ops(name: str) -> None:
         )
         refused |= dict.fromkeys(fastdeploy.OPS, missing)
     _refuse(module, refused)
+    for each in _submodules(name):
+        _refuse(each, {op: reason for op, reason in refused.items() if op in vars(each)})
 
 
-def _replace(name: str, ops: list[str]) -> None:
-    """Put ops into a module, and into its submodules that have them: FastDeploy loads its compiled ones from there."""
-    for other, module in list(sys.modules.items()):
-        found = vars(module) if f"{other}.".startswith(f"{name}.") else {}
-        for op in ops:
-            for place in {op, f"{_STATIC}{op}"} & set(found):
-                found[place] = getattr(fastdeploy, op)
+def _submodules(name: str) -> list[ModuleType]:
+    """Return a module's submodules that are loaded: FastDeploy loads its compiled ops from one, and may import it."""
+    below: list[object] = [module for other, module in list(sys.modules.items()) if other.startswith(f"{name}.")]
+    return [module for module in below if isinstance(module, ModuleType)]
+
+
+def _replace(module: ModuleType, ops: list[str]) -> None:
+    """Put ours into a module in the place of the ops that it has."""
+    found = vars(module)
+    for op in ops:
+        for place in {op, f"{_STATIC}{op}"} & set(found):
+            found[place] = getattr(fastdeploy, op)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,10 @@ def state() -> str:
         return "off"
     from importlib.util import find_spec  # noqa: PLC0415 - slow, and only `tokenbus fastdeploy` calls this
 
-    spec = find_spec(ENGINE)
+    try:
+        spec = find_spec(ENGINE)
+    except ImportError as error:  # our Finder's, of a package without __init__.py
+        return str(error)
     return fault_of(None if spec is None else spec.submodule_search_locations or ()) or "on"
 
 
@@ -50,7 +53,7 @@ def fault_of(folders: "Iterable[str] | None") -> str:
     """Return what an installed FastDeploy lacks, or an empty string; nothing of it is imported."""
     if folders is None:
         return f"{SWITCH}: on needs FastDeploy, got no package {ENGINE} on the path of {sys.executable}"
-    looked_at = [os.path.join(folder, "model_executor", "ops") for folder in folders]  # noqa: PTH118 - pathlib costs
+    looked_at = [os.path.join(folder, "model_executor", "ops") for folder in dict.fromkeys(folders)]  # noqa: PTH118 - pathlib costs
     found = [(ops, name) for ops in looked_at if os.path.isdir(ops) for name in sorted(os.listdir(ops))]  # noqa: PTH112, PTH208
     packages = [name for ops, name in found if os.path.isfile(os.path.join(ops, name, "__init__.py"))]  # noqa: PTH113, PTH118
     if set(packages) - _NO_SAVE_OPS:
@@ -78,7 +81,8 @@ class Finder:
             return None
         self._asking.add(asking)
         try:
-            found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+            others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+            found = (finder.find_spec(name, path, target) for finder in others)
             spec = next((spec for spec in found if spec is not None), None)
         finally:
             self._asking.discard(asking)

@@ -112,7 +112,7 @@ def _check_form(where: str, name: str) -> None:
 
 def _check_variables(environment: Mapping[str, str]) -> None:
     """Refuse a value at which each process of the engine would fail."""
-    if not any(environment.get(name) for name in _VARIABLES):
+    if not any(name in environment for name in _VARIABLES):
         return
     from tokenbus_engines.fastdeploy.environment import message_id, queue_id  # noqa: PLC0415 - as above
     from tokenbus_services.settings import SettingsError  # noqa: PLC0415 - as above
@@ -156,6 +156,7 @@ def _probe(start: _Start, environment: Mapping[str, str]) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_MOST_SECONDS,
             check=False,
         )

@@ -61,6 +61,7 @@ _FILES = {
         """,
     "model_executor/__init__.py": "",
     "model_executor/ops/__init__.py": "",
+    "model_executor/ops/cute_dsl_ops/__init__.py": "",
     "model_executor/ops/triton_ops/__init__.py": "",
     "model_executor/ops/PLATFORM/__init__.py": """
         from fastdeploy.import_ops import import_custom_ops

@@ -67,14 +67,14 @@ def test_unknown_version_is_taken_for_the_newest_and_says_so(version: str) -> No
     """A release that no form was read of is named, beside those that are known."""
     form, why = form_of(Installed(version, packs_slots=True, packs_flag=True))
     assert form is FORMS["develop"]
-    assert why == f"unknown version {version}; known are 2.4, 2.5 and 2.6"
+    assert why == f"unknown version {version} (known: 2.4, 2.5, 2.6)"
 
 
 def test_unknown_version_has_the_form_that_it_reads() -> None:
     """Of an unknown version the token processor's source is known, and is a reason."""
     form, why = form_of(Installed("0.0.0", packs_slots=True, packs_flag=False))
     assert form is FORMS["2.6-before-7884"]
-    assert why == "unknown version 0.0.0; known are 2.4, 2.5 and 2.6, as its token processor reads"
+    assert why == "unknown version 0.0.0 (known: 2.4, 2.5, 2.6), as its token processor reads"
 
 
 def test_fastdeploy_that_came_from_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_ops_that_are_elsewhere(machine: Machine) -> None:
     """A FastDeploy that has no package with ops where they were starts neither by the command nor by the variable."""
     ops = machine.folder / "fastdeploy" / "model_executor" / "ops"
     shutil.rmtree(ops / "gpu")
-    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got triton_ops"
+    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got cute_dsl_ops, triton_ops"
     assert one_line(machine.tokenbus("python", *SERVER), 1) == f"tokenbus: {fault}"
     run = machine.serve(TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (1, "")
@@ -262,6 +262,7 @@ def test_command_that_cannot_be_run(machine: Machine) -> None:
     [
         ("TOKENBUS_FASTDEPLOY_FORM", "1.0", "one of 2.4, "),
         ("INFERENCE_MSG_QUEUE_ID", "x", "a whole number from 0 "),
+        ("INFERENCE_MSG_QUEUE_ID", "", "a whole number from 0 "),
         ("INFERENCE_MSG_ID", "2", "another number than 2"),
     ],
 )
@@ -325,9 +326,10 @@ def test_fastdeploy_that_is_not_installed_but_found(machine: Machine) -> None:
     assert "got no package fastdeploy on the path of" in refused.stderr
 
 
-def test_lines_come_out_however_the_engine_logs(machine: Machine) -> None:
-    """Where FastDeploy configures no logging, what was replaced, and by which form, is said once all the same."""
-    (machine.folder / "fastdeploy" / "__init__.py").write_text("")
+@pytest.mark.parametrize("configured", ["", "import logging; logging.basicConfig()\n"])
+def test_lines_come_out_however_the_engine_logs(machine: Machine, configured: str) -> None:
+    """Where FastDeploy logs no more than warnings, what was replaced and by which form is said once all the same."""
+    (machine.folder / "fastdeploy" / "__init__.py").write_text(configured)
     run = machine.serve(TOKENBUS_FASTDEPLOY="on")
     assert (run.returncode, run.stdout) == (0, SWITCHED), run.stderr
     for said in ("FastDeploy's ops replaced", 'FastDeploy form chosen form="2.6-before-7861"'):
@@ -351,8 +353,25 @@ def test_package_without_init_is_refused(machine: Machine) -> None:
     (machine.folder / "fastdeploy" / "model_executor" / "ops" / "LICENSE").touch()
     (machine.folder / "fastdeploy" / "__init__.py").unlink()
     run = machine.run("python", "-c", "import fastdeploy", TOKENBUS_FASTDEPLOY="on")
-    assert "ImportError: TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops" in run.stderr
-    assert "got triton_ops" in run.stderr
+    ops = machine.folder / "fastdeploy" / "model_executor" / "ops"
+    fault = f"TOKENBUS_FASTDEPLOY: on needs FastDeploy's ops, such as gpu or xpu in {ops}, got cute_dsl_ops, triton_ops"
+    assert run.stderr.endswith(f"ImportError: {fault}\n")
+    assert one_line(machine.tokenbus("python", *SERVER), 1) == f"tokenbus: {fault}"
+
+
+def test_finder_of_an_old_kind(machine: Machine) -> None:
+    """A finder without find_spec, as old releases of six have, leaves a module that is missing an ImportError."""
+    program = f"""if True:
+        import sys, types
+        sys.meta_path.append(types.SimpleNamespace(find_module=lambda *_: None))
+        import {OPS}.gpu
+        try:
+            import {OPS}.hardware_of_tomorrow
+        except ModuleNotFoundError as error:
+            print(error)
+        """
+    run = machine.run("python", "-W", "ignore", "-c", program, TOKENBUS_FASTDEPLOY="on")
+    assert run.stdout == f"No module named '{OPS}.hardware_of_tomorrow'\n", run.stderr
 
 
 def test_python_that_reads_no_pth_file(folder: Path) -> None:
@@ -366,6 +385,13 @@ def test_python_that_reads_no_pth_file(folder: Path) -> None:
     assert seen.stdout == "True\n", seen.stderr
     (folder / "sitecustomize.py").unlink()
     assert bare.tokenbus("python", "-c", "print('alone')").stdout == "alone\n"
+
+
+def test_python_that_prints_no_text(machine: Machine) -> None:
+    """Bytes that are no text, which something of the environment prints as Python starts, do not hinder the command."""
+    (machine.folder / "sitecustomize.py").write_text("import os; os.write(2, b'\\xff\\n')\n")
+    run = machine.run("sh", "-c", "tokenbus fastdeploy -- python -c 'print(1)' 2>/dev/null")
+    assert run.stdout == "1\n"
 
 
 @pytest.fixture(scope="module")
@@ -466,6 +492,22 @@ def test_op_of_the_queue_that_tokenbus_lacks(loaded: ModuleType) -> None:
         expected = f"on replaces 10 ops of {OPS}.test, and Tokenbus has none in the place of {op}"
         assert str(refused.value) == f"TOKENBUS_FASTDEPLOY: {expected}"
     assert (loaded.own, loaded.get_output_logger) == ("FastDeploy's", "no op")
+
+
+def test_submodules_with_ops(loaded: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a loaded submodule has is replaced and refused as in its package; what is no module there is left alone."""
+    compiled, other = ModuleType(f"{OPS}.test.compiled"), ModuleType(f"{OPS}.test_other")
+    for module in (loaded, compiled, other):
+        vars(module).update(save_output=print, save_output_v2=print)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, f"{OPS}.test.hidden", None)
+    vars(compiled).update(get_output_shape=print)
+    replace_ops(loaded.__name__)
+    assert (compiled.save_output, other.save_output) == (fastdeploy.save_output, print)
+    assert (compiled.get_output_shape, other.save_output_v2) == (print, print)
+    with pytest.raises(ImportError, match="Tokenbus has none in the place of save_output_v2"):
+        assert compiled.save_output_v2
+    assert not hasattr(compiled, "get_output")
 
 
 def test_module_that_is_none() -> None:
