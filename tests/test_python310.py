@@ -70,7 +70,11 @@ def python() -> Iterator[str]:
             )
             if run.returncode:
                 pytest.skip(f"requirements/python310.txt cannot be installed: {run.stderr.strip()[-200:]}")
-            part.rename(packages)
+            try:
+                part.rename(packages)
+            except OSError:  # another process of this run has made it meanwhile
+                shutil.rmtree(part)
+            assert packages.exists()
         (site,) = Path(folder).glob("lib/python3.10/site-packages")
         (site / "tokenbus.pth").write_text("\n".join([str(packages), *(str(ROOT / each) for each in SOURCES)]))
         yield made
