@@ -274,7 +274,7 @@ def test_variable_that_no_process_could_read(machine: Machine, name: str, value:
 
 
 def test_signals_are_those_of_a_command_that_a_shell_starts(machine: Machine) -> None:
-    """The command ends where nobody reads what it writes: Python's own neglect of SIGPIPE is not handed on."""
+    """The command has SIGPIPE and SIGXFSZ at their defaults: it does not inherit that Python ignores them."""
     status = machine.tokenbus("grep", "SigIgn", "/proc/self/status").stdout
     ignored = int(status.split()[1], 16)
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
