@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Rule
 from tokenbus_services.delivery.ack_tracker import PendingAck
-from tokenbus_services.delivery.step import Step
+from tokenbus_services.delivery.step import LEAVES, Step
 from tokenbus_services.processor.stream import Fate
 from tokenbus_services.settings import ProcessorSettings
 
@@ -76,6 +76,11 @@ class Assembler:
     def open_steps(self) -> int:
         """How many steps wait for something."""
         return len(self._open)
+
+    def has_last_row(self, request_id: int) -> bool:
+        """Tell whether a step that is open has the last row of a request."""
+        parts = (part for step in self._open.values() for part in step.target.parts.values())
+        return any(LEAVES[part.statuses[part.request_keys == request_id]].any() for part in parts)
 
     def add(self, batch: LogprobBatch, now: float) -> tuple[Fate, PendingAck]:
         """Take a batch; return what became of it, and the pending ack that its item belongs to.

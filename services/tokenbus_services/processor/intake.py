@@ -262,7 +262,7 @@ class Intake:
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in ids:
                 self.registry.table.admitted(request)
-            elif request.early:
+            elif request.early or worker.assembler.has_last_row(request.id):
                 continue  # it has had its last row, and that waits here
             elif request.generate is None:
                 why = f"worker {worker.stream.worker_id} does not have it any more"

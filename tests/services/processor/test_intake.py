@@ -233,6 +233,35 @@ def test_reconciling_waits_for_what_the_worker_retains() -> None:
     assert tokens(client) == {1: 2}
 
 
+def test_reconciling_spares_what_has_its_last_row_in_a_step_that_waits_for_its_draft() -> None:
+    """A hello may come between a target and its draft: the last row of a request waits here, and it has ended."""
+    _, worker, client = asked(1, 2)
+    for key in (1, 2):
+        worker.admit(key)
+    client.heard()
+    worker.say_hello(next_sequence=4)
+    worker.sequence = 2
+    worker.publish([Wanted(1, 0, 2, FINISHED)], step=1, draft_follows=True)
+    assert client.errors() == {}
+    worker.publish([Wanted(1, 0, 2)], step=1, kind=BatchKind.DRAFT)
+    lost, had = client.heard()
+    assert (lost.frame.error.request_key, lost.frame.error.code) == (2, ErrorCode.ERROR_CODE_WORKER_LOST)
+    assert [(row.key, row.token_ids.size) for row in had.batches[0].rows()] == [(1, 2)]
+
+
+def test_reconciling_comes_after_the_steps_that_arrive_at_once_with_what_is_younger() -> None:
+    """What was sent again and what is younger may be in order in one moment: the older rows count first."""
+    _, worker, client = asked(1, 2)
+    for key in (1, 2):
+        worker.admit(key)
+    client.heard()
+    worker.say_hello(next_sequence=4, request_keys=[2])
+    worker.item(encoded(rows([2]), 4, step=2), 4)
+    assert tokens(client) == {}
+    worker.item(encoded([Wanted(1, 0, 2, FINISHED)], 3, step=1), 3)
+    assert tokens(client) == {1: 2, 2: 1}
+
+
 def test_steps_are_handed_to_the_step_queue_and_kept_for_it() -> None:
     """With a step queue every step goes there too, and is held until that is done with it."""
     bench, worker, _ = asked(1)
