@@ -206,14 +206,14 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     for word in words:
         if word == "-" or not word.startswith("-"):
             return options, None if word == "-" else word
-        letters = re.match("-[^-WXcm]*", word) or [""]
-        ends = word[len(letters[0]) :][:1]
-        if len(letters[0]) > 1 and not set(letters[0]) & set("Vh?"):
-            options.append(letters[0])
+        flags = (re.match("-[^-WXcm]*", word) or [""])[0]
+        ends = word[len(flags) :][:1]
+        if len(flags) > 1 and not set(flags) & set("Vh?"):
+            options.append(flags)
         if ends in {"c", "m"}:
             return options, None
         if ends in {"W", "X"}:
-            options += [f"-{ends}", word[len(letters[0]) + 1 :] or next(words, "")]
+            options += [f"-{ends}", word[len(flags) + 1 :] or next(words, "")]
         elif word == "--check-hash-based-pycs":
             next(words, "")  # it says how modules are loaded, and not which
     return options, None
