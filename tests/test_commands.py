@@ -98,7 +98,7 @@ NOT_RUN = {
             "kubectl -n tokenbus set image statefulset/processor key=tokenbus:NEW processor=tokenbus:NEW",
             "kubectl -n tokenbus rollout status statefulset/processor",
         ),
-        "no Kubernetes here; tests/test_kubernetes.py runs the pods as the manifests say",
+        "no cluster here; tests/test_kubernetes.py has kubectl render the manifests, and runs the pods as they say",
     ),
     **dict.fromkeys(
         (

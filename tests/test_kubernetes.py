@@ -1,9 +1,11 @@
 """The Kubernetes manifests: valid by its schemas, of one piece, and run as they are written down."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from ruamel.yaml import YAML
 
 from tests.pages import ROOT, blocks
 from tests.shell import command_lines
+from tests.support.kubectl import kubectl_line, kustomized, objects_of
 from tests.support.ports import reserved_port
 from tests.support.waiting import MOST, wait_until
 from tokenbus_services.cli.arguments import Parser
@@ -30,59 +33,12 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("base", "gpu", "log")
 VERSIONS = ("1.30", "1.37")
 """The oldest that has what the manifests use, and the newest that the package has."""
-MERGED_BY = {
-    **dict.fromkeys(("containers", "initContainers", "env", "volumes"), "name"),
-    "volumeMounts": "mountPath",
-    "tolerations": "",
-}
-"""What tells a list's items apart where a patch is merged into it; nothing: the patch's list takes its place."""
-
 Manifest = dict[str, Any]
 
 
-def documents(path: Path) -> list[Manifest]:
-    """Return the documents of a YAML file."""
-    return list(YAML(typ="safe").load_all(path.read_text()))
-
-
-def merged(into: Any, patch: Any, key: str = "") -> Any:  # noqa: ANN401 - YAML
-    """Return what a strategic merge patch makes of a value, as kustomize does."""
-    if isinstance(into, dict) and isinstance(patch, dict):
-        return into | {name: merged(into.get(name), value, name) for name, value in patch.items()}
-    if isinstance(into, list) and (by := MERGED_BY.get(key)):
-        mine = {item[by]: item for item in into}
-        return list((mine | {item[by]: merged(mine.get(item[by]), item) for item in patch}).values())
-    return deepcopy(patch)
-
-
-def resolved(name: str) -> list[Manifest]:
-    """Return the objects of a kustomization, as `kubectl kustomize` prints them but for their order and hashes."""
-    at = FOLDER / name
-    (kustomization,) = documents(at / "kustomization.yaml")
-    known = {"apiVersion", "kind", "namespace", "resources", "configMapGenerator", "images", "patches"}
-    assert set(kustomization) <= known, "what this function does not resolve"
-    objects: list[Manifest] = []
-    for resource in kustomization["resources"]:
-        objects += documents(at / resource) if resource.endswith(".yaml") else resolved((at / resource).resolve().name)
-    for made in kustomization.get("configMapGenerator", []):
-        data = {file: (at / file).read_text() for file in made["files"]}
-        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": made["name"]}, "data": data})
-    for place in kustomization.get("patches", []):
-        (patch,) = documents(at / place["path"])
-        (found,) = [index for index, each in enumerate(objects) if _same(each, patch)]
-        objects[found] = merged(objects[found], patch)
-    for image in kustomization.get("images", []):
-        for container in (each for one in workloads(objects) for each in containers(one)):
-            if container["image"] == image["name"]:
-                container["image"] += f":{image['newTag']}"
-    for each in objects:
-        if each["kind"] != "Namespace":
-            each["metadata"]["namespace"] = kustomization["namespace"]
-    return objects
-
-
-def _same(one: Manifest, other: Manifest) -> bool:
-    return (one["kind"], one["metadata"]["name"]) == (other["kind"], other["metadata"]["name"])
+def rendered(name: str) -> list[Manifest]:
+    """Return the objects of a kustomization, as the real kustomize makes them."""
+    return deepcopy(kustomized(FOLDER / name))
 
 
 def of_kind(objects: list[Manifest], *kinds: str) -> list[Manifest]:
@@ -135,8 +91,8 @@ def ports(workload: Manifest) -> dict[str, int]:
 
 
 def file_of(objects: list[Manifest], name: str, file: str) -> str:
-    """Return a file that a ConfigMap has."""
-    (found,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"] == name]
+    """Return a file of a generated ConfigMap: kustomize puts a hash of what it holds behind its name."""
+    (found,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].rpartition("-")[0] == name]
     text: str = found["data"][file]
     return text
 
@@ -163,7 +119,7 @@ def loaded(objects: list[Manifest], workload: Manifest, folder: Path) -> Setting
 @pytest.fixture(params=OVERLAYS)
 def objects(request: pytest.FixtureRequest) -> list[Manifest]:
     """Return the objects of each kustomization."""
-    return resolved(request.param)
+    return rendered(request.param)
 
 
 # What is written down.
@@ -181,11 +137,23 @@ def test_objects_hold_by_the_schemas(objects: list[Manifest], version: str) -> N
         kubernetes_validate.validate(wrong, version, strict=True)
 
 
+def test_what_kubectl_cannot_read_fails_here(tmp_path: Path) -> None:
+    """A file that YAML 1.2 allows and kubectl refuses ends these tests with kubectl's own words."""
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    path = tmp_path / "kubernetes" / "log" / "nats.yaml"
+    path.write_text(
+        path.read_text().replace('path: "/healthz?js-server-only=true"', "path: /healthz?js-server-only=true")
+    )
+    assert list(YAML(typ="safe").load_all(path.read_text()))
+    with pytest.raises(AssertionError, match=r"MalformedYAMLError: yaml: line 48: .* in File: nats\.yaml"):
+        kustomized(path.parent)
+
+
 def test_every_file_is_used() -> None:
     """Each file of a kustomization's folder is named in it, and each overlay is tested here."""
     assert {path.name for path in FOLDER.iterdir()} == set(OVERLAYS)
     for name in OVERLAYS:
-        (kustomization,) = documents(FOLDER / name / "kustomization.yaml")
+        (kustomization,) = objects_of((FOLDER / name / "kustomization.yaml").read_text())
         made = [file for each in kustomization.get("configMapGenerator", []) for file in each["files"]]
         patches = [each["path"] for each in kustomization.get("patches", [])]
         named = {"kustomization.yaml", *kustomization["resources"], *made, *patches} - {"../base"}
@@ -288,25 +256,51 @@ def test_pods_have_no_rights_and_time_to_end(objects: list[Manifest], tmp_path: 
         assert spec["terminationGracePeriodSeconds"] > longest
 
 
-def test_volumes_are_there_and_steps_make_what_they_need(objects: list[Manifest]) -> None:
-    """Each mount has a volume; each secret and ConfigMap is generated, or made by a line of docs/scaling.md."""
-    made = {("configMap", each["metadata"]["name"]) for each in of_kind(objects, "ConfigMap")}
-    lines = " ".join(line.command for line in command_lines("docs/scaling.md"))
-    made |= {("secret", name) for name in re.findall(r"create secret generic ([\w-]+)", lines)}
-    made |= {("configMap", name) for name in re.findall(r"create configmap ([\w-]+)", lines)}
-    for names in re.findall(r"set image \w+/(\w+) (\w+)=\S+ (\w+)=", lines):
-        (found,) = [each for each in workloads(objects) if each["metadata"]["name"] == names[0]]
-        assert {container["name"] for container in containers(found)} == set(names[1:])
+def made_by_the_page(folder: Path) -> list[Manifest]:
+    """Return what the lines of docs/scaling.md make in a cluster, as kubectl says, of files that are empty."""
+    lines = [each.command for each in command_lines("docs/scaling.md") if " create " in each.command]
+    for name in ["password", *re.findall(r"--from-file=(\S+)", " ".join(lines))]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return [json.loads(kubectl_line(line, folder, "--dry-run=client", "--output=json")) for line in lines]
+
+
+def test_volumes_are_there_and_steps_make_what_they_need(objects: list[Manifest], tmp_path: Path) -> None:
+    """Each mount has a volume; each secret and ConfigMap is generated, or made by a line of docs/scaling.md.
+
+    What containers read from it, by their arguments and variables, is among its files.
+    """
+    made = [*of_kind(objects, "ConfigMap"), *made_by_the_page(tmp_path)]
+    assert {each["metadata"].get("namespace", "tokenbus") for each in made} == {"tokenbus"}
+    files = {(each["kind"], each["metadata"]["name"]): set(each.get("data", {})) for each in made}
     for each in workloads(objects):
         volumes = {volume["name"]: volume for volume in pod(each)["volumes"]}
-        mounted = {mount["name"] for container in containers(each) for mount in container["volumeMounts"]}
+        mounts = [(container, mount) for container in containers(each) for mount in container["volumeMounts"]]
         claimed = {claim["metadata"]["name"] for claim in each["spec"].get("volumeClaimTemplates", [])}
-        assert mounted == set(volumes) | claimed
-        for volume in volumes.values():
+        assert {mount["name"] for _, mount in mounts} == set(volumes) | claimed
+        for container, mount in mounts:
+            volume = volumes.get(mount["name"], {})
             if "secret" in volume:
-                assert ("secret", volume["secret"]["secretName"]) in made
+                assert read_from(mount, container) <= files["Secret", volume["secret"]["secretName"]]
             if "configMap" in volume:
-                assert ("configMap", volume["configMap"]["name"]) in made
+                assert read_from(mount, container) <= files["ConfigMap", volume["configMap"]["name"]]
+
+
+def read_from(mount: Manifest, container: Manifest) -> set[str]:
+    """Return the files of a mount that a container's command, arguments and variables name."""
+    words = [*container.get("command", []), *container.get("args", [])]
+    words += [variable["value"] for variable in container.get("env", []) if "value" in variable]
+    return {word.removeprefix(f"{mount['mountPath']}/") for word in words if word.startswith(f"{mount['mountPath']}/")}
+
+
+def test_page_sets_the_image_of_every_container(objects: list[Manifest]) -> None:
+    """The line of docs/scaling.md that upgrades a kind of pod names all of its containers, those that run first too."""
+    lines = " ".join(line.command for line in command_lines("docs/scaling.md"))
+    found = re.findall(r"set image \w+/(\w+) (\w+)=\S+ (\w+)=", lines)
+    assert found
+    for workload, *names in found:
+        (named,) = [each for each in workloads(objects) if each["metadata"]["name"] == workload]
+        assert {container["name"] for container in containers(named)} == set(names)
 
 
 def test_commands_are_the_programs(objects: list[Manifest]) -> None:
@@ -349,7 +343,7 @@ class Cluster:
     def __init__(self, name: str, folder: Path, cleanup: contextlib.ExitStack) -> None:
         """Make the keys as the page says, and begin with no pod."""
         self.folder = folder
-        self.objects = resolved(name)
+        self.objects = rendered(name)
         self.pods: dict[str, tuple[Manifest, subprocess.Popen[bytes], Path]] = {}
         self._cleanup = cleanup
         self._ports: dict[tuple[str, str], int] = {}

@@ -35,6 +35,7 @@ PROCESS = (
     "test_readme.py",
     "test_structure.py",
     "test_supply.py",
+    "test_yaml.py",
     "tokenbus",
 )
 """Folders and modules, below tests/, of which all tests are marked `process`; in others, single tests are."""
