@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support import orphans
 from tests.support.alone import Guard, marks_of
 from tokenbus_services.logs.output import unconfigure
 
@@ -19,6 +20,7 @@ settings.load_profile("tokenbus")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+orphans.end_with_this_process()
 _GUARD = Guard()
 
 

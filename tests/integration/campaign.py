@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.integration.audit import Audit
 from tests.integration.deployment import BUSES, Deployment, Overrides, meeting
 from tests.integration.programs import Program, tell
+from tests.support import orphans
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.client import Client
 from tokenbus_services.delivery import RequestFailedError
@@ -209,4 +210,5 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
+    orphans.end_with_this_process()
     sys.exit(_main())

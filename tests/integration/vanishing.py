@@ -24,6 +24,7 @@ from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment
 from tests.integration.programs import tell
 from tests.integration.test_stopped import last_positions
+from tests.support import orphans
 from tests.support.waiting import MOST
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -228,4 +229,5 @@ def _main() -> int:
 
 
 if __name__ == "__main__":
+    orphans.end_with_this_process()
     sys.exit(_main())

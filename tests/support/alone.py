@@ -26,6 +26,7 @@ PROCESS = (
     "services/durable_log",
     "services/gateway_page",
     "services/test_cli.py",
+    "support/test_orphans.py",
     "test_commands.py",
     "test_compose.py",
     "test_distribution.py",

@@ -44,10 +44,18 @@ class NatsServer:
         path.write_text(ports + self._config)
         with (self.folder / "nats.log").open("ab") as log:
             self.process = subprocess.Popen([*self._before, _PROGRAM, "-c", str(path)], stderr=log, stdout=log)
+        try:
+            self.port = self._listening()
+        except BaseException:  # a caller has no server yet that it could kill
+            self.kill()
+            raise
+
+    def _listening(self) -> int:
+        """Return the port once it listens."""
         found = self.folder / f"nats-server_{self.process.pid}.ports"
         wait_until(lambda: self.process.poll() is not None or (found.exists() and found.read_text().endswith("}")))
         assert self.process.poll() is None, (self.folder / "nats.log").read_text()
-        self.port = int(json.loads(found.read_text())["nats"][0].rpartition(":")[2])
+        return int(json.loads(found.read_text())["nats"][0].rpartition(":")[2])
 
     def pause(self) -> None:
         """Let it stand still, and return when all of its threads do."""
