@@ -23,6 +23,8 @@ _KEYS_SECONDS = 1.0
 """How often a listener checks whether the keys of its peers are still allowed."""
 _MOST_UNREAD = 64
 """Unread messages of one peer after which backpressure stops it, long before it is cut off for their bytes."""
+_MOST_PROBES = 127
+"""Keepalive probes that Linux allows; with more it refuses the option, and libzmq refuses every connection."""
 _ALIVE = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED
 _FAILURES = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the listener does not allow this process's key (bus.key_file)",
@@ -123,7 +125,7 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.TCP_KEEPALIVE: 1,
         zmq.TCP_KEEPALIVE_IDLE: interval,
         zmq.TCP_KEEPALIVE_INTVL: interval,
-        zmq.TCP_KEEPALIVE_CNT: max(1, silence // (1000 * interval) - 1),
+        zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MOST_PROBES)),
         zmq.TCP_MAXRT: silence,
         zmq.RECONNECT_IVL: settings.reconnect_ms,
         zmq.RECONNECT_IVL_MAX: settings.reconnect_max_ms,

@@ -97,6 +97,13 @@ async def test_options() -> None:
     await listener.close()
 
 
+@pytest.mark.parametrize("interval_ms", [1, 1000, 3_600_000 // 2])
+async def test_longest_silence_is_allowed(make: Make, interval_ms: int) -> None:
+    """Peers meet over TCP with the longest `heartbeat_timeout_ms`: the kernel takes what keepalive is made of it."""
+    settings = replace(SETTINGS, heartbeat_interval_ms=interval_ms, heartbeat_timeout_ms=3_600_000)
+    await make("zeromq-tcp", settings).pair()
+
+
 async def test_what_is_held_while_nothing_is_open(make: Make) -> None:
     """When all of a transport is closed it holds no descriptor, whichever peers were refused or left meanwhile."""
     bus = make("zeromq-tcp")
