@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.errors import NotRunError
+from benchmarks.programs import PATIENCE
 
-_START_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _CONFIG = """\
 server_name: {name}
@@ -51,11 +51,11 @@ class NatsServer:
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen([self._program, "-c", self._folder / "conf"], stdout=quiet, stderr=quiet)
         path = self._folder / f"nats-server_{self.process.pid}.ports"
-        end = time.monotonic() + _START_SECONDS
+        end = time.monotonic() + PATIENCE
         while not path.exists() or not path.read_text().endswith("}"):
             if self.process.poll() is not None or time.monotonic() > end:
                 self.kill()
-                raise NotRunError(f"a nats-server did not start within {_START_SECONDS:g} s")
+                raise NotRunError(f"a nats-server did not start within {PATIENCE:g} s")
             time.sleep(_LOOK_SECONDS)
         ports = json.loads(path.read_text())
         self._port = int(ports["nats"][0].rpartition(":")[2])
@@ -68,7 +68,7 @@ class NatsServer:
 
     def monitored(self, path: str) -> dict[str, Any]:
         """Return what its monitoring says, as of `connz`."""
-        with urllib.request.urlopen(f"http://{self._monitor}/{path}", timeout=_START_SECONDS) as answer:
+        with urllib.request.urlopen(f"http://{self._monitor}/{path}", timeout=PATIENCE) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

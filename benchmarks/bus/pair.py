@@ -1,10 +1,12 @@
 """The processes of a run: each lives as long as the run, does what it is told, and answers."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +26,6 @@ from tokenbus_services.settings import LogSettings
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE_SECONDS = 3600.0
 """A million steps of memory take minutes; a process that hangs is not to hold CI for a day."""
-_EXIT_SECONDS = 10.0
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -44,6 +45,11 @@ class Child:
         command = [sys.executable, "-m", "benchmarks.bus.pair", str(theirs.fileno()), "" if core is None else str(core)]
         self._process = subprocess.Popen(command, cwd=_ROOT, pass_fds=[theirs.fileno()])
         theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def begin(self, task: Callable[..., object], order: Order) -> None:
         """Let it begin a task."""
@@ -68,13 +74,10 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Let it end."""
+        """End it, whatever it waits for."""
         self.connection.close()
-        try:
-            self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 class Pair:
@@ -157,9 +160,18 @@ def _answers(*children: Child) -> list[Any]:
     return [answers[child] for child in children]
 
 
+def _end_with_the_parent(connection: Connection) -> None:
+    """End this process, whatever it waits for, when the connection's other end is closed."""
+    closing = select.poll()
+    closing.register(connection, 0)  # for no event but the connection's end, which is always told
+    closing.poll()
+    os._exit(1)
+
+
 def main() -> None:
     """Do what comes over the connection that was inherited, until it is closed."""
     connection = Connection(int(sys.argv[1]))
+    threading.Thread(target=_end_with_the_parent, args=[connection], name="lifeline", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this ends it
     if sys.argv[2]:
         os.sched_setaffinity(0, {int(sys.argv[2])})

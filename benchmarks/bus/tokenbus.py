@@ -22,10 +22,17 @@ from tokenbus_services.worker import Publisher
 
 RETENTION_ITEMS = 512
 """Fewer than the default, so that a turn's end does not wait for the thousands that a worker may keep."""
-_LONG_MS = 600_000
+_LONG_MS = 3_600_000
+"""Of every wait after which something is given up: on a busy machine each process may stand still for long."""
+_PATIENT = (
+    *("bus.heartbeat_timeout_ms", "bus.linger_ms"),
+    *("worker.drain_timeout_ms", "worker.block_timeout_ms"),
+    *("processor.unclaimed_timeout_ms", "processor.handoff_timeout_ms", "processor.drain_timeout_ms"),
+    *("clients.detached_timeout_ms", "client.resume_timeout_ms", "client.drain_timeout_ms"),
+)
 _DRAIN_EVERY = 8
 _IDLE_ROWS = 256
-_LEAVING_SECONDS, _LOOK_SECONDS = 30.0, 0.01
+_LOOK_SECONDS = 0.01
 
 
 def settings_of(order: Order, folder: str, **more: object) -> Settings:
@@ -38,8 +45,7 @@ def settings_of(order: Order, folder: str, **more: object) -> Settings:
             "dead_letters.directory": folder,
             "worker.retention_items": RETENTION_ITEMS,
             "processor.slow_consumer": "wait",
-            "processor.unclaimed_timeout_ms": _LONG_MS,
-            "processor.handoff_timeout_ms": _LONG_MS,
+            **dict.fromkeys(_PATIENT, _LONG_MS),
             **_keys(order),
             **more,
         },
@@ -108,9 +114,8 @@ def shares_of(order: Order, batch: LogprobBatch) -> list[Share]:
 
 async def worker_left(processor: Processor) -> None:
     """Wait until the worker has had its last acknowledgement and is gone; a processor that ends sends it none."""
-    async with asyncio.timeout(_LEAVING_SECONDS):
-        while processor.workers.by_id:  # noqa: ASYNC110 - nothing tells, and nothing is measured any more
-            await asyncio.sleep(_LOOK_SECONDS)
+    while processor.workers.by_id:  # noqa: ASYNC110 - nothing tells, and nothing is measured any more
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 class Taker:

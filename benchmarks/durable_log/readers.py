@@ -18,6 +18,7 @@ from benchmarks.errors import WrongDeliveryError
 from benchmarks.nats_servers import NatsServer, address_of
 from benchmarks.outputs import Record, progress
 from benchmarks.processes import seconds as processor_seconds
+from benchmarks.programs import PATIENCE
 from tokenbus_services.durable_log.stream import LogStream
 from tokenbus_services.durable_log.writer import LogWriter
 
@@ -28,7 +29,6 @@ _READERS = {_BASE: 1, AGAIN: 1, "2": 2, "4": 4}
 _GOAL = "2"
 _LEAST_RATE, _MOST_COST = 0.97, 1.03
 """What a second reader may leave of the writer's rate, and make of its processor time an item: nothing measurable."""
-_WAIT_SECONDS = 60.0
 _FIRST_EPOCH = 1000
 """Above those of what was written beside bare nats-py."""
 _ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ async def cost_of_readers(
     found: dict[tuple[int, str], list[Turn]] = {(pace, name): [] for pace in paces for name in _READERS}
     epoch = _FIRST_EPOCH
     with _started(address_of(servers, "log")) as readers:
-        async with LogWriter(LogStream(settings), settings, drain_seconds=_WAIT_SECONDS) as writer:
+        async with LogWriter(LogStream(settings), settings, drain_seconds=PATIENCE) as writer:
             for number in range(rounds):
                 progress(f"readers, {len(servers)} replica(s), round {number + 1} of {rounds}")
                 for pace, name in list(found)[:: 1 if number % 2 == 0 else -1]:

@@ -7,7 +7,8 @@ import urllib.request
 from typing import Any, NamedTuple
 
 from benchmarks.gateway.modes import BASE
-from benchmarks.gateway.system import PATIENCE, Load, running
+from benchmarks.gateway.system import Load, running
+from benchmarks.programs import PATIENCE
 
 
 class Sample(NamedTuple):

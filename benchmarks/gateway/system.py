@@ -9,14 +9,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.clients import CONNECTIONS
-from benchmarks.programs import tokenbus
+from benchmarks.programs import PATIENCE, tokenbus
 
-PATIENCE = 30.0
+_LOOK_SECONDS = 0.05
 
 
 class Load:
@@ -78,7 +78,7 @@ def running(pace: int, gateways: int = 1) -> Iterator[tuple[str, Load]]:
                 )
         load = None
         try:
-            address = listening_at(log)
+            address = listening_at(log, processes[-1])
             load = Load(address)
             yield address, load
         finally:
@@ -89,23 +89,25 @@ def running(pace: int, gateways: int = 1) -> Iterator[tuple[str, Load]]:
                 process.wait()
 
 
-def listening_at(log: Path) -> str:
+def listening_at(log: Path, gateway: "subprocess.Popen[Any]") -> str:
     """Return HOST:PORT of a gateway, once its log says it."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    for _ in waiting_for(gateway):
         if found := re.search(r'"listening".*"http://([^"]+)"', log.read_text()):
             return found[1]
-        time.sleep(0.05)
     raise SystemExit(f"the gateway did not listen; it wrote:\n{log.read_text()}")
 
 
-def until_ready(address: str) -> None:
+def until_ready(address: str, gateway: "subprocess.Popen[Any]") -> None:
     """Wait until a gateway's requests find a worker."""
+    for _ in waiting_for(gateway):
+        with suppress(OSError), urllib.request.urlopen(f"http://{address}/readyz", timeout=PATIENCE):
+            return
+    raise SystemExit(f"the gateway finds no worker within {PATIENCE:g} s, or has ended")
+
+
+def waiting_for(process: "subprocess.Popen[Any]") -> Iterator[None]:
+    """Yield from time to time, as long as a process runs and is not given up."""
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://{address}/readyz", timeout=PATIENCE):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise SystemExit(f"the gateway finds no worker within {PATIENCE:g} s")
+    while process.poll() is None and time.monotonic() < deadline:
+        yield
+        time.sleep(_LOOK_SECONDS)

@@ -18,16 +18,14 @@ from benchmarks.gateway.modes import BASE, MODES
 from benchmarks.gateway.system import Load, listening_at, until_ready
 from benchmarks.nats_servers import address_of, nats_servers
 from benchmarks.processes import below, processor_seconds
-from benchmarks.programs import tokenbus
+from benchmarks.programs import PATIENCE, tokenbus
 
 ZEROMQ, NATS = "zeromq", "nats"
 CLIENTS, GATEWAY = "clients", "gateway"
 ROWS = 256
 """How many requests each worker has: a step's rows."""
 _ROOT = Path(__file__).resolve().parents[2]
-_START_SECONDS = 120.0
 _SETTLE_SECONDS = 1.0
-_LEAVE_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _LAST_CHARACTERS = 2000
 _MOST_TOKENS = 1_000_000
@@ -97,7 +95,7 @@ def sample(way: Way, shape: Shape, top_logprobs: int | None, seconds: float, fol
         time.sleep(_SETTLE_SECONDS)
         before, used, began = system.counts(), _used(system.pids), time.monotonic()
         time.sleep(seconds)
-        while _rows(after := system.counts()) == _rows(before) and time.monotonic() < began + _START_SECONDS:
+        while _rows(after := system.counts()) == _rows(before) and time.monotonic() < began + PATIENCE:
             time.sleep(seconds)  # on a busy machine all may stand still for a while
         spent, ended = _used(system.pids), time.monotonic()
     pairs = list(zip(before, after, strict=True))
@@ -138,7 +136,7 @@ def _started(stack: ExitStack, way: Way, shape: Shape, top_logprobs: int | None,
         pids["nats"] = [each.process.pid for each in servers]
     if way.reading == GATEWAY:
         gateway = start([*program, "gateway", "--processes", str(shape.readers)], all_workers, all_clients)
-        loads, counts = _asking(stack, shape.workers, top_logprobs, log)
+        loads, counts = _asking(stack, shape.workers, top_logprobs, log, gateway)
         return _System(pids | {"reader": list(below(gateway.pid)), "load": loads}, counts)
     share = ROWS * shape.workers // shape.readers
     given = [str(shape.workers), str(share), str(top_logprobs).lower()]
@@ -149,11 +147,11 @@ def _started(stack: ExitStack, way: Way, shape: Shape, top_logprobs: int | None,
 
 
 def _asking(
-    stack: ExitStack, workers: int, top_logprobs: int | None, log: Path
+    stack: ExitStack, workers: int, top_logprobs: int | None, log: Path, gateway: "subprocess.Popen[str]"
 ) -> tuple[list[int], Callable[[], list[tuple[float, float]]]]:
     """Let clients of a gateway keep a request open for each row; return their processes, and what counts its rows."""
-    address = listening_at(log)
-    until_ready(address)
+    address = listening_at(log, gateway)
+    until_ready(address, gateway)
     request = MODES[BASE] | {"prompt": [1], "max_tokens": _MOST_TOKENS}
     request |= {} if top_logprobs is None else {"logprobs": top_logprobs}
     loads = []
@@ -163,7 +161,7 @@ def _asking(
         loads[-1].ask(request)
 
     rows = ROWS * workers
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:  # while few have begun steps are small, and many
         found = metrics_of(address)
         if min(found["tokenbus_gateway_open_requests"], found["tokenbus_gateway_first_token_seconds_count"]) >= rows:
@@ -171,7 +169,7 @@ def _asking(
         time.sleep(_LOOK_SECONDS)
     else:
         begun = found["tokenbus_gateway_open_requests"]
-        raise NotRunError(f"not run: {begun:,.0f} of {rows} requests began within {_START_SECONDS:g} s")
+        raise NotRunError(f"not run: {begun:,.0f} of {rows} requests began within {PATIENCE:g} s")
 
     def counts() -> list[tuple[float, float]]:
         """Return how many rows the gateway has had, and when."""
@@ -192,13 +190,12 @@ def running(command: Sequence[str], environment: dict[str, str], log: Path) -> I
         yield process
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=_LEAVE_SECONDS)
+        process.communicate(timeout=PATIENCE)
 
 
 def _wait_for(readers: Sequence["subprocess.Popen[str]"], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
     for reader in readers:
-        line = reader.stdout.readline() if reader.stdout is not None and time.monotonic() < deadline else ""
+        line = reader.stdout.readline() if reader.stdout is not None else ""
         if line != "ready\n":
             raise NotRunError(
                 f"not run: a reader did not get its tokens; the log ends with:\n{log.read_text()[-_LAST_CHARACTERS:]}"

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from benchmarks.programs import PROMPT, tokenbus, until_workers
+from benchmarks.programs import PATIENCE, PROMPT, tokenbus, until_workers
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TextPrompt
 from tokenbus_services.client import Client, RequestEnd, StepRows
 from tokenbus_services.settings import Settings
@@ -78,4 +78,4 @@ def _services(folder: str) -> Iterator[Settings]:
     finally:
         for program in reversed(programs):
             program.terminate()
-            program.wait(30)
+            program.wait(PATIENCE)

@@ -1,11 +1,15 @@
 """The bus's benchmark: every peer delivers the same across two processes, and the record, tables and page agree."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +20,17 @@ from benchmarks.bus.__main__ import main
 from benchmarks.bus.lanes import LANES, OURS, SYSV, TAKEN
 from benchmarks.bus.orders import BUFFERS, BY_STEP, Order, Received, Sent, steps_of
 from benchmarks.bus.pair import Pair, TurnFailedError
-from benchmarks.bus.peers import receive_raw, send_raw
+from benchmarks.bus.peers import Tell, receive_raw, send_raw
 from benchmarks.bus.plot import plot
 from benchmarks.bus.tables import render
+from benchmarks.bus.tokenbus import _TAKERS, Taker, receive, send, worker_left
 from benchmarks.errors import WrongDeliveryError
 from benchmarks.paint import Paint
 from benchmarks.workload import Case
+from tests.services.cli.local import is_running
+from tests.support.waiting import soon, turns, wait_until
+from tokenbus_services.delivery import Step
+from tokenbus_services.settings import BusSettings
 
 pytestmark = pytest.mark.xdist_group("bus_benchmark")  # what its tests share is made once
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +102,74 @@ def test_a_process_that_fails_says_why() -> None:
         order = Order(case=Case(1, 1, 0), address="nowhere://at-all", clients_address="", steps=1)
         with pytest.raises(TurnFailedError, match="ZMQError"):
             pair.turn(send_raw, receive_raw, order)
+
+
+def receive_and_tell(order: Order, tell: Tell) -> Received:
+    """Run a processor as a turn does, and tell when its first step is there."""
+
+    class Telling(Taker):
+        """Tells of the first step."""
+
+        def _take(self, step: Step) -> None:
+            super()._take(step)
+            if self._watch.count == 1:
+                tell("first step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_TAKERS, BUFFERS, Telling)
+        return receive(order, tell)
+
+
+def test_turn_outlasts_a_process_that_stands_still() -> None:
+    """No step is lost where a process stands still for longer than a heartbeat's timeout, as on a busy machine."""
+    with Pair() as pair:
+        order = Order(case=Case(4, 1, 0), address=pair.address("ipc", "w"), clients_address=pair.address("ipc", "c"))
+        order = replace(order, steps=100, rate=100)
+        address = pair.receiver.announced(receive_and_tell, order)
+        pair.sender.begin(send, replace(order, address=address))
+        assert pair.receiver.answer() == "first step"
+        os.kill(pair.sender.pid, signal.SIGSTOP)
+        time.sleep(1.5 * BusSettings().heartbeat_timeout_ms / 1000)  # in which nothing happens that could be waited for
+        os.kill(pair.sender.pid, signal.SIGCONT)
+        assert pair.sender.answer().at.size == pair.receiver.answer().at.size == 100
+
+
+ENDLESS = """
+import sys, time
+from benchmarks.bus.orders import Order
+from benchmarks.bus.pair import Pair
+from benchmarks.bus.tokenbus import receive
+from benchmarks.workload import Case
+with Pair() as pair:
+    order = Order(case=Case(1, 1, 0), address=pair.address("ipc", "w"), clients_address=pair.address("ipc", "c"))
+    pair.receiver.announced(receive, order)
+    print(pair.sender.pid, pair.receiver.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_processes_end_with_the_one_that_started_them() -> None:
+    """A process that waits for steps without a limit ends, as an idle one does, when its parent is killed."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(children) == 2
+        parent.kill()
+    wait_until(lambda: not any(map(is_running, children)))
+
+
+async def test_the_wait_for_the_last_acknowledgement_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is not done is waited for, although the clock says that hours have passed."""
+    loop, workers = asyncio.get_running_loop(), {"worker-0": object()}
+    waiting = asyncio.create_task(worker_left(SimpleNamespace(workers=SimpleNamespace(by_id=workers))))  # type: ignore[arg-type]
+    await turns()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 7200)
+    await turns()
+    assert not waiting.done()
+    workers.clear()
+    await soon(waiting)
 
 
 def test_all_steps_of_a_turn_are_of_the_same_requests() -> None:

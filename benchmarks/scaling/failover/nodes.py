@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.nats_servers import NatsServer, address_of, nats_servers
+from benchmarks.programs import PATIENCE
 from benchmarks.scaling.failover.system import System, keys_of
 from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
 from tokenbus_services.durable_log.reader import read_log
@@ -18,7 +19,6 @@ BUS, LEADER = "node", "leader"
 CLIENT, READER, ELECTION = "client", "reader of the log", "(a leader again)"
 _SERVERS = 3
 _LOOK_SECONDS = 0.1
-_WAIT_SECONDS = 60.0
 MESSAGE_BYTES = "500000"
 """The largest of the bus: with `durable` the servers' payload must have room for it."""
 
@@ -39,7 +39,7 @@ class Arrivals:
 
     async def seconds_until_all(self, time_ns: int) -> float:
         """Return after how many seconds each stream had a step that was produced after a time."""
-        async with asyncio.timeout(_WAIT_SECONDS):
+        async with asyncio.timeout(PATIENCE):
             while min(self._newest.values()) < time_ns:
                 self._came.clear()
                 await self._came.wait()
@@ -157,8 +157,8 @@ def _leads(server: NatsServer, followers: int = 0) -> bool:
 
 
 async def _until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + _WAIT_SECONDS
+    end = time.monotonic() + PATIENCE
     while not await asyncio.to_thread(condition):
         if time.monotonic() > end:
-            raise NotRunError(f"not within {_WAIT_SECONDS:g} s: {what}")
+            raise NotRunError(f"not within {PATIENCE:g} s: {what}")
         await asyncio.sleep(_LOOK_SECONDS)

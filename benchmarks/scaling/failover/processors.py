@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.programs import PATIENCE
 from benchmarks.scaling.failover.system import System, keys_of
 from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
 from tokenbus_services.client.session import ClientSession
@@ -15,7 +16,6 @@ from tokenbus_services.link import SessionState
 from tokenbus_services.settings import Settings
 
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP}
-_LEAVE_SECONDS = 60.0
 
 
 async def pauses(how: str, rounds: int, workers: int, requests: int) -> list[float]:
@@ -58,6 +58,6 @@ async def _pause(how: str, system: System, client: Client, steps: Stream[StepRow
     seconds = time.monotonic() - began
     if how == "stop":
         process.kill()
-    await asyncio.to_thread(process.wait, _LEAVE_SECONDS)
+    await asyncio.to_thread(process.wait, PATIENCE)
     system.processors[place] = system.start(place)
     return seconds
