@@ -258,7 +258,7 @@ class ClientConnections(Connections[Session]):
         _log.info("client gone", client=session.name, reason=why)
 
     def _end_slow(self, session: Session) -> None:
-        """End the requests of a client that reads too slowly, and drop what waits for it."""
+        """End the requests of a client that reads too slowly, or is away for too long, and drop what waits for it."""
         waiting, size = len(session.send_queue), session.send_queue.bytes
         self.evicted += 1
         self.watchers.remove(session)
@@ -266,7 +266,9 @@ class ClientConnections(Connections[Session]):
         if session.send_queue.is_over_full:
             self._end(session, f"it left {waiting} frames with {size} bytes unacknowledged")
             return
-        reason = f"its client left {waiting} frames with {size} bytes waiting"
+        # A client that was killed may have another life, which resumes the request: that life is not slow.
+        is_away = session.peer is None
+        reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
         for request_id in list(session.requests):
             request = self._registry.table.get(request_id)
             if request is not None:
@@ -277,7 +279,7 @@ class ClientConnections(Connections[Session]):
             if session.id in self.sessions:  # else all that was put here was too much as well
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
-        _log.warning("slow client", client=session.name, frames=waiting, bytes=size)
+        _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
 
     def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:
         """End the requests of the clients that have not acknowledged a step, those with most first.

@@ -276,6 +276,25 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
     assert {request.id for request in bench.core.registry.table.open_requests()} == {2}
 
 
+def test_late_resume_is_told_that_its_client_was_away() -> None:
+    """A killed client's request ends before `clients.detached_timeout_ms` where its tokens fill the stream's bound.
+
+    The next life that resumes it learns that: it reads as fast as any.
+    """
+    bench, worker, killed, victim = hoarding(32)
+    bench.pass_time(bench.settings.bus.heartbeat_timeout_ms / 1000 + 1, worker, victim)
+    assert bench.core.clients.sessions[killed.session].peer is None
+    for position in range(40):
+        worker.publish(rows([1, 2], position=position))
+        victim.heard()
+        victim.ack()
+    late = bench.client(7)
+    resume(late, 1, 0)
+    (heard,) = [each for each in late.heard() if each.body == "error"]
+    assert heard.frame.error.code == SLOW
+    assert heard.frame.error.message.startswith("its client was away and left 33 frames with ")
+
+
 def test_handshakes_are_bounded() -> None:
     """A client that says hello again and again has its frames sent again a few times, then once an interval.
 
