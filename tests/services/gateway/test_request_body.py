@@ -213,7 +213,7 @@ for _ in range(300):
         ),
         (
             {"structured_outputs": {"json": DEEP}},
-            "structured_outputs.json: JSON, got an error: Recursion limit reached",
+            "structured_outputs: nested at most 128 deep, got 302",
         ),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},

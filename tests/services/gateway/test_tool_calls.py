@@ -107,7 +107,7 @@ for _ in range(300):
         ),
         (
             {"tools": [{"function": {"name": "f", "parameters": DEEP}}]},
-            "tools: JSON, got an error: Recursion limit reached",
+            "tools: nested at most 128 deep, got 304",
         ),
         (
             {
