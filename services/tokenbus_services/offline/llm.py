@@ -146,7 +146,7 @@ class LLM:
         prompts = []
         for place, chat in enumerate(chats):
             try:
-                text = tokenizer.chat_template.render(chat, tools, **(chat_template_kwargs or {}))
+                text = tokenizer.chat_template.render(chat, tools, chat_template_kwargs or {})
             except ValueError as error:
                 raise ValueError(f"messages[{place}]: {error}") from None
             prompts.append(tokenizer.encode_chat(text))
