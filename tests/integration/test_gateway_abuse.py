@@ -4,7 +4,6 @@ import asyncio
 import re
 import resource
 import socket
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +13,7 @@ from tests.integration.bytewise import LONG, alone, asked, not_reading, sent, se
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.inprocess import TCP
 from tests.integration.serving import asking, error_of, is_true, plainly
-from tests.support.waiting import MOST, soon, until
+from tests.support.waiting import soon, until
 from tokenbus_services.client import Client
 from tokenbus_services.gateway import server
 from tokenbus_services.gateway.server import Serving
@@ -158,28 +157,6 @@ async def test_client_that_reads_late_is_told(deployment: Deployment) -> None:
             assert "gateway.stream_buffer_bytes" in error["message"]
         finally:
             stalled.close()
-
-
-async def test_long_text_holds_up_nobody(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While tokens are made of a long text, others are served."""
-    async with serving(deployment) as served, plainly(served.url) as client:
-        begun, go_on = threading.Event(), threading.Event()
-
-        def encode(_text: str) -> list[int]:
-            """Take as long as it takes until others were served."""
-            begun.set()
-            return [1] if go_on.wait(MOST) else []
-
-        monkeypatch.setattr(served.gateway.reader._vocabulary, "encode", encode)
-        body = {"model": "tokenbus", "prompt": "a" * 50_000, "max_tokens": 3}
-        long = asyncio.create_task(client.post("/v1/completions", json=body))
-        try:
-            assert await asyncio.to_thread(begun.wait, MOST)
-            other = await soon(client.post("/v1/completions", json=body | {"prompt": [1, 2]}))
-            assert other.status_code == 200
-        finally:
-            go_on.set()
-        assert (await soon(long)).status_code == 200
 
 
 async def test_prompts_are_bounded_together(deployment: Deployment) -> None:

@@ -110,7 +110,7 @@ async def test_what_a_template_reads_beside_messages(model: Served, tmp_path: Pa
         "messages": [*CHAT, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "r"}],
         "tools": TOOLS,
         "documents": [{"title": "d"}],
-        "chat_template_kwargs": {"mood": "m", "add_generation_prompt": False},
+        "chat_template_kwargs": {"mood": "m"},
     }
     tools = '[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"type": "object"}}}]'
     text = f"{tools}dm<user>hello 🦊<assistant>7<tool>r"

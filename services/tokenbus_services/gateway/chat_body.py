@@ -1,6 +1,7 @@
 """A chat's own fields: its messages, the functions that the model may call, and what its template reads."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from tokenbus_services.gateway.body_fields import (
 )
 from tokenbus_services.gateway.output_form import MAX_FORM_BYTES, MAX_FORM_CHARACTERS
 from tokenbus_services.gateway.tool_calls import ANY_PARAMETERS, ForcedCall, schema_of_calls
+from tokenbus_services.settings.errors import shown
 
 _MAX_MESSAGES = 1024
 _MAX_PARTS = 64
@@ -26,8 +28,13 @@ _MAX_CALLS = 128
 _MAX_TOOLS = 128
 _MAX_DOCUMENTS = 256
 _MAX_VARIABLES_BYTES = 65_536
-_RESERVED = ("messages", "tools", "chat_template", "tokenize")
+_RESERVED = frozenset({
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template", "tokenize"),
+})  # fmt: skip
 """What `chat_template_kwargs` may not set: these have a field of their own, or are no variable."""
+_SPECIAL = re.compile(r".*_tokens?", re.DOTALL)
+"""Names of special tokens: a template relies on those, too, that its model does not have."""
 
 
 def messages_type() -> Any:  # noqa: ANN401 - a type
@@ -129,15 +136,20 @@ def tools_of(body: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a struct
     return tools
 
 
-def variables_of(body: Any) -> dict[str, Any]:  # noqa: ANN401 - a struct
-    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError."""
+def variables_of(body: Any, reserved: Container[str]) -> dict[str, Any]:  # noqa: ANN401 - a struct
+    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError.
+
+    `reserved` are names that the template has already.
+    """
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
     variables: dict[str, Any] = {}
     if body.chat_template_kwargs is not None:
         variables = body.chat_template_kwargs
-        for name in sorted(variables.keys() & set(_RESERVED)):
-            raise invalid(f"chat_template_kwargs.{name}", f"none of {', '.join(_RESERVED)}, got one")
+        for name in variables:
+            if name in _RESERVED or name in reserved or _SPECIAL.fullmatch(name):
+                where = f"chat_template_kwargs.{shown(name)[1:-1]}"
+                raise invalid(where, "no name of a field, a special token or a function of the template, got one")
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from tokenbus_contracts.generated.client_pb2 import WorkerStatus
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_services.delivery.text import Stopping
@@ -197,8 +199,8 @@ class Reader:
             **_sampling(body),
         )
 
-    def tokenization(self, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-        """Answer a body of /tokenize: the tokens of a text or a chat."""
+    def tokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /tokenize: the tokens of a text or a chat."""
         body = self.types.read(self.types.tokenization, value)
         if body.model is not None:
             self.check_model(body.model)
@@ -210,14 +212,14 @@ class Reader:
             ids = self.encoder.prompt(body.prompt, "prompt", adds_special=body.add_special_tokens is not False)
         texts = [self._vocabulary.token_name(token_id) for token_id in ids] if body.return_token_strs else None
         most = self.models.get(body.model or next(iter(self.models)), 0) or None
-        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts}
+        return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
 
-    def detokenization(self, value: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-        """Answer a body of /detokenize: the text of token ids."""
+    def detokenization(self, value: Any) -> bytes:  # noqa: ANN401 - JSON
+        """Return the JSON that answers a body of /detokenize: the text of token ids."""
         body = self.types.read(self.types.detokenization, value)
         if body.model is not None:
             self.check_model(body.model)
-        return {"prompt": self._vocabulary.decode(body.tokens)}
+        return orjson.dumps({"prompt": self.encoder.text(body.tokens, "tokens")})
 
     def check_model(self, name: str) -> None:
         """Refuse a model that requests may not name."""

@@ -19,6 +19,7 @@ class PromptEncoder:
     def __init__(self, settings: GatewaySettings, vocabulary: Vocabulary) -> None:
         """Take the bounds, and the vocabulary that encodes texts."""
         self._most = settings.max_prompt_tokens
+        self._most_bytes = settings.max_text_bytes
         self._template = settings.chat_template
         self._vocabulary = vocabulary
 
@@ -38,13 +39,17 @@ class PromptEncoder:
         """Return the ids of a text, with what the model wants around every text if `adds_special`; ids stay."""
         if not isinstance(prompt, str):
             return prompt
-        least = self._vocabulary.least_tokens(len(prompt))
-        if least > self._most:  # no need to encode it
-            raise invalid(name, f"at most {self._most} tokens, got at least {least}")
+        self._check_size(len(prompt.encode()), name)
         ids = self._vocabulary.encode(prompt) if adds_special else self._vocabulary.encode_chat(prompt)
         if not 1 <= len(ids) <= self._most:
             raise invalid(name, f"1 to {self._most} tokens, got {len(ids)}")
         return ids
+
+    def text(self, token_ids: Sequence[int], name: str) -> str:
+        """Return the text of token ids."""
+        text = self._vocabulary.decode(token_ids)
+        self._check_size(len(text.encode()), name)
+        return text
 
     def chat(self, body: Any, tools: Sequence[Any]) -> list[int]:  # noqa: ANN401 - a struct
         """Return the ids of a body's chat, up to where the assistant's next message begins unless it says otherwise.
@@ -53,19 +58,27 @@ class PromptEncoder:
         one a line, for models that continue any text and know no roles. `roles`: a line for each message,
         `User: ...`, and `Assistant:` at the end. These two show no tools.
         """
-        messages, variables = messages_of(body), variables_of(body)
+        messages = messages_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
             template = self._vocabulary.chat_template
+            variables, most = variables_of(body, template.reserved), self._most_bytes
             try:
-                text = template.render(messages, tools, variables, continues_last=body.continue_final_message)
+                text = template.render(
+                    messages, tools, variables, continues_last=body.continue_final_message, most=most
+                )
             except ValueError as error:  # a ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
             return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens))
+        variables_of(body, frozenset())
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
             texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]
             texts += ["Assistant:"] if body.add_generation_prompt else []
         return self.prompt("\n".join(texts), "messages")
+
+    def _check_size(self, size: int, name: str) -> None:
+        if size > self._most_bytes:
+            raise invalid(name, f"at most {self._most_bytes} bytes of text (gateway.max_text_bytes), got {size}")
 
 
 def _text_of(content: Any) -> str:  # noqa: ANN401 - a text, parts or nothing

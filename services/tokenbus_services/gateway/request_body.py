@@ -26,6 +26,7 @@ from tokenbus_services.gateway.body_fields import (
     struct,
     written_depth,
 )
+from tokenbus_services.gateway.body_room import HeldBody
 from tokenbus_services.gateway.chat_body import choice_fields, messages_type, template_fields, tool_type
 from tokenbus_services.gateway.errors import ApiError
 from tokenbus_services.gateway.output_form import form_fields
@@ -60,14 +61,17 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _PLACE = re.compile(r"\[\d+\]")
 
 
-async def read_body(request: Request, settings: GatewaySettings) -> bytes:
-    """Return a request's body; raises an ApiError if it is not declared as JSON, too large or too slow."""
+async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:
+    """Return a request's body, counted as it comes.
+
+    Raises an ApiError if it is not declared as JSON, too large or too slow.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type: application/json, got {kind[:100]!r}", code="unsupported_media_type")
     try:
         async with asyncio.timeout(settings.request_timeout_ms / 1000):
-            return await _read(request, settings.max_body_bytes)
+            return await _read(request, settings.max_body_bytes, held)
     except TimeoutError:
         message = f"body: within {settings.request_timeout_ms} ms"
         raise ApiError(408, message, code="request_timeout") from None
@@ -75,7 +79,7 @@ async def read_body(request: Request, settings: GatewaySettings) -> bytes:
         raise ApiError(400, "body: incomplete, the client closed the connection", code="incomplete_body") from None
 
 
-def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+def parse_json(data: bytes | bytearray) -> Any:  # noqa: ANN401 - JSON
     """Return the JSON value of a body; raises an ApiError if it is malformed."""
     try:
         return orjson.loads(data)
@@ -85,21 +89,22 @@ def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
         raise ApiError(400, f"body: JSON in UTF-8, got an error: {error}", code="invalid_json") from None
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def _read(request: Request, most: int, held: HeldBody) -> bytearray:
     declared = request.headers.get("content-length", "")
     size = int(declared) if declared.isascii() and declared.isdigit() and len(declared) < 20 else 0  # noqa: PLR2004
     if size > _MAX_DISCARDED_BYTES:
         raise _too_large(most, size)
-    chunks, size = [], 0
+    body, size = bytearray(), 0  # pieces to be joined would take twice the memory
     async for chunk in request.stream():
         size += len(chunk)
         if size <= most:
-            chunks.append(chunk)
+            body += chunk
+            held.grow_to(size)
         elif size > _MAX_DISCARDED_BYTES:
             raise _too_large(most, size)
     if size > most:
         raise _too_large(most, size)
-    return b"".join(chunks)
+    return body
 
 
 def _too_large(most: int, size: int) -> ApiError:

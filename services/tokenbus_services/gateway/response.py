@@ -9,7 +9,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tokenbus_services.gateway.answer import EVENTS, Answer
+from tokenbus_services.gateway.answer import EVENTS, JSON, Answer
+from tokenbus_services.gateway.body_room import BodyRoom
 from tokenbus_services.gateway.buffers import Sending, Write
 from tokenbus_services.gateway.connection import Connection, connection_of
 from tokenbus_services.gateway.errors import ApiError
@@ -22,6 +23,7 @@ RAW_SEND = "tokenbus.send"
 _NS = 1_000_000_000
 _GZIP_LEVEL, _GZIP_BITS, _GZIP_MEMORY = 1, 16 + 12, 5
 """A window of 4 KiB: a compressor takes some 40 kB for each stream instead of 260, and events are shorter than that."""
+_PIECE_BYTES = 65_536
 _STREAMED = [(b"content-type", EVENTS.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
 
 
@@ -144,6 +146,42 @@ class AnswerResponse(Response):
         now = time.time_ns()
         for produced_at_ns in sending.produced_at_ns:
             self._counts.to_socket.observe((now - produced_at_ns) / _NS)
+
+
+class LongResponse(Response):
+    """Sends a long answer in pieces, as its client reads it; what waits meanwhile is counted as a body is."""
+
+    def __init__(self, data: bytes, room: BodyRoom, who: str, gateway: Gateway) -> None:
+        """Take the answer, where it is counted and for whom, and the gateway."""
+        super().__init__(media_type=JSON)
+        self._data = data
+        self._room = room
+        self._who = who
+        self._seconds = gateway.settings.gateway.write_timeout_ms / 1000
+        self._counts = gateway.counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's
+        """Send the answer; cut off a client that reads nothing, or of which too many answers wait."""
+        headers = [
+            (b"content-type", JSON.encode()),
+            (b"content-length", b"%d" % len(self._data)),
+            (b"cache-control", b"no-store"),
+        ]
+        connection = connection_of(scope)
+        try:
+            async with self._room.hold(self._who) as held:
+                held.grow_to(len(self._data))
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                for place in range(0, len(self._data), _PIECE_BYTES):
+                    if connection is not None and not await connection.has_room(self._seconds):
+                        self._counts.cut_clients += 1
+                        connection.cut_off()
+                        return
+                    piece, more = self._data[place : place + _PIECE_BYTES], place + _PIECE_BYTES < len(self._data)
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except ApiError:
+            if connection is not None:
+                connection.cut_off()
 
 
 class _Gzip:

@@ -5,9 +5,10 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -20,14 +21,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
+from tokenbus_services.gateway.body_room import SHORT_BYTES, BodyRoom
 from tokenbus_services.gateway.completion_request import CompletionRequest
+from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
 from tokenbus_services.gateway.group import Ask
 from tokenbus_services.gateway.openai_format import Envelope
 from tokenbus_services.gateway.openapi import document
 from tokenbus_services.gateway.processor_status import bus_panel
 from tokenbus_services.gateway.request_body import parse_json, read_body
-from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, error_response
+from tokenbus_services.gateway.response import RAW_SEND, AnswerResponse, LongResponse, error_response
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.logs import DeduplicatedLog, logger
@@ -42,10 +45,11 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+_UNWATCHED_SECONDS = 0.05
+"""Most texts are encoded before it is worth while to watch whether their client leaves."""
 _OTHER = "other"
+_DECODER = msgspec.msgpack.Decoder(CompletionRequest)
 _KEYS = 2**64
-_READ_INLINE_BYTES = 16_384
-"""Longer bodies are parsed and encoded in a thread, so that streams do not wait for it."""
 _ADMITTED_AT_ONCE = 4
 """Requests a loop tick: beginning one costs as much as writing about 30 rows."""
 
@@ -62,7 +66,8 @@ class Routes:
         self._began = int(time.time())
         self._repeated_log = DeduplicatedLog()
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
-        self._reading = asyncio.Lock()
+        settings = gateway.settings.gateway
+        self._bodies = BodyRoom(settings.max_body_bytes, settings.retry_after_ms)
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -92,35 +97,60 @@ class Routes:
     # Tokens.
 
     async def _completions(self, request: Request) -> Response:
-        return self._answer(request, await self._read(request, self._gateway.reader.completion))
+        return self._answer(request, await self._read(request, "completion", _DECODER.decode))
 
     async def _chat(self, request: Request) -> Response:
-        return self._answer(request, await self._read(request, self._gateway.reader.chat))
+        return self._answer(request, await self._read(request, "chat", _DECODER.decode))
 
     async def _inspect(self, request: Request) -> Response:
         gateway = self._gateway
-        asked = await self._read(request, gateway.reader.inspection)
+        asked = await self._read(request, "inspection", _DECODER.decode)
         key = _draw_key()
         return self._begin(
             request, asked, InspectedAnswer(asked, key, gateway.settings.gateway, gateway.buffers), [key]
         )
 
-    async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
-        data = await read_body(request, self._gateway.settings.gateway)
-        await self._limiter.next()
-        try:
-            return await self._read_from(data, read)
-        except ApiError as error:
-            if error.code != MODEL_NOT_FOUND or self._gateway.reader.fixed_models:
-                raise
-        await self._gateway.learn_models()  # its worker may have come since
-        return await self._read_from(data, read)
+    async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
+        """Return what the reader's method `kind` makes of a request's body, as `decode` has it from an encoder."""
+        gateway = self._gateway
+        async with self._bodies.hold(_who(request)) as held:
+            data = await read_body(request, gateway.settings.gateway, held)
+            try:
+                return await self._read_from(request, kind, data, decode)
+            except ApiError as error:
+                if error.code != MODEL_NOT_FOUND or gateway.reader.fixed_models:
+                    raise
+            await gateway.learn_models()  # its worker may have come since
+            return await self._read_from(request, kind, data, decode)
 
-    async def _read_from(self, data: bytes, read: Callable[[Any], T]) -> T:
-        if len(data) <= _READ_INLINE_BYTES:
-            return read(parse_json(data))
-        async with self._reading:  # one at a time: several would take the interpreter from the streams
-            return await asyncio.to_thread(lambda: read(parse_json(data)))
+    async def _read_from(self, request: Request, kind: str, data: bytearray, decode: Callable[[bytes], T]) -> T:
+        reader, encoders = self._gateway.reader, self._gateway.encoders
+        if len(data) <= SHORT_BYTES and not self._gateway.vocabulary.is_of_model:  # its time is linear, and short
+            await self._limiter.next()
+            result: T = getattr(reader, kind)(parse_json(data))
+            return result
+        job = Job(kind, reader.models, reader.parents)
+        reply = await self._while_connected(request, encoders.read(job, data, _who(request)))
+        await self._limiter.next()
+        return decode(reply)
+
+    async def _while_connected(self, request: Request, work: Coroutine[Any, Any, bytes]) -> bytes:
+        """Return what some work returns; it is cancelled when the client leaves."""
+        working = asyncio.create_task(work)
+        watching: set[asyncio.Future[Any]] = {working}
+        try:
+            await asyncio.wait(watching, timeout=_UNWATCHED_SECONDS)
+            if not working.done():
+                watching.add(asyncio.ensure_future(request.receive()))
+                await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            self._gateway.counts.left_clients += 1
+            raise ApiError(400, "body: not encoded, as the client closed the connection", code="client_left")
+        finally:
+            for each in watching:
+                each.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
 
     def _answer(self, request: Request, asked: CompletionRequest) -> Response:
         settings = self._gateway.settings.gateway
@@ -152,10 +182,13 @@ class Routes:
         return AnswerResponse(answer, f"{keys[0]:016x}", close, self._gateway)
 
     async def _tokenize(self, request: Request) -> Response:
-        return _json(await self._read(request, self._gateway.reader.tokenization))
+        return self._long(request, await self._read(request, "tokenization", bytes))
 
     async def _detokenize(self, request: Request) -> Response:
-        return _json(await self._read(request, self._gateway.reader.detokenization))
+        return self._long(request, await self._read(request, "detokenization", bytes))
+
+    def _long(self, request: Request, data: bytes) -> Response:
+        return LongResponse(data, self._bodies, _who(request), self._gateway)
 
     # Facts.
 
@@ -290,6 +323,11 @@ class _Counted:
         # Chunks of answers bypass the middleware, which ignores them.
         scope.setdefault("extensions", {})[RAW_SEND] = send
         await self._app(scope, receive, counting)
+
+
+def _who(request: Request) -> str:
+    """Return whose turn a request takes: its key's, or its machine's."""
+    return visitor_of(request.scope).caller.name or str((request.scope.get("client") or ("",))[0])
 
 
 async def _api_error(_request: Request, error: ApiError) -> Response:

@@ -11,6 +11,7 @@ from tokenbus_services.gateway.api_keys import Callers
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
+from tokenbus_services.gateway.encoder_pool import EncoderPool, encoders_of
 from tokenbus_services.gateway.processor_status import StatusCache, takes_requests
 from tokenbus_services.gateway.stats import Counts
 from tokenbus_services.gateway.tallies import TOTAL, SharedTallies, Tally
@@ -24,14 +25,17 @@ from tokenbus_services.settings import Settings
 class Gateway:
     """One client of the bus, and all that handles its requests and answers."""
 
-    def __init__(self, settings: Settings, client: Client, tallies: SharedTallies | None = None) -> None:
-        """Take the settings, a client of the bus, connected or not, and the tallies of all processes of the gateway."""
+    def __init__(
+        self, settings: Settings, client: Client, encoders: EncoderPool, tallies: SharedTallies | None = None
+    ) -> None:
+        """Take the settings, a client of the bus, connected or not, the processes that encode, and all tallies."""
         tally_of: Callable[[bytes], Tally] = (lambda _: Tally()) if tallies is None else tallies.of
         self.settings = settings
         self.client = client
         self.counts = Counts()
         self.vocabulary = vocabulary = vocabulary_of(settings.gateway.tokenizer)
         self.reader = Reader(settings, vocabulary)
+        self.encoders = encoders
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, tally_of(TOTAL))
         self.repeated_log = DeduplicatedLog()
@@ -57,6 +61,7 @@ class Gateway:
         """Run the periodic work: loop lag, repeated log lines, keys and certificate that have changed."""
         self.watch.ask()
         self.repeated_log.expire()
+        self.encoders.tick()
         self.feed.look()
         self.callers.refresh()
         if self.certificate is not None:
@@ -113,8 +118,8 @@ def _connection(client: Client) -> str:
 @asynccontextmanager
 async def gateway_of(settings: Settings, tallies: SharedTallies | None = None) -> AsyncIterator[Gateway]:
     """Connect to the bus and hand out rows for as long as `async with` lasts."""
-    async with Client(settings) as client:
-        gateway = Gateway(settings, client, tallies)
+    async with Client(settings) as client, encoders_of(settings) as encoders:
+        gateway = Gateway(settings, client, encoders, tallies)
         gateway.feeding = feeding = asyncio.create_task(gateway.feed.run())
         try:
             # The dispatcher opens the client's steps before anything can be submitted.

@@ -1,6 +1,6 @@
 """Vocabulary: the text of each token id, and the JSON that is written for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -39,6 +39,9 @@ class Numbers:
 class Template(Protocol):
     """Writes chats as a model knows them."""
 
+    reserved: Container[str]
+    """Names of its special tokens and functions."""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -46,8 +49,9 @@ class Template(Protocol):
         variables: Mapping[str, Any],
         *,
         continues_last: bool,
+        most: int,
     ) -> str:
-        """Return the text of a chat; raises ValueError."""
+        """Return the text of a chat; raises ValueError, as for one of more than `most` characters."""
 
 
 @runtime_checkable
@@ -73,7 +77,6 @@ class Vocabulary:
         """Begin with empty tables of a tokenizer's vocabulary; a token's entries are made when it appears first."""
         self._tokenizer = tokenizer
         self._of_model = tokenizer if isinstance(tokenizer, OfModel) else None
-        self.least_tokens = tokenizer.least_tokens
         self.digest = digest_of(tokenizer)
         """What a worker's tokenizer has to have in common with this one; 0: nothing."""
         size = tokenizer.vocabulary_size
@@ -164,11 +167,16 @@ class _Table(dict[int, T]):
         return value
 
 
+def is_folder(tokenizer: str) -> bool:
+    """Return whether a tokenizer's name in the settings is the path of a model's folder."""
+    return "/" in tokenizer
+
+
 def vocabulary_of(tokenizer: str) -> Vocabulary:
     """Return the vocabulary of a tokenizer by its name in the settings; a SettingsError says why there is none."""
     if tokenizer == "numbers":
         return Vocabulary(Numbers())
-    if "/" in tokenizer:
+    if is_folder(tokenizer):
         return Vocabulary(_tokenizer_in(tokenizer))
     installed = names(TOKENIZERS)
     if tokenizer not in installed:

@@ -1,7 +1,8 @@
 """ChatTemplate: turns a chat's messages into the text that a model was trained on."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +48,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._special_tokens = dict(special_tokens)
+        self.reserved = frozenset({"messages", "tools", *environment.globals, *special_tokens})
+        """What the templates' authors rely on: variables may not have these names."""
         try:
             self._templates = {
                 name: (environment.from_string(source), MessageForm.of(source, environment.parse(source)))
@@ -64,6 +67,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] = _NO_VARIABLES,
         *,
         continues_last: bool = False,
+        most: int = sys.maxsize,
     ) -> str:
         """Return the text of a chat, up to where the assistant's next message begins.
 
@@ -72,17 +76,22 @@ class ChatTemplate:
             tools: The functions that the model may call, as OpenAI's API has them.
             variables: What else the template may read, as `enable_thinking`; these win over its usual variables.
             continues_last: Whether the text ends within the last message, at the end of its content.
+            most: The most characters of the text.
 
         Raises:
-            ChatTemplateError: The template refuses the chat, or cannot be run for it.
+            ChatTemplateError: The template refuses the chat, cannot be run for it, or makes a longer text of it.
         """
         template, form = self._templates.get(_WITH_TOOLS if tools else _DEFAULT) or self._templates[_DEFAULT]
         fitted = form.fit(messages)
         if continues_last:
             _mark_end(fitted[-1])
         usual = {"messages": fitted, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
+        for name in sorted(self.reserved & variables.keys()):
+            raise ChatTemplateError(f"variables: none that it relies on, got {name}")
         try:
-            text = template.render({**self._special_tokens, **usual, **variables})
+            text = _bounded(template.generate({**self._special_tokens, **usual, **variables}), most)
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - the template is a program, which may raise anything
             raise ChatTemplateError(_line(error)) from None
         return _until_mark(text) if continues_last else text
@@ -106,6 +115,17 @@ def templates_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(templates, dict) or not all(isinstance(each, str) for each in templates.values()):
         raise ModelFilesError(f"{folder}: chat_template: a text, or texts by name, got {type(found).__name__}")
     return templates
+
+
+def _bounded(pieces: Iterable[str], most: int) -> str:
+    """Return pieces as one text of at most so many characters; no more pieces are made when it is longer."""
+    taken, left = [], most
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise TemplateError(f"its text: at most {most} characters, got more")
+        taken.append(piece)
+    return "".join(taken)
 
 
 def _mark_end(message: dict[str, Any]) -> None:

@@ -397,6 +397,13 @@ class GatewaySettings(Section):
     )
     idle_timeout_ms: int = milliseconds(60_000, "how long a connection may stay open without a request")
     max_prompt_tokens: int = count(131_072, "tokens", "the most of a prompt; more gets status 400", high=2**20)
+    max_text_bytes: int = size(1_048_576, "the most of a prompt's text, after its chat template; more gets status 400")
+    encoding_time_ms: int = milliseconds(
+        2000, "the most processor time to read a request's body and encode its text; more gets status 400"
+    )
+    encoding_memory_bytes: int = size(
+        134_217_728, "the most memory for that, where the kernel bounds it, as Linux does; more gets status 400"
+    )
     max_tokens: int = count(1_048_576, "tokens", "the most that a request may ask for")
     stream_buffer_bytes: int = size(
         1_048_576, "the most that waits for a client that reads too slowly; then its request ends"

@@ -127,7 +127,7 @@ for _ in range(300):
         ),
         (
             {"chat_template_kwargs": {"tools": [], "a": 1}},
-            "chat_template_kwargs.tools: none of messages, tools, chat_template, tokenize, got one",
+            "chat_template_kwargs.tools: no name of a field, a special token or a function of the template, got one",
         ),
         (
             {"chat_template_kwargs": {"a": "x" * 70_000}},

@@ -1,0 +1,350 @@
+"""EncoderPool: reads and encodes bodies in processes of their own, bounded in memory and time, in fair order."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from itertools import count
+
+import msgspec
+
+from tokenbus_services.gateway.encoder_process import (
+    DEFECT,
+    ENDED,
+    ERROR,
+    FORK,
+    KILL,
+    LENGTH,
+    NONE,
+    ORDER,
+    Bounds,
+    Job,
+)
+from tokenbus_services.gateway.errors import ApiError
+from tokenbus_services.gateway.fair_turns import FairTurns
+from tokenbus_services.gateway.vocabulary import is_folder
+from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.settings import Settings
+
+_log = logger("gateway")
+_MODULE = "tokenbus_services.gateway.encoder_process"
+_QUICK_BYTES = 65_536
+"""Longer bodies go to the slow lane at once: the worst tokenizer measured takes 30 ms and 15 MiB for so many."""
+_QUICK_MEMORY_BYTES = 32 * 2**20
+_QUICK_SECONDS = 0.1
+_QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
+_QUICK_NICE, _SLOW_NICE = 5, 10
+_RESTART_SECONDS = 1.0
+"""A server that ends again and again is started so often."""
+_LEAVE_SECONDS = 5
+_READ_BYTES = 4096
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""A process with several threads may not fork."""
+
+
+class DefectError(Exception):
+    """An encoder failed by itself: its traceback."""
+
+
+class _EndedError(Exception):
+    """An encoder ended before its reply; `status` is a signal's number below 0, None if its server is gone."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(status)
+        self.status = status
+
+    @property
+    def is_by_bounds(self) -> bool:
+        """Whether the text was too much for it, as nobody else ended it."""
+        return self.status not in {None, 0, -signal.SIGKILL}
+
+
+class EncoderPool:
+    """Encoders in two lanes.
+
+    Short bodies begin in the quick one, whose bounds are narrow; those that exceed them, and long bodies, have their
+    turn in the slow one. So a costly body waits for other costly ones, and no cheap one waits for it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the settings; no process is started before `start`, or the first body."""
+        gateway = settings.gateway
+        self._settings = settings
+        self._log = DeduplicatedLog()
+        memory, seconds = gateway.encoding_memory_bytes, gateway.encoding_time_ms / 1000
+        quick = Bounds(min(_QUICK_MEMORY_BYTES, memory), min(_QUICK_SECONDS, seconds), _QUICK_NICE, is_for_one=False)
+        slow = Bounds(memory, seconds, _SLOW_NICE, is_for_one=True)
+        self._quick = _Lane(quick, _QUICK_ENCODERS, gateway.retry_after_ms)
+        self._slow = _Lane(slow, _SLOW_ENCODERS, gateway.retry_after_ms)
+        self._server: _Server | None = None
+        self._started_at = -_RESTART_SECONDS
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Start the processes, unless they run; bodies may come while they load."""
+        before, now = self._server, time.monotonic()
+        if (before is None or before.is_gone) and now - self._started_at >= _RESTART_SECONDS:
+            self._started_at = now
+            if before is not None:
+                self._log.begin("gone", _log.error, "the encoder's processes ended and are started again")
+                self._leave(before)
+            self._server = server = _Server(self._settings)
+            for lane in (self._quick, self._slow):
+                lane.start(server)
+
+    async def close(self) -> None:
+        """End the processes."""
+        if self._server is not None:
+            self._leave(self._server)
+            for lane in (self._quick, self._slow):
+                lane.stop()
+        await asyncio.gather(*self._leaving)
+        self._log.close()
+
+    def tick(self) -> None:
+        """Let repeated lines of the log be written again; call it periodically."""
+        self._log.expire()
+
+    async def read(self, job: Job, body: bytearray, who: Hashable) -> bytes:
+        """Return what the reader makes of a body, encoded; clients have one turn after the other.
+
+        Cancelling it ends the work. Raises the reader's ApiError, one of a bound, or a DefectError.
+        """
+        milliseconds = self._settings.gateway.request_timeout_ms
+        try:
+            async with asyncio.timeout(milliseconds / 1000):
+                return _result(await self._reply(job, body, who))
+        except TimeoutError:
+            message = f"body: encoded within {milliseconds} ms (gateway.request_timeout_ms), with those before it"
+            raise self._busy(message) from None
+        except _EndedError as ended:
+            self._log.begin(ended.status, _log.warning, "an encoder process ended", status=ended.status)
+            raise self._error_of(ended) from None
+
+    async def _reply(self, job: Job, body: bytearray, who: Hashable) -> bytes:
+        if len(body) <= _QUICK_BYTES:
+            try:
+                return await self._ask(self._quick, job, body, who)
+            except _EndedError as ended:
+                if not ended.is_by_bounds:
+                    raise
+        return await self._ask(self._slow, job, body, who)
+
+    async def _ask(self, lane: "_Lane", job: Job, body: bytearray, who: Hashable) -> bytes:
+        async with lane.turns.of(who):
+            self.start()
+            if self._server is not None:
+                await self._server.is_ready.wait()
+            return await lane.ask(msgspec.msgpack.encode(job), body)
+
+    def _error_of(self, ended: "_EndedError") -> ApiError:
+        if not ended.is_by_bounds:
+            return self._busy("body: the process that encoded its text was ended; another one takes its place")
+        gateway = self._settings.gateway
+        if ended.status == -signal.SIGPROF:
+            key, most = "encoding_time_ms", f"{gateway.encoding_time_ms} ms of processor time"
+        else:
+            key, most = "encoding_memory_bytes", f"{gateway.encoding_memory_bytes} bytes of memory"
+        message = f"body: at most {most} to encode its text (gateway.{key}), got more"
+        return ApiError(400, message, code="too_costly")
+
+    def _busy(self, message: str) -> ApiError:
+        return ApiError(503, message, code="overloaded", retry_after_ms=self._settings.gateway.retry_after_ms)
+
+    def _leave(self, server: "_Server") -> None:
+        task = asyncio.create_task(server.close())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+
+@asynccontextmanager
+async def encoders_of(settings: Settings) -> AsyncIterator[EncoderPool]:
+    """Run the processes that encode for as long as `async with` lasts."""
+    encoders = EncoderPool(settings)
+    if is_folder(settings.gateway.tokenizer):  # short bodies need no process for the others
+        encoders.start()
+    try:
+        yield encoders
+    finally:
+        await encoders.close()
+
+
+def _result(reply: bytes) -> bytes:
+    """Return a reply's result, or raise its error."""
+    kind, rest = reply[:1], reply[1:]
+    if kind == ERROR:
+        status, message, param, code = msgspec.msgpack.decode(rest)
+        raise ApiError(status, message, param=param, code=code)
+    if kind == DEFECT:
+        raise DefectError(rest.decode())
+    return rest
+
+
+class _Lane:
+    """Encoders with the same bounds; each has one body at a time."""
+
+    def __init__(self, bounds: Bounds, size: int, retry_after_ms: int) -> None:
+        self._bounds = bounds
+        self._size = size
+        self.turns = FairTurns(size, retry_after_ms)
+        self._idle: list[_Encoder] = []
+        self._server: _Server | None = None
+
+    def start(self, server: "_Server") -> None:
+        """Take encoders of a server in place of those of the one before."""
+        self.stop()
+        self._server = server
+        self._idle = [server.fork(self._bounds) for _ in range(self._size)]
+
+    def stop(self) -> None:
+        """Let all leave that have nothing to do."""
+        for each in self._idle:
+            each.close()
+        self._idle = []
+
+    async def ask(self, job: bytes, body: bytearray) -> bytes:
+        """Return the reply to a body; the caller has a turn. Raises an _EndedError."""
+        server, encoder = self._server, self._idle.pop()
+        if server is not None and encoder.status.done():  # it ended while it had nothing to do
+            encoder.close()
+            encoder = server.fork(self._bounds)
+        may_stay = False
+        try:
+            reply = await encoder.ask(job, body)
+            may_stay = not self._bounds.is_for_one
+        finally:
+            if server is not self._server or not may_stay:
+                encoder.end()
+            if server is self._server and server is not None:
+                self._idle.append(encoder if may_stay else server.fork(self._bounds))
+        return reply
+
+
+class _Encoder:
+    """One process that encodes."""
+
+    def __init__(self, server: "_Server", number: int, end: socket.socket) -> None:
+        self._server = server
+        self._number = number
+        self._end = end
+        self.status: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def ask(self, job: bytes, body: bytearray) -> bytes:
+        """Return the reply to a body; raises an _EndedError."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(self._end, LENGTH.pack(len(job)) + job + LENGTH.pack(len(body)))
+            await loop.sock_sendall(self._end, body)  # not copied to what is before it: it may be long
+            (size,) = LENGTH.unpack(await self._receive(LENGTH.size))
+            return await self._receive(size)
+        except (ConnectionError, EOFError):
+            raise _EndedError(await self.status) from None
+
+    async def _receive(self, size: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = await loop.sock_recv_into(self._end, view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return bytes(data)
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self.close()
+        if not self.status.done():
+            self._server.order(KILL, self._number)
+
+    def close(self) -> None:
+        """Let the process leave when it has nothing to do."""
+        self._end.close()
+
+
+class _Server:
+    """The fork server's process, and the encoders that it has forked and that have not ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.is_gone = False
+        self.is_ready = asyncio.Event()
+        """Whether it has loaded the tokenizer, or is gone; orders before would pile up."""
+        self._loop = asyncio.get_running_loop()
+        self._control, its_end = socket.socketpair()
+        self._numbers = count(1)
+        self._encoders: dict[int, _Encoder] = {}
+        self._received = b""
+        with its_end:
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of this package
+                # -P: nothing of the folder that it is started in takes the place of a module.
+                (sys.executable, "-P", "-m", _MODULE, str(its_end.fileno())),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[its_end.fileno()],
+                env=os.environ | _ONE_THREAD,
+            )
+        described = json.dumps(settings.describe()).encode()
+        self._control.sendall(LENGTH.pack(len(described)) + described)
+        self._control.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        self._loop.add_reader(self._control, self._read)
+
+    def fork(self, bounds: Bounds) -> _Encoder:
+        """Return a new encoder, which may be asked at once."""
+        ours, its_end = socket.socketpair()
+        ours.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+        number = next(self._numbers)
+        self._encoders[number] = encoder = _Encoder(self, number, ours)
+        with its_end:
+            self.order(FORK, number, bounds, its_end.fileno())
+        return encoder
+
+    def order(self, what: int, number: int, bounds: Bounds = NONE, *descriptors: int) -> None:
+        """Order something; without a server nothing more comes of its encoders."""
+        try:
+            if not self.is_gone:
+                socket.send_fds(self._control, [ORDER.pack(what, number, *bounds)], descriptors)
+        except OSError:  # it is gone, or has stood still for thousands of orders
+            self._lose()
+        if self.is_gone:
+            self._ended(number, None)
+
+    async def close(self) -> None:
+        """End the process, with its encoders."""
+        self._lose()
+        try:
+            await asyncio.to_thread(self._process.wait, _LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:  # it stands still
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(_READ_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._lose()
+        self._received += data
+        while len(self._received) >= ENDED.size:
+            self.is_ready.set()
+            self._ended(*ENDED.unpack_from(self._received))
+            self._received = self._received[ENDED.size :]
+
+    def _ended(self, number: int, status: int | None) -> None:
+        encoder = self._encoders.pop(number, None)
+        if encoder is not None:
+            encoder.status.set_result(status)
+
+    def _lose(self) -> None:
+        """Go on without it; its encoders end when their sockets are closed, or their time is up."""
+        if not self.is_gone:
+            self.is_gone = True
+            self.is_ready.set()
+            self._loop.remove_reader(self._control)
+            self._control.close()
+            for number in list(self._encoders):
+                self._ended(number, None)
