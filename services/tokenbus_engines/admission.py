@@ -18,6 +18,8 @@ from tokenbus_services.plugins import Tokenizer
 Role = Literal["mixed", "prefill", "decode"]
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 256, 64
 """The contract's own bounds."""
+_MOST_BYTES_A_TOKEN = 16
+"""A longer text is not encoded: few texts have so long tokens throughout, and encoding may take long."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "include_special_tokens", "cache_salt"),
@@ -218,9 +220,9 @@ def prompt_of(generate: Generate, tokenizer: Tokenizer, most: int) -> list[int]:
         check_ids(name, prompt, tokenizer.vocabulary_size)
     else:
         name, text = "text.text", generate.text.text
-        least = tokenizer.least_tokens(len(text.encode()))
-        if least > most:  # its tokens need not be counted
-            raise ValueError(f"{name}: at most {most} tokens, got at least {least}")
+        size, most_bytes = len(text.encode()), most * _MOST_BYTES_A_TOKEN
+        if size > most_bytes:
+            raise ValueError(f"{name}: at most {most_bytes} bytes, got {size}")
         prompt = tokenizer.encode(text) if text else []
     if not prompt:
         raise ValueError(f"{name}: at least 1 token, got none")

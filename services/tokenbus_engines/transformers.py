@@ -98,7 +98,6 @@ class _Tokenizer:
         self.of_files = ModelTokenizer(folder)
         self.vocabulary_size = vocabulary_size
         self.encode = self.of_files.encode
-        self.least_tokens = self.of_files.least_tokens
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.of_files.token_bytes(token_id) if token_id < self.of_files.vocabulary_size else b""

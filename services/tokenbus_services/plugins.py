@@ -33,9 +33,6 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character."""
 
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens that a text of `size` bytes can have."""
-
 
 def digest_of(tokenizer: Tokenizer) -> int:
     """Return a number of 64 bits that tokenizers with the same tokens have in common; 0 for one without tokens."""

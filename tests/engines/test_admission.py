@@ -132,10 +132,6 @@ class Words:
         """Return one of a few words."""
         return (b"one ", b"stop", b" now", b"!")[token_id]
 
-    def least_tokens(self, size: int) -> int:
-        """Unused."""
-        raise NotImplementedError
-
 
 @pytest.mark.parametrize(
     ("texts", "tokens", "found"),

@@ -64,8 +64,6 @@ class Letters:
     def token_bytes(self, token_id):
         return bytes([97 + token_id])
 
-    def least_tokens(self, size):
-        return size
 
 
 def declare(parser):
@@ -203,7 +201,6 @@ def test_tokenizers_come_by_their_names() -> None:
     """The gateway's vocabulary is that of a tokenizer that any distribution brings; what is wrong with one is said."""
     assert {"bytes", "letters", "ngram"} <= set(names(TOKENIZERS))
     assert vocabulary_of("letters").pieces[2] == b"c"
-    assert load_tokenizer("bytes").least_tokens(4) == len(load_tokenizer("bytes").encode("text"))
     with pytest.raises(PluginError, match="'something' must give a Tokenizer, got object"):
         load_tokenizer("something")
     with pytest.raises(SettingsError, match=r"gateway\.tokenizer: a tokenizer that can be .*'absent' cannot be imp"):

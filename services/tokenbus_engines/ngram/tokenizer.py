@@ -24,7 +24,6 @@ class Tokenizer:
         missing = [byte for byte in range(BYTES) if bytes([byte]) not in self._ids]
         if missing:
             raise ValueError(f"pieces: all {BYTES} bytes, got none for {missing[0]}")
-        self._longest = max(map(len, pieces))
         sizes: list[set[int]] = [set() for _ in range(BYTES)]
         for piece in pieces:
             sizes[piece[0]].add(len(piece))
@@ -52,10 +51,6 @@ class Tokenizer:
             else:
                 ids.append(known)
         return ids
-
-    def least_tokens(self, size: int) -> int:
-        """Return how many tokens a text of so many bytes has at least."""
-        return -(-size // self._longest)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character."""

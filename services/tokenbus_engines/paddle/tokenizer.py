@@ -22,10 +22,6 @@ class ByteTokenizer:
         """Return a text's tokens: that of its beginning, and its bytes."""
         return [BEGIN, *text.encode()]
 
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens that a text of `size` bytes has: its bytes, and its beginning."""
-        return size + 1
-
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character."""
         if not 0 <= token_id < VOCABULARY_SIZE:

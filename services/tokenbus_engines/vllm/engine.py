@@ -19,7 +19,6 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker import EngineBrokenError, StepArrays
 
 _USED_OF_CORE = ("scheduler", "step_fn", "batch_queue", "model_executor")
-_BYTES_OF_A_CHARACTER = 4
 _DIED = "a process of vLLM's has died"
 
 
@@ -44,13 +43,9 @@ class _Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return a text's tokens, with those that the model wants around it."""
-        return list(self._tokenizer.encode(text))
-
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens that a text of `size` bytes can have."""
         if self._tokenizer is None:
             raise ValueError("text.text: token ids, since vLLM runs without a tokenizer here, got text")
-        return size // int(self._tokenizer.max_chars_per_token * _BYTES_OF_A_CHARACTER)
+        return list(self._tokenizer.encode(text))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Unused: stop strings are found by vLLM's own detokenizer."""

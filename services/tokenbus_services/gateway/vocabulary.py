@@ -31,10 +31,6 @@ class Numbers:
         """Return the id as text."""
         return _number(token_id)
 
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens of a text of `size` bytes: each byte is one."""
-        return size
-
 
 class Template(Protocol):
     """Writes chats as a model knows them."""

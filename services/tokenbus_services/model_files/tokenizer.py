@@ -48,7 +48,6 @@ class ModelTokenizer:
             self._pieces = _pieces(self._tokenizer, described)
         except ModelFilesError as error:
             raise ModelFilesError(f"{path}: {error}") from None
-        self._longest = _longest(self._tokenizer, described)
         templates = templates_in(folder, config)
         self.chat_template = ChatTemplate(templates, _special_tokens(config)) if templates else None
         """The model's chat template, if it has one."""
@@ -83,10 +82,6 @@ class ModelTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may be part of a character; none for special tokens."""
         return self._pieces[token_id]
-
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens that a text of `size` bytes can have."""
-        return -(-size // self._longest) if self._longest else 1
 
 
 def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[bytes]:
@@ -170,14 +165,6 @@ def _byte_characters() -> dict[int, int]:
 
 
 _BYTES_OF_CHARACTERS = _byte_characters()
-
-
-def _longest(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> int:
-    """Return the most bytes of text that one token can stand for; 0: there is no such bound."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    if described.get("normalizer") is not None or any(each.lstrip or each.rstrip for each in added):
-        return 0  # what is before or after a token, or in it, may vanish
-    return max(len(name.encode()) for name in tokenizer.get_vocab(with_added_tokens=True))
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

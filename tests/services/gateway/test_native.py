@@ -33,10 +33,6 @@ class _Words:
         """Return a token's bytes."""
         return self._PIECES[token_id] if token_id < len(self._PIECES) else b" word%d" % token_id
 
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens of so many bytes."""
-        return size // 300
-
 
 _BROKEN = {2, 5}
 """The ids of tokens that are no text by themselves: a part of a character, and one that stands for such parts."""

@@ -191,10 +191,6 @@ class Spelling:
         """Return a token's text."""
         return self._pieces.get(token_id, "").encode()
 
-    def least_tokens(self, size: int) -> int:
-        """Return the fewest tokens of a text."""
-        return size
-
 
 TEXT = '[{"name": "weather", "parameters": {"city": "Bern"}}]'
 
