@@ -1,6 +1,7 @@
 """BodyRoom: the bytes of all long bodies that come in or wait, bounded, so that no client fills it alone."""
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Hashable
 from types import TracebackType
@@ -84,7 +85,13 @@ class HeldBody:
     ) -> None:
         """Free the room; raise an ApiError if the body was refused."""
         self._room.free(self)
-        if self._is_refused and kind is asyncio.CancelledError and self._task is not None:
+        if not self._is_refused or self._task is None:
+            return
+        if kind is None:  # all was done before the cancellation came
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            self._task.uncancel()
+        elif kind is asyncio.CancelledError:
             self._task.uncancel()
             message = f"bodies: at most {self._room.most} bytes of all clients at once, got more"
             retry_after_ms = self._room.retry_after_ms

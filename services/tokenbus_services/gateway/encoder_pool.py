@@ -1,6 +1,7 @@
 """EncoderPool: reads and encodes bodies in processes of their own, bounded in memory and time, in fair order."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
 from itertools import count
 
 import msgspec
@@ -39,7 +39,6 @@ _QUICK_BYTES = 65_536
 _QUICK_MEMORY_BYTES = 32 * 2**20
 _QUICK_SECONDS = 0.1
 _QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
-_QUICK_NICE, _SLOW_NICE = 5, 10
 _RESTART_SECONDS = 1.0
 """A server that ends again and again is started so often."""
 _LEAVE_SECONDS = 5
@@ -78,8 +77,8 @@ class EncoderPool:
         self._settings = settings
         self._log = DeduplicatedLog()
         memory, seconds = gateway.encoding_memory_bytes, gateway.encoding_time_ms / 1000
-        quick = Bounds(min(_QUICK_MEMORY_BYTES, memory), min(_QUICK_SECONDS, seconds), _QUICK_NICE, is_for_one=False)
-        slow = Bounds(memory, seconds, _SLOW_NICE, is_for_one=True)
+        quick = Bounds(min(_QUICK_MEMORY_BYTES, memory), min(_QUICK_SECONDS, seconds), is_for_one=False)
+        slow = Bounds(memory, seconds, is_for_one=True)
         self._quick = _Lane(quick, _QUICK_ENCODERS, gateway.retry_after_ms)
         self._slow = _Lane(slow, _SLOW_ENCODERS, gateway.retry_after_ms)
         self._server: _Server | None = None
@@ -94,9 +93,13 @@ class EncoderPool:
             if before is not None:
                 self._log.begin("gone", _log.error, "the encoder's processes ended and are started again")
                 self._leave(before)
-            self._server = server = _Server(self._settings)
+            try:
+                self._server = _Server(self._settings)
+            except OSError as error:  # too many processes or open files, or no memory
+                self._log.begin("start", _log.error, "the encoder's processes cannot be started", reason=str(error))
+                return
             for lane in (self._quick, self._slow):
-                lane.start(server)
+                lane.start(self._server)
 
     async def close(self) -> None:
         """End the processes."""
@@ -163,7 +166,7 @@ class EncoderPool:
         task.add_done_callback(self._leaving.discard)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def encoders_of(settings: Settings) -> AsyncIterator[EncoderPool]:
     """Run the processes that encode for as long as `async with` lasts."""
     encoders = EncoderPool(settings)
@@ -173,6 +176,10 @@ async def encoders_of(settings: Settings) -> AsyncIterator[EncoderPool]:
         yield encoders
     finally:
         await encoders.close()
+
+
+def _framed(data: bytes) -> bytes:
+    return LENGTH.pack(len(data)) + data
 
 
 def _result(reply: bytes) -> bytes:
@@ -200,7 +207,8 @@ class _Lane:
         """Take encoders of a server in place of those of the one before."""
         self.stop()
         self._server = server
-        self._idle = [server.fork(self._bounds) for _ in range(self._size)]
+        for _ in range(self._size):
+            self._add()
 
     def stop(self) -> None:
         """Let all leave that have nothing to do."""
@@ -210,20 +218,34 @@ class _Lane:
 
     async def ask(self, job: bytes, body: bytearray) -> bytes:
         """Return the reply to a body; the caller has a turn. Raises an _EndedError."""
-        server, encoder = self._server, self._idle.pop()
-        if server is not None and encoder.status.done():  # it ended while it had nothing to do
-            encoder.close()
-            encoder = server.fork(self._bounds)
+        server, encoder = self._server, self._next()
         may_stay = False
         try:
             reply = await encoder.ask(job, body)
             may_stay = not self._bounds.is_for_one
         finally:
-            if server is not self._server or not may_stay:
+            if may_stay and server is self._server:
+                self._idle.append(encoder)
+            else:
                 encoder.end()
-            if server is self._server and server is not None:
-                self._idle.append(encoder if may_stay else server.fork(self._bounds))
+                self._add()
         return reply
+
+    def _next(self) -> "_Encoder":
+        """Return an encoder that has nothing to do; raises an _EndedError if there is none."""
+        while self._idle and self._idle[-1].status.done():  # it ended while it had nothing to do
+            self._idle.pop().close()
+        if not self._idle:
+            self._add()
+        if not self._idle:
+            raise _EndedError(None)
+        return self._idle.pop()
+
+    def _add(self) -> None:
+        """Fork an encoder in place of one that ended."""
+        if self._server is not None and len(self._idle) < self._size:
+            with contextlib.suppress(OSError):  # too many open files: later
+                self._idle.append(self._server.fork(self._bounds))
 
 
 class _Encoder:
@@ -239,12 +261,14 @@ class _Encoder:
         """Return the reply to a body; raises an _EndedError."""
         loop = asyncio.get_running_loop()
         try:
-            await loop.sock_sendall(self._end, LENGTH.pack(len(job)) + job + LENGTH.pack(len(body)))
-            await loop.sock_sendall(self._end, body)  # not copied to what is before it: it may be long
+            first = _QUICK_BYTES  # a long body is not copied
+            await loop.sock_sendall(self._end, _framed(job) + LENGTH.pack(len(body)) + body[:first])
+            if len(body) > first:
+                await loop.sock_sendall(self._end, memoryview(body)[first:])
             (size,) = LENGTH.unpack(await self._receive(LENGTH.size))
             return await self._receive(size)
         except (ConnectionError, EOFError):
-            raise _EndedError(await self.status) from None
+            raise _EndedError(await asyncio.shield(self.status)) from None
 
     async def _receive(self, size: int) -> bytes:
         loop, data = asyncio.get_running_loop(), bytearray(size)

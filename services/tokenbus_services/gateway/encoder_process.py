@@ -5,6 +5,7 @@ JSON, and then orders. The kernel bounds each encoder's memory and processor tim
 exceeds them ends, and no other process notices.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -28,7 +29,7 @@ from tokenbus_services.gateway.vocabulary import vocabulary_of
 from tokenbus_services.settings import Settings, SettingsError
 
 FORK, KILL = 1, 2
-ORDER = struct.Struct("<BIQdB?")
+ORDER = struct.Struct("<BIQd?")
 """FORK with an encoder's number and bounds, and one end of its socket; or KILL with a number."""
 ENDED = struct.Struct("<Ii")
 """An encoder's number, and its status: a signal's number below 0; number 0: the server is ready for orders."""
@@ -37,6 +38,8 @@ OUT_OF_MEMORY = 86
 """The exit status of an encoder that Python refused memory."""
 RESULT, ERROR, DEFECT = b"=", b"!", b"?"
 """The first byte of a reply."""
+_NICE = 5
+"""Where processors are scarce, streams come first, and long texts too still get on."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -47,13 +50,11 @@ class Bounds(NamedTuple):
     """Beyond what it shares with the fork server."""
     seconds: float
     """Of processor time, for each body."""
-    nice: int
-    """How far it stands back behind streams where processors are scarce."""
     is_for_one: bool
     """Whether it leaves after one body, so that its memory is free again."""
 
 
-NONE = Bounds(0, 0, 0, is_for_one=False)
+NONE = Bounds(0, 0, is_for_one=False)
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -100,7 +101,7 @@ def receive(end: socket.socket) -> bytes:
 
 def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
     """Answer jobs until the gateway closes the socket, or a bound is exceeded."""
-    os.nice(bounds.nice)
+    os.nice(_NICE)
     _limit_memory(bounds.memory_bytes)
     decoder = msgspec.msgpack.Decoder(Job)
     while job := receive(end):
@@ -109,8 +110,7 @@ def work(end: socket.socket, reader: Reader, bounds: Bounds) -> None:
         signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
         reply = answer(reader, decoder.decode(job), body)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        end.sendall(LENGTH.pack(len(reply)))
-        end.sendall(reply)
+        end.sendall(LENGTH.pack(len(reply)) + reply)
         if bounds.is_for_one:
             return
         del body, reply
@@ -140,16 +140,21 @@ class ForkServer:
             each.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        self._control.sendall(ENDED.pack(0, 0))
-        while True:
-            ready, _, _ = select.select([self._control, self._woken], [], [])
-            if self._woken in ready:
-                self._woken.recv(4096)
-                self._reap()
-            if self._control in ready and not self._obey():
-                break
+        with contextlib.suppress(ConnectionError):  # the gateway is gone, as when nothing more can be read
+            self._control.sendall(ENDED.pack(0, 0))
+            while self._obey_or_reap():
+                pass
+        signal.set_wakeup_fd(-1)
         for process in self._numbers:
             os.kill(process, signal.SIGKILL)
+
+    def _obey_or_reap(self) -> bool:
+        """Wait for an order or an encoder's end; return False if the gateway is gone."""
+        ready, _, _ = select.select([self._control, self._woken], [], [])
+        if self._woken in ready:
+            self._woken.recv(4096)
+            self._reap()
+        return self._control not in ready or self._obey()
 
     def _obey(self) -> bool:
         """Take one order; return False if the gateway is gone."""

@@ -105,6 +105,16 @@ async def test_newest_body_of_who_holds_the_most_is_refused() -> None:
     await asyncio.gather(*again)
 
 
+async def test_body_that_is_done_before_it_is_refused_is_done() -> None:
+    """A task that does not wait any more while its body is held goes on unharmed."""
+    room = BodyRoom(100, 7)
+    async with room.hold("a") as held:
+        held.grow_to(SHORT_BYTES + 801)
+    await asyncio.sleep(0)
+    async with room.hold("a") as held:
+        held.grow_to(SHORT_BYTES + 800)
+
+
 async def test_other_cancellation_is_passed_on() -> None:
     """A task that is cancelled while its body is held is cancelled."""
     bodies = Bodies(100)
