@@ -17,6 +17,7 @@ from tokenbus_services.bus.transport import (
     Usage,
     ignore,
     ignore_loss,
+    listen_once_there,
 )
 from tokenbus_services.bus.zeromq import ZeroMQTransport
 from tokenbus_services.settings import BusSettings
@@ -36,6 +37,7 @@ __all__ = [
     "Transport",
     "Usage",
     "ZeroMQTransport",
+    "listen_once_there",
     "require_nats",
     "transport_for",
 ]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from tokenbus_services.bus.addresses import NatsEndpoint, parse_nats
-from tokenbus_services.bus.errors import AddressError
+from tokenbus_services.bus.errors import AddressError, NoServerError
 from tokenbus_services.bus.nats_conversation import BrokenConversationError, Conversation
 from tokenbus_services.bus.nats_directory import NatsDirectory
 from tokenbus_services.bus.nats_end import NatsEnd
@@ -142,7 +142,7 @@ class NatsListener(NatsEnd):
         seconds = self.settings.heartbeat_timeout_ms / 1000
         await first_of(self._decided, seconds=2 * seconds)
         if not self._decided.is_set():
-            raise AddressError(self.address, f"no server answers within {2 * seconds:g} s: {self.servers.reason}")
+            raise NoServerError(self.address, f"no server answers within {2 * seconds:g} s: {self.servers.reason}")
         if not self._is_mine:
             raise AddressError(self.address, f"not permitted: {self._denied}" if self._denied else _TAKEN)
 
@@ -400,8 +400,6 @@ class NatsConnection(NatsEnd):
         self._current = Conversation(self._queue, settings)
         self._ended: deque[Conversation] = deque(maxlen=_MOST_ENDED)
         """Those with messages to read, before the current one's."""
-        user = self.servers.user
-        self._name = settings.nats_name or user or _ANYBODY
         self._roles = settings.nats_roles.replace(",", "+") or _ALL
         self._goodbye: Callable[[], None] = lambda: None
 
@@ -452,8 +450,8 @@ class NatsConnection(NatsEnd):
 
     async def _converse(self, server: ServerConnection) -> bool:
         """Be a peer, from the first OPEN until the conversation breaks; return whether it was ever accepted."""
-        own = secrets.token_hex(16)
-        up, down = f"{self.base}.up.{self._roles}.{self._name}.{own}", f"{self.base}.down.{self._name}.{own}"
+        own, name = secrets.token_hex(16), self.settings.nats_name or self.servers.user or _ANYBODY
+        up, down = f"{self.base}.up.{self._roles}.{name}.{own}", f"{self.base}.down.{name}.{own}"
         publish = partial(server.publish, up, down)
         conversation = self._current
         welcomed, heard, broken = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenbus_services.bus.addresses import NatsEndpoint
+from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings, SettingsError
+from tokenbus_services.watched_files import WatchedFiles
 
+_log = logger("bus")
 _KEY = "bus.nats_credentials"
 _FORMS = "a .creds file, or one line: USER:PASSWORD, a token, or an NKEY's seed"
 _MOST_BYTES = 65_536
@@ -21,10 +24,19 @@ _SEED_BYTES = 36
 
 
 class Login:
-    """What this process proves, and whether it wants TLS; read from files once."""
+    """What this process proves, and whether it wants TLS; read from files, and again when they have changed."""
 
     def __init__(self, endpoint: NatsEndpoint, settings: BusSettings) -> None:
         """Read the files; raises SettingsError for one that cannot be used."""
+        self._endpoint, self._settings = endpoint, settings
+        names = (
+            settings.nats_credentials,
+            settings.nats_ca_file,
+            settings.nats_certificate,
+            settings.nats_certificate_key,
+        )
+        self._files = WatchedFiles([Path(name) for name in names if name])
+        self._repeated_log = DeduplicatedLog()
         self.options: dict[str, Any] = {}
         """For nats-py's `connect`."""
         self.user = ""
@@ -40,6 +52,18 @@ class Login:
                 raise SettingsError("bus.nats_ca_file", limit, settings.nats_ca_file) from None
             if settings.nats_certificate:
                 self._show_certificate(settings)
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed; while one cannot be used, what was read before stays in force."""
+        try:
+            self._files.refresh(self._read_again)
+        except SettingsError as error:
+            event, reason = "nats credentials cannot be read: the last good ones stay", str(error)
+            self._repeated_log.begin(reason, _log.warning, event, reason=reason)
+
+    def _read_again(self) -> None:
+        found = Login(self._endpoint, self._settings)
+        self.options, self.user, self.public_nkey = found.options, found.user, found.public_nkey
 
     def _show_certificate(self, settings: BusSettings) -> None:
         """Show a server that asks for it this process's certificate."""

@@ -55,12 +55,14 @@ class Servers:
     """The servers of an address, which are tried in turn."""
 
     def __init__(self, endpoint: NatsEndpoint, settings: BusSettings, login: Login | None = None) -> None:
-        """Take what this process proves to them, by default read now; raises SettingsError."""
+        """Take what this process proves to them, by default read now; raises SettingsError.
+
+        Files that have changed are read again before each try.
+        """
         self.endpoint = endpoint
         self.reason = "no server was tried yet"
         """Why the last try failed, or the last connection was lost."""
         self._login = login or Login(endpoint, settings)
-        self.user = self._login.user
         self._settings = settings
         self._rotation = list(endpoint.servers)
         random.shuffle(self._rotation)
@@ -70,6 +72,11 @@ class Servers:
         self._last: ServerConnection | None = None
         self._last_began = -inf
         self._seconds = 0.0
+
+    @property
+    def user(self) -> str:
+        """The user that this process is to the servers; empty: it proves itself otherwise, or not at all."""
+        return self._login.user
 
     async def connect(self) -> "ServerConnection":
         """Return a connection to the first that can be used; waits for as long as there is none.
@@ -87,6 +94,7 @@ class Servers:
             self._rotation.append(self._rotation.pop(0))
             is_only = len(self._rotation) == 1
             connection = ServerConnection(self._settings, self._connections_log, is_only=is_only)
+            self._login.refresh()
             try:
                 await connection.open(self._rotation[-1], self._login)
             except ServerError as error:

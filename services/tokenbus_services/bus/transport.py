@@ -13,11 +13,13 @@ from enum import Enum, auto
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from tokenbus_services.bus.errors import MessageError
+from tokenbus_services.bus.errors import MessageError, NoServerError
+from tokenbus_services.logs import logger
 
 Parts = Sequence[bytes]
 _BURST = 64
 _BURST_BYTES = 262_144
+_log = logger("bus")
 
 
 class Role(str, Enum):
@@ -152,6 +154,15 @@ class Transport(Protocol):
         on the event loop each time that the connection breaks which the listener had accepted, as when its process
         dies; not for one that stands still, nor after `close`.
         """
+
+
+async def listen_once_there(transport: Transport, address: str, refused: Callable[[str], None]) -> Listener:
+    """Listen at an address, once the server is there through which it is reached; raises AddressError."""
+    while True:
+        try:
+            return await transport.listen(address, refused)
+        except NoServerError as error:
+            _log.warning("not listening yet", address=address, reason=error.reason)
 
 
 class ReceiveBudget:

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import gc
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from tokenbus_services.cli.configuration import load_settings, reporting_faults
 from tokenbus_services.descriptors import open_files_for
@@ -24,11 +24,21 @@ def serve(options: argparse.Namespace, serving: Serving) -> int:
 
 
 async def _until_asked_to_leave(serving: Serving, settings: Settings, started: Callable[[], None]) -> None:
-    served = serving(settings)
+    served, starting = serving(settings), asyncio.current_task()
     with stop_on_signals() as stop:
-        async with served:
-            started()
-            # What is there from the start stays: the collector need not go over it again while tokens wait.
-            gc.collect()
-            gc.freeze()
-            await stop.wait()
+        stopping = asyncio.create_task(_cancel_at(stop, starting))
+        with suppress(asyncio.CancelledError):  # it was asked to leave before it had started
+            async with served:
+                stopping.cancel()
+                started()
+                # What is there from the start stays: the collector need not go over it again while tokens wait.
+                gc.collect()
+                gc.freeze()
+                await stop.wait()
+
+
+async def _cancel_at(stop: asyncio.Event, starting: asyncio.Task[None] | None) -> None:
+    """End a start that waits for something which does not come."""
+    await stop.wait()
+    if starting is not None:
+        starting.cancel()

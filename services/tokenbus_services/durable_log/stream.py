@@ -28,9 +28,12 @@ _ELECTION_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
 _GROUPS = ("clients", "workers")
 """The names of `--bus`, at which processes look for processors."""
+_NOT_CLUSTERED = 10074
 _NOT_READY = {10008, 10009, 10004, 10058}
 """The codes of a cluster that has no leader yet, and of a stream that another writer has made just now."""
 _HOUR_SECONDS = 3600
+_SILENT_NS = 4_000_000_000
+"""How long a replica is silent that its leader does not hear any more; a live one says something each second."""
 _HEADER_BYTES = 1024
 """The most of a message's headers, and of what else counts as its payload."""
 _log = logger("log")
@@ -38,6 +41,10 @@ _log = logger("log")
 
 class LogError(AddressError):
     """A server has no such log, or cannot keep it as it is wanted: one line with the address and the reason."""
+
+
+class PromiseError(LogError):
+    """The servers answer, and are not set up for what the settings ask of the log: waiting does not mend that."""
 
 
 class LogStream:
@@ -58,6 +65,11 @@ class LogStream:
         self.subjects = f"tokenbus.{endpoint.name}"
         self._settings = settings
         self._servers = Servers(endpoint, settings.bus)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no connection, as far as is known."""
+        return self._servers.reason
 
     def subject(self, worker_id: str, epoch: int | None = None) -> str:
         """Return the subject of the items of one life of a worker, of all its lives, or of all workers."""
@@ -99,10 +111,24 @@ class LogStream:
         except NotFoundError:
             raise LogError(self.address, f"there is no log: no stream {self.name}") from None
         except FAILURES as found:
-            raise LogError(self.address, reason_of(found)) from None
+            kind = PromiseError if getattr(found, "err_code", 0) == _NOT_CLUSTERED else LogError
+            raise kind(self.address, reason_of(found)) from None
         if make:
             self._check(info)
         return info
+
+    def check_quorum(self, info: StreamInfo) -> None:
+        """Raise a LogError for a stream of which too few replicas are there for anything to be written."""
+        missing, replicas = missing_replicas(info), info.config.num_replicas or 1
+        if 2 * missing >= replicas:
+            raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are away")
+
+    async def look(self, server: ServerConnection) -> StreamInfo:
+        """Ask once how the stream is now; raises LogError."""
+        try:
+            return await unless_lost(server, server.client.jetstream(timeout=ASK_SECONDS).stream_info(self.name))
+        except FAILURES as error:
+            raise LogError(self.address, reason_of(error)) from None
 
     async def _info(self, jetstream: JetStreamContext, *, make: bool) -> StreamInfo:
         log = self._settings.durable_log
@@ -136,7 +162,7 @@ class LogStream:
             if has < wanted
         )
         if less and log.durable:
-            raise LogError(self.address, less)
+            raise PromiseError(self.address, less)
         if less:
             _log.warning("log keeps less than the settings say", log=self.address, reason=less)
 
@@ -144,6 +170,20 @@ class LogStream:
         """Return the most bytes that a message may have."""
         most = info.config.max_msg_size or -1
         return min(server.max_payload, most if most > 0 else server.max_payload) - _HEADER_BYTES
+
+
+def missing_replicas(info: StreamInfo) -> int:
+    """Return how many of a stream's replicas the leader does not hear; all of them where there is no leader.
+
+    The leader of a stream without a quorum steps down after 20 s only, and answers until then as if nothing were.
+    """
+    replicas = info.config.num_replicas or 1
+    if info.cluster is None:
+        return 0
+    if not info.cluster.leader:
+        return replicas
+    heard = sum(0 < (each.active or 0) < _SILENT_NS for each in info.cluster.replicas or ())
+    return max(0, replicas - 1 - heard)
 
 
 def _names_on_the_bus(settings: BusSettings) -> set[str]:
@@ -180,5 +220,5 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, (Error, ServerError)):
         return str(error).removeprefix("nats: ")
     if isinstance(error, TimeoutError):
-        return f"jetstream gave no answer within {ASK_SECONDS:g} s, as in a cluster without a quorum"
+        return f"jetstream gave no answer within {ASK_SECONDS:g} s, as without a quorum, or with a full disk"
     return str(error).removeprefix("nats: ") or type(error).__name__

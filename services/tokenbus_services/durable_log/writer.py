@@ -1,10 +1,10 @@
 """LogWriter: writes workers' items into a log, each once and in order, however many writers there are."""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from io import BytesIO
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -12,16 +12,29 @@ from nats.js.api import Header
 from nats.js.errors import NotFoundError
 
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
-from tokenbus_services.bus.nats_server import ServerConnection, ServerError, end_tasks, first_of
-from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream, reason_of, unless_lost
+from tokenbus_services.bus import AddressError
+from tokenbus_services.bus.nats_server import ServerConnection, end_tasks, first_of
+from tokenbus_services.durable_log.messages import last_sequence
+from tokenbus_services.durable_log.stream import (
+    ASK_SECONDS,
+    LogError,
+    LogStream,
+    missing_replicas,
+    reason_of,
+    unless_lost,
+)
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.recording import entries, gap_entry, hello_entry, item_entry
+from tokenbus_services.recording import RecordingError, gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
 
 _WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
 _RETRY_SECONDS = 0.1
 _MOST_LANES = 4096
 _log = logger("log")
+
+
+async def _check_nothing() -> None:
+    """Find nothing against writing."""
 
 
 class StreamName(NamedTuple):
@@ -59,6 +72,7 @@ class _Item:
     left_out: int
     """How many items directly before it this writer has left out."""
     logged: Callable[[], None]
+    taken_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -81,6 +95,9 @@ class _Lane:
 class LogWriter:
     """Writes to one log for as long as `async with` lasts; leaving waits for what was taken, for `drain_seconds`.
 
+    Entering waits for a server and makes the stream. `start` does not wait: the writer connects when a server is there,
+    and holds what it takes until then; `problem` says why nothing is written, and `opened` waits until it can be.
+
     Each life of a worker has a subject of its own. Each message carries a run of its items, and the number of the
     message that must be the last one of the subject. So the server takes it only behind what this writer knows;
     otherwise the writer reads the last message and goes on behind that. Each subject has one message in flight, and
@@ -88,10 +105,26 @@ class LogWriter:
     """
 
     def __init__(
-        self, stream: LogStream, settings: Settings, *, wait_seconds: float = 0, drain_seconds: float = 0
+        self,
+        stream: LogStream,
+        settings: Settings,
+        *,
+        wait_seconds: float = 0,
+        drain_seconds: float = 0,
+        check: Callable[[], Awaitable[None]] = _check_nothing,
     ) -> None:
-        """Take the log; before items are named as missing, another writer is given so much time to bring them."""
+        """Take the log; before items are named as missing, another writer is given so much time to bring them.
+
+        `check` is awaited with each new connection, before anything is written, and again each heartbeat's interval; it
+        raises a LogError where nothing should be written.
+        """
         self.counts = LogCounts()
+        self._check = check
+        self._error: AddressError | None = LogError(stream.address, stream.reason)
+        self._news = asyncio.Event()
+        """Set when the log can be written, and with each error."""
+        self.missing_replicas = settings.durable_log.replicas
+        """How many of the stream's replicas were away when a server told it last."""
         self._stream = stream
         self._settings = settings
         self._wait_seconds = wait_seconds
@@ -102,49 +135,79 @@ class LogWriter:
         self._connected = asyncio.Event()
         self._server: ServerConnection | None = None
         self._running: asyncio.Task[None] | None = None
+        self._interval = settings.bus.heartbeat_interval_ms / 1000
         self.largest_message = 0
         """The most bytes that the server takes in a message."""
         self._repeated_log = DeduplicatedLog()
 
     async def __aenter__(self) -> Self:
         """Connect, and make the stream; raises AddressError or LogError."""
-        seconds = 2 * self._settings.bus.heartbeat_timeout_ms / 1000
-        server = await self._stream.connect(seconds)
+        self.start()
         try:
-            info = await self._stream.info(server, make=True)
+            await self.opened(LogError, 2 * self._settings.bus.heartbeat_timeout_ms / 1000)
         except BaseException:
-            await server.close(0)
+            await self.close()
             raise
-        self.largest_message = self._stream.largest_message(server, info)
-        self._server = server
-        self._running = asyncio.create_task(self._run(server))
         return self
+
+    def start(self) -> None:
+        """Begin to connect; `close` ends what this begins."""
+        self._running = asyncio.create_task(self._run())
+
+    async def opened(self, fatal: type[AddressError], seconds: float | None = None) -> None:
+        """Wait until the log can be written.
+
+        Raises an error of the kind `fatal` that keeps it from that, and an AddressError after so many seconds.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.is_connected:
+                    await self._news.wait()
+                    self._news.clear()
+                    if isinstance(self._error, fatal):
+                        raise self._error
+        except TimeoutError:
+            reason = f"no server answers within {seconds:g} s: {self.problem}"
+            raise AddressError(self._stream.address, reason) from None
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write what is left, within the drain's time, and disconnect."""
+        await self.close(0 if error is not None else self._drain_seconds)
+
+    async def close(self, drain_seconds: float = 0) -> None:
+        """Write what is left, within so many seconds, and disconnect."""
         writing = {lane.task for lane in self._lanes.values() if lane.task is not None}
-        if writing and error is None:
-            await asyncio.wait(writing, timeout=self._drain_seconds)
+        if writing and drain_seconds:
+            await asyncio.wait(writing, timeout=drain_seconds)
         if left := self.unwritten_items:
             _log.error("items are not in the log", items=left)
         if self._running is not None:
             writing.add(self._running)
         await end_tasks(*writing)
-        if self._server is not None:  # it was left before it ran
-            await self._server.close(0)
         self._repeated_log.close()
 
     @property
     def unwritten_items(self) -> int:
         """How many items wait to be in the log."""
-        return sum(len(lane.items) for lane in self._lanes.values())
+        return sum(len(lane.items) for lane in tuple(self._lanes.values()))
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to a server."""
+        """Whether there is a connection to a server that has the stream."""
         return self._connected.is_set()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is written now; empty: what comes is written."""
+        return "" if self._error is None else self._error.reason
+
+    @property
+    def lag_seconds(self) -> float:
+        """How long the oldest item that is not in the log has waited."""
+        oldest = [next(iter(lane.items.copy()), None) for lane in tuple(self._lanes.values())]
+        return time.monotonic() - min((each.taken_at for each in oldest if each is not None), default=time.monotonic())
 
     @property
     def buffered_bytes(self) -> int:
@@ -205,28 +268,61 @@ class LogWriter:
             lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, stream.epoch))
         return lane
 
-    async def _run(self, server: ServerConnection) -> None:
-        """Have one connection after the other."""
-        while True:
-            self._server = server
-            self._connected.set()
-            try:
-                await server.lost.wait()
-            finally:
-                self._connected.clear()
-                self._server = None
-                await server.close(0)
-            server = await self._reconnect()
-
-    async def _reconnect(self) -> ServerConnection:
-        """Return another connection; whatever fails is tried again, since all that is written waits for it."""
+    async def _run(self) -> None:
+        """Have one connection after the other; whatever fails is tried again, since all items wait for it."""
         while True:
             try:
-                return await self._stream.connect()
+                server = await self._connect()
+                try:
+                    await self._use(server)
+                finally:
+                    self._connected.clear()
+                    self._server = None
+                    await server.close(0)
             except Exception as error:  # noqa: BLE001 - whatever it is
-                reason = reason_of(error)
-                self._repeated_log.begin(reason, _log.warning, "not written to the log yet", reason=reason)
+                self._fault(error)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _connect(self) -> ServerConnection:
+        """Return a connection once there is one, and say meanwhile why there is none."""
+        connecting = asyncio.create_task(self._stream.connect())
+        try:
+            while not (await asyncio.wait({connecting}, timeout=self._interval))[0]:
+                self._fault(AddressError(self._stream.address, self._stream.reason))
+            return connecting.result()
+        finally:
+            connecting.cancel()
+
+    async def _use(self, server: ServerConnection) -> None:
+        """Have the lanes write to a server, until it is lost or cannot say how the stream is; raises LogError."""
+        info = await self._stream.info(server, make=True)
+        self.largest_message = self._stream.largest_message(server, info)
+        while not server.lost.is_set():
+            self.missing_replicas = missing_replicas(info)
+            self._stream.check_quorum(info)
+            await self._check()
+            if self._server is None:
+                self._server = server
+                self._connected.set()
+                self._recovered()
+            await first_of(server.lost, seconds=self._interval)
+            info = await self._stream.look(server)
+        raise LogError(self._stream.address, server.reason or "the connection was lost")
+
+    def _fault(self, error: Exception) -> None:
+        """Remember and say why nothing is written."""
+        self._error = error if isinstance(error, AddressError) else LogError(self._stream.address, reason_of(error))
+        self._news.set()
+        reason = self._error.reason
+        self._repeated_log.begin(reason, _log.warning, "not written to the log yet", reason=reason)
+
+    def _recovered(self) -> None:
+        """Learn that the log takes what is written."""
+        if self._error is not None and self.is_connected:
+            self._error = None
+            self._news.set()
+            self._repeated_log.close()
+            _log.info("writing", log=self._stream.address)
 
     async def _write(self, lane: _Lane) -> None:
         """Write the items of a life until there are none."""
@@ -245,18 +341,13 @@ class LogWriter:
                 if getattr(error, "err_code", 0) != _WRONG_LAST_SEQUENCE:
                     await self._failed(server, error)
         lane.task = None
+        self._recovered()
 
     async def _failed(self, server: ServerConnection, error: Exception) -> None:
         """Say that something could not be written yet, and wait a little."""
         self.counts.failed_writes += 1
-        if getattr(error, "err_code", 0) == _NO_STREAM:
-            try:
-                await self._stream.info(server, make=True)
-            except LogError as found:
-                error = found
-        reason = reason_of(error)
-        if not isinstance(error, ServerError):
-            self._repeated_log.begin(reason, _log.warning, "not written to the log yet", reason=reason)
+        if not server.lost.is_set():  # else the next connection says why
+            self._fault(error)
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read_last(self, lane: _Lane, server: ServerConnection) -> None:
@@ -269,8 +360,11 @@ class LogWriter:
                 raise
             lane.revision = 0
             return
-        *_, last = entries(BytesIO(message.data or b""))
-        lane.last = max(lane.last, last.frame.item.sequence)
+        try:
+            lane.last = max(lane.last, last_sequence(self._stream, lane.subject, message.data or b""))
+        except RecordingError as error:  # readers name it, and leave out what they have
+            reason = str(error)
+            self._repeated_log.begin(reason, _log.warning, "damaged message", message=message.seq, reason=reason)
         lane.revision = message.seq
 
     def _drop_known(self, lane: _Lane) -> None:
@@ -321,6 +415,7 @@ class LogWriter:
         began = loop.time()
         ack = await unless_lost(server, publishing)
         self.counts.write_seconds += loop.time() - began
+        self._recovered()
         lane.revision = ack.seq
         lane.last = lane.items[run - 1].sequence
         self.counts.messages += 1

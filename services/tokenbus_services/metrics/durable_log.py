@@ -73,8 +73,29 @@ DURABLE_LOG: tuple[Family[ProcessorView], ...] = (
         _one(lambda log: log.writer.buffered_bytes),
     ),
     gauge(
+        "tokenbus_log_lag_seconds",
+        "How long the oldest item that is not in the log has waited.",
+        _one(lambda log: log.writer.lag_seconds),
+    ),
+    gauge(
         "tokenbus_log_connected_servers",
-        "1 while there is a connection to a server of the log, else 0.",
+        "1 while there is a connection to a server that has the log, else 0.",
         _one(lambda log: log.writer.is_connected),
+    ),
+    gauge(
+        "tokenbus_log_writable",
+        "1 while what comes is written to the log, else 0.",
+        _one(lambda log: not log.writer.problem),
+    ),
+    gauge(
+        "tokenbus_log_missing_replicas",
+        "Replicas of the log that are away, as far as a server has told; nothing is written without most of them.",
+        _one(lambda log: log.writer.missing_replicas),
+    ),
+    gauge(
+        "tokenbus_log_storage_ratio",
+        "How much of the storage that JetStream may use is used at each server of durable_log.monitors, from 0 to 1.",
+        _of_log(lambda log: [((server,), ratio) for server, ratio in log.monitors.storage_ratios.copy().items()]),
+        "server",
     ),
 )

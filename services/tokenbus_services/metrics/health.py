@@ -43,16 +43,20 @@ class LoopWatch:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The problems, if any, and a few facts."""
+    """The problems, if any, that a restart may mend, those outside the process that it cannot, and a few facts."""
 
     problems: tuple[str, ...]
     facts: dict[str, object]
+    outside: tuple[str, ...] = ()
+    is_ready: bool = True
+    """Whether new work can be taken in spite of the problems outside."""
 
     @property
     def body(self) -> bytes:
-        """The body of /healthz, as JSON."""
-        state = "failing" if self.problems else "ok"
-        return (json.dumps({"status": state, "problems": self.problems, **self.facts}) + "\n").encode()
+        """The body of /healthz and /readyz, as JSON."""
+        state = "failing" if self.problems else "degraded" if self.outside else "ok"
+        problems = *self.problems, *self.outside
+        return (json.dumps({"status": state, "problems": problems, **self.facts}) + "\n").encode()
 
 
 def stalled(watch: LoopWatch, most_ms: int) -> list[str]:

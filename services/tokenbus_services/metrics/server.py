@@ -1,4 +1,4 @@
-"""MetricsServer: /metrics and /healthz over HTTP, in a thread and an event loop of its own.
+"""MetricsServer: /metrics, /healthz and /readyz over HTTP, in a thread and an event loop of its own.
 
 prometheus_client's own server has a thread for each connection, without a bound on their number, and no timeout for a
 client that sends or reads slowly; its WSGI and ASGI applications need a server around them. So the few lines of HTTP
@@ -97,7 +97,7 @@ class MetricsServer:
         self._watch = watch
         self._stopping: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
-        self._pages = {"/metrics": self._metrics, "/healthz": self._healthz}
+        self._pages = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
         self._connections = 0
         self._repeated_log = DeduplicatedLog()
         self.address = ""
@@ -196,9 +196,16 @@ class MetricsServer:
 
     async def _healthz(self) -> Answer:
         health = self._health()
-        return Answer(
-            HTTPStatus.SERVICE_UNAVAILABLE if health.problems else HTTPStatus.OK, health.body, "application/json"
-        )
+        return _answer_of(health, is_good=not health.problems)
+
+    async def _readyz(self) -> Answer:
+        health = self._health()
+        return _answer_of(health, is_good=health.is_ready and not health.problems)
+
+
+def _answer_of(health: Health, *, is_good: bool) -> Answer:
+    status = HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE
+    return Answer(status, health.body, "application/json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,12 @@
 """ItemLog: keeps the durable log of a processor's items, and with it their acks."""
 
-import asyncio
-import http.client
-import json
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery import PendingAck
-from tokenbus_services.durable_log.stream import ASK_SECONDS, LogError, LogStream
+from tokenbus_services.durable_log.monitors import Monitors
+from tokenbus_services.durable_log.stream import LogError, LogStream, PromiseError
 from tokenbus_services.durable_log.writer import LogWriter, StreamName
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.settings import Settings
@@ -17,14 +14,13 @@ from tokenbus_services.settings import Settings
 if TYPE_CHECKING:
     from tokenbus_services.processor.intake import Worker
 
-_MOST_ANSWER_BYTES = 2**20
-
 
 class ItemLog:
     """Writes each item that arrives to the log.
 
     With `durable_log.durable` an item is acked only once it is there, so a worker retains it until then and, without
-    credit, waits. Otherwise what does not fit into the writer is left out, and named in the log.
+    credit, waits. Otherwise what does not fit into the writer is left out, and named in the log; then nothing waits for
+    the log's servers, not even the start.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -32,28 +28,42 @@ class ItemLog:
         self._settings = settings
         self._is_durable = settings.durable_log.durable
         self._stream = LogStream(settings)
-        drain_seconds = settings.processor.drain_timeout_ms / 1000
+        self._drain_seconds = settings.processor.drain_timeout_ms / 1000
         # What its last processor holds of a worker that has moved: with `durable` the worker sends it again.
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
-        self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, drain_seconds=drain_seconds)
+        self.monitors = Monitors(settings.durable_log.monitors)
+        self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
         self._streams: dict[str, StreamName] = {}
         self.left_out = 0
         """Items that found no room, without `durable`."""
 
     async def open(self) -> Self:
-        """Connect; raises AddressError or LogError, as where what `durable` promises cannot be kept."""
-        await self.writer.__aenter__()
+        """Begin to connect; with `durable` wait until the log can be written.
+
+        Raises a PromiseError where the servers answer and cannot keep what `durable` promises.
+        """
+        self.writer.start()
         try:
             if self._is_durable:
-                await self._check_promise()
+                await self.writer.opened(PromiseError)
         except BaseException:
-            await self.close()
+            await self.writer.close()
             raise
         return self
 
+    @property
+    def problem(self) -> str:
+        """Why items are not written to the log; empty: they are."""
+        return f"the durable log is not written: {self.writer.problem}" if self.writer.problem else ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are to be taken: without `durable` the log keeps none away."""
+        return not (self._is_durable and self.writer.problem)
+
     async def close(self) -> None:
         """Write what is left, and disconnect."""
-        await self.writer.__aexit__(None, None, None)
+        await self.writer.close(self._drain_seconds)
 
     def take(self, worker: "Worker", entry: Arrived, pending_ack: PendingAck) -> None:
         """Take an item."""
@@ -83,34 +93,34 @@ class ItemLog:
             known = self._streams[stream.worker_id] = StreamName(stream.epoch, hello)
         return known
 
-    async def _check_promise(self) -> None:
+    async def _check(self) -> None:
         """Raise a LogError if an item that the log has acknowledged could still be lost, or one not be taken at all."""
+        await self.monitors.ask()
+        if not self._is_durable:
+            return
         most, largest = self.writer.largest_message, self._settings.limits.max_message_bytes
         if most < largest:
-            raise LogError(
+            raise PromiseError(
                 self._stream.address,
                 f"durable_log.durable: a message of limits.max_message_bytes, {largest}, needs a larger max_payload: "
                 f"what this server takes leaves {most} bytes",
             )
-        for monitor in filter(None, self._settings.durable_log.monitors.split(",")):
-            syncs = await asyncio.to_thread(_sync_of, monitor.strip())
-            if syncs != "always":
-                reason = f"durable_log.durable: the server at {monitor} has sync_interval {syncs}, needed: always"
-                raise LogError(self._stream.address, reason)
+        self._check_syncs()
+
+    def _check_syncs(self) -> None:
+        """Raise a LogError for a server that does not sync always, or where too few say it to be a quorum of them."""
+        syncs = self.monitors.syncs
+        for monitor, found in syncs.items():
+            if found != "always" and not found.startswith("unknown"):
+                reason = f"durable_log.durable: the server at {monitor} has sync_interval {found}, needed: always"
+                raise PromiseError(self._stream.address, reason)
+        unknown = {monitor: found for monitor, found in syncs.items() if found != "always"}
+        if 2 * len(unknown) >= len(syncs) > 0:
+            monitor, found = next(iter(unknown.items()))
+            reason = f"durable_log.durable: the server at {monitor} has sync_interval {found}, needed: always"
+            raise LogError(self._stream.address, reason)
 
 
 def _logged(pending_ack: PendingAck) -> None:
     pending_ack.unlogged -= 1
     pending_ack.release()
-
-
-def _sync_of(monitor: str) -> str:
-    """Return how often a server writes its streams to disk, as its monitoring says."""
-    host, _, port = monitor.rpartition(":")
-    try:
-        with closing(http.client.HTTPConnection(host, int(port), timeout=ASK_SECONDS)) as connection:
-            connection.request("GET", "/jsz")
-            config = json.loads(connection.getresponse().read(_MOST_ANSWER_BYTES))["config"]
-        return "always" if config.get("sync_always") else f"{config['sync_interval'] / 1e9:g} s"
-    except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
-        return f"unknown ({type(error).__name__}: {error})"

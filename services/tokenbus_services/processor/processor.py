@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Self
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason, ProcessorFrame
-from tokenbus_services.bus import ClosedError, Listener, Transport, Usage, require_nats, transport_for
+from tokenbus_services.bus import (
+    ClosedError,
+    Listener,
+    Transport,
+    Usage,
+    listen_once_there,
+    require_nats,
+    transport_for,
+)
 from tokenbus_services.bus.addresses import member_address
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Step
@@ -59,6 +67,8 @@ class Processor:
         """Of the workers and of the clients, once it listens."""
         self.item_log: ItemLog | None = None
         """What keeps the durable log, where `durable_log.address` is set."""
+        self.waits_for_log = False
+        """Whether it does not listen yet, because the log that it must keep cannot be written."""
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -77,7 +87,7 @@ class Processor:
         try:
             for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
                 own = member_address(address, self.id)
-                self._listeners.append(await transport.listen(own, self._transport_refused))
+                self._listeners.append(await listen_once_there(transport, own, self._transport_refused))
         except BaseException:
             await self._close_listeners()
             self._listeners.clear()
@@ -134,12 +144,17 @@ class Processor:
         _log.info("closed", processor=self.id)
 
     async def _open_log(self) -> None:
-        """Keep the durable log from now on, if there is to be one; raises an AddressError if it cannot be kept."""
+        """Keep the durable log from now on, if there is to be one; raises an AddressError if it can never be kept."""
         if self.settings.durable_log.address:
             require_nats(self.settings.durable_log.address)
             from tokenbus_services.processor.item_log import ItemLog  # noqa: PLC0415 - needs an extra
 
-            self.item_log = await ItemLog(self.settings).open()
+            self.item_log = ItemLog(self.settings)
+            self.waits_for_log = True
+            try:
+                await self.item_log.open()
+            finally:
+                self.waits_for_log = False
             self.intake.log_item = self.item_log.take
 
     async def _close_log(self) -> None:

@@ -15,7 +15,7 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
-from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport
+from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport, listen_once_there
 from tokenbus_services.clock import Clock
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
@@ -201,7 +201,8 @@ class HandoffReceiver:
 
     async def __aenter__(self) -> "HandoffReceiver":
         """Listen; raises AddressError for an address that cannot be used."""
-        self._listener = await self._transport.listen(self._settings.worker.handoff_address, self._connection_refused)
+        address = self._settings.worker.handoff_address
+        self._listener = await listen_once_there(self._transport, address, self._connection_refused)
         self.point = HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
         return self
 

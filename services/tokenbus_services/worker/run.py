@@ -159,7 +159,9 @@ async def _serve(  # noqa: PLR0913 - as above
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         receiver = None
         if settings.worker.role == "decode":
-            receiver = await stack.enter_async_context(HandoffReceiver(settings, transport))
+            receiver = await _entered(stack, HandoffReceiver(settings, transport), stop)
+            if receiver is None:
+                return
         publisher = Publisher(
             settings,
             vocabulary_size=engine.vocabulary_size,
@@ -236,6 +238,18 @@ async def _stopping(stop: threading.Event | None) -> AsyncIterator[asyncio.Event
         yield stopping
     finally:
         forwarding.cancel()
+
+
+async def _entered(stack: AsyncExitStack, receiver: HandoffReceiver, stop: asyncio.Event) -> HandoffReceiver | None:
+    """Return a receiver that listens, or None: the worker is to stop before the server of its address has come."""
+    listening = asyncio.create_task(stack.enter_async_context(receiver))
+    waiting = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((listening, waiting), return_when=asyncio.FIRST_COMPLETED)
+        return listening.result() if listening.done() else None
+    finally:
+        waiting.cancel()
+        listening.cancel()
 
 
 async def _first_of(task: "asyncio.Future[None]", event: asyncio.Event) -> None:

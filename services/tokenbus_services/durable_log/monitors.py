@@ -1,0 +1,43 @@
+"""Monitors: what the log's servers say of themselves over HTTP, which no client of NATS is told."""
+
+import asyncio
+import http.client
+import json
+from contextlib import closing
+from typing import Any
+
+from tokenbus_services.durable_log.stream import ASK_SECONDS
+
+_MOST_ANSWER_BYTES = 2**20
+
+
+class Monitors:
+    """The servers at `durable_log.monitors`, as they were when they were asked last."""
+
+    def __init__(self, addresses: str) -> None:
+        self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
+        self.syncs: dict[str, str] = {}
+        """By address: how often the server has the disk keep what it wrote, or why that is not known."""
+        self.storage_ratios: dict[str, float] = {}
+        """By address: how much of the storage that JetStream may use there is used, from 0 to 1."""
+
+    async def ask(self) -> None:
+        """Ask all of them at once."""
+        await asyncio.gather(*(asyncio.to_thread(self._ask, each) for each in self._addresses))
+
+    def _ask(self, address: str) -> None:
+        try:
+            found = _answer(address)
+            config = found["config"]
+            self.syncs[address] = "always" if config.get("sync_always") else f"{config['sync_interval'] / 1e9:g} s"
+            self.storage_ratios[address] = found["storage"] / config["max_storage"] if config["max_storage"] else 0.0
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+            self.syncs[address] = f"unknown ({type(error).__name__}: {error})"
+            self.storage_ratios.pop(address, None)
+
+
+def _answer(address: str) -> Any:  # noqa: ANN401 - JSON
+    host, _, port = address.rpartition(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=ASK_SECONDS)) as connection:
+        connection.request("GET", "/jsz")
+        return json.loads(connection.getresponse().read(_MOST_ANSWER_BYTES))

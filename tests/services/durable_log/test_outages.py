@@ -1,0 +1,213 @@
+"""A log's servers may be away, full or closed to a processor at any moment: what the processor does and says then."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.services.durable_log.using import read
+from tests.services.metrics.running import Bus, Scrape, scrape, settings
+from tests.support.nats import NatsServer
+from tests.support.nats_cluster import cluster, until_ready
+from tests.support.waiting import MOST, until
+from tokenbus_services.bus import AddressError
+from tokenbus_services.metrics.health import Health, LoopWatch
+from tokenbus_services.metrics.processor import processor_collector, processor_health
+from tokenbus_services.metrics.view import StepTimes
+from tokenbus_services.processor import Processor
+from tokenbus_services.settings import SettingsError
+
+QUICK: dict[str, object] = {
+    "bus__reconnect_ms": 10,
+    "bus__reconnect_max_ms": 50,
+    "bus__heartbeat_interval_ms": 100,
+    "bus__heartbeat_timeout_ms": 10_000,
+    "limits__max_message_bytes": 500_000,
+}
+JETSTREAM = "jetstream {{ store_dir: '{folder}/js' }}\n"
+
+
+def told(processor: Processor) -> Scrape:
+    """Scrape a processor."""
+    clock = processor.clock.now
+    return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
+
+
+def health(processor: Processor) -> Health:
+    """Return a processor's health."""
+    return processor_health(processor, LoopWatch(lambda: None, processor.clock.now))
+
+
+def says_that_it_does_not_log(processor: Processor) -> bool:
+    """Tell whether a processor's health and metrics say that it writes no log."""
+    found = health(processor)
+    return told(processor)("log_writable") == 0 and any("durable log is not written" in each for each in found.outside)
+
+
+def no_server(server: NatsServer) -> Callable[[], None]:
+    """Take the server away; return what brings it back."""
+    server.kill()
+    return server.start
+
+
+def restarted(server: NatsServer, config: str) -> Callable[[], None]:
+    """Give the server another configuration; return what brings back its own."""
+    own, server._config = server._config, config
+    server.kill()
+    server.start()
+
+    def bring_back() -> None:
+        """Start it as it was."""
+        server._config = own
+        server.kill()
+        server.start()
+
+    return bring_back
+
+
+def no_jetstream(server: NatsServer) -> Callable[[], None]:
+    """Take JetStream away."""
+    return restarted(server, "")
+
+
+def other_credentials(server: NatsServer) -> Callable[[], None]:
+    """Let nobody in that has no password."""
+    return restarted(server, f"{server._config}authorization: {{ user: other, password: other }}\n")
+
+
+def no_room(server: NatsServer) -> Callable[[], None]:
+    """Leave no room for the stream."""
+    return restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 1MB }"))
+
+
+@pytest.mark.parametrize("fault", [no_server, no_jetstream, other_credentials, no_room])
+async def test_processor_starts_without_its_log(
+    server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It carries tokens, says that it does not log and why, and logs from when it can; what found no room is named."""
+    mend = fault(server)
+    small = {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
+    chosen = settings(durable_log__address=f"nats://{server.server}", **(QUICK | small))
+    bus = Bus(chosen)
+    async with bus.running():
+        await bus.serve(requests=3, tokens=90)
+        await until(lambda: not bus.publisher.retention)
+        await until(lambda: says_that_it_does_not_log(bus.processor))
+        assert health(bus.processor).is_ready
+        assert json.loads(health(bus.processor).body)["status"] == "degraded"
+        await until(lambda: "not written to the log yet" in caplog.text)
+        assert (told(bus.processor)("log_items_total", outcome="left_out") or 0) > 0
+        mend()
+        await until(lambda: told(bus.processor)("log_writable") and not told(bus.processor)("log_waiting_items"))
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        assert json.loads(health(bus.processor).body)["status"] == "ok"
+        last = bus.publisher.retention.next_sequence - 1
+    items = await read(chosen)
+    assert items[-1].sequence == last
+    assert sum(1 + item.missing_items for item in items) == last
+    assert sum(item.missing_items for item in items) > 0
+
+
+@pytest.mark.parametrize("fault", [no_server, no_jetstream, other_credentials])
+async def test_processor_notices_that_its_log_is_gone(
+    server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]]
+) -> None:
+    """While it runs, and even when it has nothing to write, it says so; nothing is missing that found room."""
+    chosen = settings(durable_log__address=f"nats://{server.server}", **QUICK)
+    bus = Bus(chosen)
+    async with bus.running():
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        mend = fault(server)
+        await until(lambda: says_that_it_does_not_log(bus.processor))
+        await bus.serve(requests=1, tokens=3)
+        mend()
+        await until(lambda: not health(bus.processor).outside)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        last = bus.publisher.retention.next_sequence - 1
+    assert [(item.sequence, item.missing_items) for item in await read(chosen)] == [(n, 0) for n in range(1, last + 1)]
+
+
+async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
+    """With two of three servers gone a processor starts and says that it does not log; with `durable` it waits."""
+    with cluster(tmp_path) as nodes:
+        common = QUICK | {
+            "durable_log__address": f"nats://{','.join(node.server for node in nodes)}",
+            "durable_log__replicas": 3,
+        }
+        plain, durable = settings(**common), settings(**common, durable_log__durable=True)
+        await until_ready(plain)
+        for node in nodes[1:]:
+            node.kill()
+        bus, waiting = Bus(plain), Bus(durable)
+        async with asyncio.timeout(2 * MOST):
+            async with bus.running():
+                await until(lambda: says_that_it_does_not_log(bus.processor))
+                starting = asyncio.create_task(waiting.processor.__aenter__())
+                await bus.serve(requests=1, tokens=6)
+                await until(lambda: waiting.processor.item_log and says_that_it_does_not_log(waiting.processor))
+                assert not starting.done()
+                found = health(waiting.processor)
+                assert (found.problems, found.is_ready) == ((), False)
+                nodes[1].start()
+                await until(lambda: not health(bus.processor).outside)
+                await until(lambda: told(bus.processor)("log_missing_replicas") == 1)
+                await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+            await starting
+            assert health(waiting.processor).is_ready
+            async with waiting.publisher:
+                await until(lambda: waiting.processor.workers.by_id)
+                await waiting.serve(requests=1, tokens=6)
+            await waiting.processor.__aexit__(None, None, None)
+
+
+async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server changes its user: once the file has the new one the log goes on; until then the last good one stays."""
+    file = tmp_path / "credentials"
+
+    def use(user: str) -> None:
+        """Write the file."""
+        file.write_text(user)
+        file.chmod(0o600)
+
+    def serve(user: str) -> None:
+        """Start the server with one user."""
+        name, _, password = user.partition(":")
+        server.kill()
+        server._config = JETSTREAM.format(folder=tmp_path) + (
+            f"authorization: {{ users: [{{ user: {name}, password: {password} }}] }}\n"
+        )
+        server.start()
+
+    use("old:old")
+    serve("old:old")
+    bus = Bus(settings(durable_log__address=f"nats://{server.server}", bus__nats_credentials=str(file), **QUICK))
+    async with bus.running():
+        await until(lambda: told(bus.processor)("log_writable"))
+        serve("new:new")
+        await until(lambda: "authorization violation" in " ".join(health(bus.processor).outside).lower())
+        file.write_text("")
+        await until(lambda: "nats credentials cannot be read: the last good ones stay" in caplog.text)
+        use("new:new")
+        await until(lambda: told(bus.processor)("log_writable"))
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "limit"),
+    [
+        ({"durable_log__address": "http://127.0.0.1:4222"}, "expected nats://HOST:PORT/NAME"),
+        ({"durable_log__address": "nats://127.0.0.1:4222/workers"}, "a name for the log that is none of the bus"),
+        ({"bus__nats_credentials": "/nowhere/at/all"}, "a file that can be read"),
+    ],
+)
+async def test_mistake_in_the_settings_fails_at_once(wrong: dict[str, object], limit: str) -> None:
+    """What no server can mend ends the start with one line, with `durable` or without."""
+    chosen = settings(**({"durable_log__address": "nats://127.0.0.1:4222"} | wrong))
+    with pytest.raises((AddressError, SettingsError), match=limit) as refused:
+        await Bus(chosen).processor.__aenter__()
+    assert "\n" not in str(refused.value)
