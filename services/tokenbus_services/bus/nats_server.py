@@ -142,6 +142,16 @@ class _Transport(TcpTransport):
             self._io_writer.transport.abort()
 
 
+class _Client(Client):
+    """nats-py's own, which another client's message with broken headers does not end."""
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except Exception:  # noqa: BLE001 - whatever they are
+            return {}
+
+
 class ServerConnection:
     """One connection to a server, from its handshake to its end."""
 
@@ -155,7 +165,7 @@ class ServerConnection:
         """Bytes that were published and not yet written."""
         self.reason = ""
         """Why it was lost."""
-        self._client = Client()
+        self._client = _Client()
         self._transport = _Transport()
         self._client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
         self._settings = settings

@@ -4,25 +4,25 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from io import BytesIO
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamInfo
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError
+from tokenbus_services.durable_log.messages import read_message
 from tokenbus_services.durable_log.stream import ASK_SECONDS, FAILURES, LogError, LogStream, reason_of, unless_lost
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.recording import RecordingError, entries
+from tokenbus_services.recording import RecordingError
 from tokenbus_services.settings import Settings
 
 _LIMITS = Limits.schema()
@@ -33,6 +33,8 @@ _IDLE_SECONDS = 2.0
 _FORGET_SECONDS = 60.0
 """After how long without a reader the server forgets it."""
 _RETRY_SECONDS = 0.2
+_STORED = "$JS.ACK."
+"""How the reply subject of a message begins that is in the stream."""
 _ROUNDING = timedelta(microseconds=1)
 """How far `logged_at` may be behind the server's own time, which has nanoseconds."""
 _MOST_LIVES = 4096
@@ -135,7 +137,9 @@ async def read_log(  # noqa: PLR0913 - each is given by name
 ) -> AsyncGenerator[LogItem, None]:
     """Iterate over the items of a durable log: of each life of a worker in order, each once.
 
-    Any number of readers may read, each at its own place; none delays a writer or another reader. It holds at most
+    Any number of readers may read, each at its own place; none delays a writer or another reader. An item that was
+    appended again is not given again. A message that is damaged, or under another life's subject, is named in the log
+    and passed over; the next item of its life says how many are missing. It holds at most
     `durable_log.buffer_bytes` that are not taken yet, or one message. A server that goes away is waited for.
 
     Args:
@@ -152,7 +156,7 @@ async def read_log(  # noqa: PLR0913 - each is given by name
 
     Raises:
         AddressError: the address cannot be used, or no server answers.
-        LogError: there is no such log, or something in it is none of a log's messages.
+        LogError: there is no such log, or `after` is a position beyond its end.
         ValueError: `after` is not a position.
 
     Example:
@@ -165,26 +169,27 @@ async def read_log(  # noqa: PLR0913 - each is given by name
     settings = settings or Settings.load()
     place = _Place(0, 0) if after is None else _Place.read(after)
     stream = LogStream(settings, address)
-    reader, lives = _Reader(stream, settings, stream.subject(worker_id)), _Lives()
-    info: StreamInfo | None = None
+    reader = _Reader(stream, settings, stream.subject(worker_id))
+    lives = _Lives(from_beginning=after is None and since is None)
+    end: int | None = None
     seconds: float | None = 2 * settings.bus.heartbeat_timeout_ms / 1000
     while True:
         server = await stream.connect(seconds)
-        seconds = None  # only the first time: later it will be back
         try:
-            if info is None:
-                info = await stream.info(server, make=False)
-                reader.begins(place, info.state.first_seq)
-            last = None if follow else info.state.last_seq
-            async with aclosing(reader.messages(server, place, since, last)) as messages:
+            info = await (stream.look(server) if seconds is None else stream.info(server, make=False))
+            reader.begins(place, info.state, is_again=seconds is None)
+            seconds = None  # only the first time: later it will be back
+            if not follow and end is None:
+                end = info.state.last_seq
+            async with aclosing(reader.messages(server, place, since, end)) as messages:
                 async for message in messages:
-                    for item in _items_of(stream, message):
+                    for item in reader.items(message, place, lives):
                         at = _Place.read(item.position)
                         is_new = at > place
                         is_wanted = is_new and (request_id is None or item.has_request(request_id))
                         found = lives.count(item, is_given=is_wanted or not is_new)
                         place = max(at, place)
-                        if is_wanted:
+                        if is_wanted and found is not None:
                             yield found
         except FAILURES as error:
             reader.failed(error, place)
@@ -198,22 +203,32 @@ async def read_log(  # noqa: PLR0913 - each is given by name
 class _Lives:
     """How far each life of a worker was read: the next item names what retention removed meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, from_beginning: bool) -> None:
+        """Learn whether the log is read from its beginning, so that the first item of a life should be its first."""
+        self._from_beginning = from_beginning
         self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
         """The last item's sequence, and how many are missing since the last one that was given."""
 
-    def count(self, item: LogItem, *, is_given: bool) -> LogItem:
-        """Return the item with all that is missing before it."""
+    def count(self, item: LogItem, *, is_given: bool) -> LogItem | None:
+        """Return the item with all that is missing before it; None for one that was read before."""
         life = item.worker_id, item.epoch
         last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
-        if item.sequence <= last:  # it was read before the connection broke
+        if item.sequence <= last:  # it was appended twice
             self._lives[life] = last, missing
-            return item
+            return None
         missing += item.sequence - last - 1
-        self._lives[life] = item.sequence, 0 if is_given else missing
+        self._set(life, item.sequence, 0 if is_given else missing)
+        return item if missing == item.missing_items else replace(item, missing_items=missing)
+
+    def pass_over(self, life: tuple[str, int]) -> None:
+        """Learn that items of a life cannot be read: if they are its first ones, the next one has to say so."""
+        if self._from_beginning and life not in self._lives:
+            self._set(life, 0, 0)
+
+    def _set(self, life: tuple[str, int], last: int, missing: int) -> None:
+        self._lives[life] = last, missing
         if len(self._lives) > _MOST_LIVES:
             self._lives.popitem(last=False)
-        return item if missing == item.missing_items else replace(item, missing_items=missing)
 
 
 class _Reader:
@@ -225,15 +240,37 @@ class _Reader:
         self._subject = subject
         self._repeated_log = DeduplicatedLog()
 
-    def begins(self, place: _Place, first: int) -> None:
-        """Say that what comes behind a place is not in the log any more, if so."""
-        if place.message and first > place.message + 1:
+    def begins(self, place: _Place, state: StreamState, *, is_again: bool) -> None:
+        """Say that what comes behind a place is not in the log any more; raises a LogError if it never was."""
+        if place.message > state.last_seq:
+            raise LogError(self._stream.address, f"position {place} is beyond the log's end, message {state.last_seq}")
+        first = state.first_seq
+        if place.message and first > place.message + 1 and not is_again:
             _log.warning("log was not read in time: retention removed items", after=str(place), first=f"{first}.1")
 
     def failed(self, error: BaseException, place: _Place) -> None:
         """Say that it is begun again behind a place."""
         reason = reason_of(error)
         self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(place))
+
+    def items(self, message: Msg, place: _Place, lives: _Lives) -> list[LogItem]:
+        """Return the items of a message; one that cannot be read is named, and passed over.
+
+        Raises a LogError where a position is behind the message's last item.
+        """
+        number = message.metadata.sequence.stream
+        try:
+            found = _items_of(self._stream, message)
+        except RecordingError as error:
+            event, values = "damaged message", {"message": number, "subject": message.subject, "reason": str(error)}
+            self._repeated_log.begin(number, _log.error, event, **values)
+            if (life := self._stream.life(message.subject)) is not None:
+                lives.pass_over(life)
+            return []
+        if place.message == number and place.item > len(found):
+            limit = f"position {place} is beyond the end of message {number}, which has {len(found)} items"
+            raise LogError(self._stream.address, limit)
+        return found
 
     async def messages(
         self, server: ServerConnection, place: _Place, since: datetime | None, last: int | None
@@ -258,7 +295,7 @@ class _Reader:
                 await server.client.publish(ask, wanted, reply=inbox)
                 asked = most
             message = await unless_lost(server, subscription.next_msg(timeout=_IDLE_SECONDS + ASK_SECONDS))
-            if not message.data:
+            if not message.reply.startswith(_STORED):  # the server's own word, which no message in the stream can be
                 status = (message.headers or {}).get("Status", "")
                 if status not in {"404", "408"}:
                     raise ServerError(f"the reader was ended by the server: status {status}")
@@ -299,28 +336,26 @@ class _Reader:
         return not found.num_pending
 
 
-def _items_of(stream: LogStream, message: Msg) -> Iterator[LogItem]:
-    """Yield the items of a message, which is a recording of a run of a worker's items."""
-    found = message.metadata
-    missing = items = 0
-    try:
-        parts = entries(BytesIO(message.data))
-        begin = next(parts).frame
-        for entry in parts:
-            if entry.frame.WhichOneof("body") == "gap":
-                missing = entry.frame.gap.last_sequence - entry.frame.gap.first_sequence + 1
-                continue
-            items += 1
-            yield LogItem(
-                hello=begin.hello,
-                epoch=begin.epoch,
+def _items_of(stream: LogStream, message: Msg) -> list[LogItem]:
+    """Return the items of a message, which is a recording of a run of a worker's items; raises a RecordingError."""
+    found, missing = message.metadata, 0
+    items: list[LogItem] = []
+    hello, run = read_message(stream, message.subject, message.data)
+    for entry in run:
+        if entry.frame.WhichOneof("body") == "gap":
+            missing = entry.frame.gap.last_sequence - entry.frame.gap.first_sequence + 1
+            continue
+        items.append(
+            LogItem(
+                hello=hello.hello,
+                epoch=hello.epoch,
                 sequence=entry.frame.item.sequence,
                 kind=entry.frame.item.payload_kind,
                 payload=entry.payload,
                 missing_items=missing,
                 logged_at=found.timestamp,
-                position=str(_Place(found.sequence.stream, items)),
+                position=str(_Place(found.sequence.stream, len(items) + 1)),
             )
-            missing = 0
-    except RecordingError as error:
-        raise LogError(stream.address, f"message {found.sequence.stream}: {error}") from None
+        )
+        missing = 0
+    return items

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Coroutine
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import nats.errors
 from nats.js import JetStreamContext
@@ -76,6 +76,13 @@ class LogStream:
         token = quote(worker_id, safe="").replace(".", "%2E") if worker_id else "*"
         return f"{self.subjects}.{token}.{'*' if epoch is None else epoch}"
 
+    def life(self, subject: str) -> tuple[str, int] | None:
+        """Return the worker and the epoch of a subject; None for one that no life has."""
+        *_, token, epoch = subject.split(".")
+        worker_id = unquote(token)
+        is_own = epoch.isdecimal() and subject == self.subject(worker_id, int(epoch))
+        return (worker_id, int(epoch)) if is_own else None
+
     async def connect(self, seconds: float | None = None) -> ServerConnection:
         """Return a connection to a server; raises AddressError if there is none within so many seconds."""
         try:
@@ -124,11 +131,8 @@ class LogStream:
             raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are away")
 
     async def look(self, server: ServerConnection) -> StreamInfo:
-        """Ask once how the stream is now; raises LogError."""
-        try:
-            return await unless_lost(server, server.client.jetstream(timeout=ASK_SECONDS).stream_info(self.name))
-        except FAILURES as error:
-            raise LogError(self.address, reason_of(error)) from None
+        """Ask once how the stream is now; raises one of FAILURES."""
+        return await unless_lost(server, server.client.jetstream(timeout=ASK_SECONDS).stream_info(self.name))
 
     async def _info(self, jetstream: JetStreamContext, *, make: bool) -> StreamInfo:
         log = self._settings.durable_log

@@ -306,7 +306,8 @@ class LogWriter:
                 self._connected.set()
                 self._recovered()
             await first_of(server.lost, seconds=self._interval)
-            info = await self._stream.look(server)
+            if not server.lost.is_set():
+                info = await self._stream.look(server)
         raise LogError(self._stream.address, server.reason or "the connection was lost")
 
     def _fault(self, error: Exception) -> None:

@@ -1,0 +1,221 @@
+"""A log defends itself: what others have put into its stream repeats nothing, stops no reader, and is named."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from nats.js import JetStreamContext
+
+from tests.services.cli.helpers import BATCH, EPOCH, hello
+from tests.services.durable_log.using import STREAM, filled, log_settings, read, sequences, write, writer_of
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon, until
+from tokenbus_services.bus.nats_server import ServerConnection
+from tokenbus_services.durable_log.reader import read_log
+from tokenbus_services.durable_log.stream import LogError, LogStream
+from tokenbus_services.durable_log.writer import StreamName
+from tokenbus_services.recording import gap_entry, hello_entry, item_entry
+from tokenbus_services.settings import Settings
+
+OTHER = StreamName(EPOCH, hello("worker-1"))
+
+
+def message(first: int, last: int, epoch: int = EPOCH, worker_id: str = "worker-0") -> bytes:
+    """Return a message as a writer makes it, with some items."""
+    parts = [item_entry(epoch, sequence, BATCH, b"x" * 100) for sequence in range(first, last + 1)]
+    return hello_entry(epoch, hello(worker_id), first) + b"".join(parts)
+
+
+@asynccontextmanager
+async def stream_of(settings: Settings) -> AsyncIterator[tuple[ServerConnection, JetStreamContext]]:
+    """Connect beside the log's writers, and to its stream."""
+    connection = await LogStream(settings).connect()
+    yield connection, connection.client.jetstream()
+    await connection.close(0)
+
+
+async def append(settings: Settings, data: bytes, life: StreamName = STREAM, **headers: str) -> None:
+    """Append a message under a life's subject, as another program would that may write there."""
+    subject = LogStream(settings).subject(life.hello.worker_id, life.epoch)
+    async with stream_of(settings) as (_, jetstream):
+        await jetstream.publish(subject, data, headers=headers or None)
+
+
+async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> None:
+    """Messages that come again, whole, in part or overlapping, add what is new alone; also to who reads on behind."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 11))
+        await write(writer, range(1, 4), OTHER)
+    for first, last in ((1, 10), (1, 5), (8, 12), (11, 13), (3, 3)):
+        await append(settings, message(first, last))
+    found = await read(settings)
+    assert sequences(item for item in found if item.worker_id == "worker-0") == list(range(1, 14))
+    assert sequences(item for item in found if item.worker_id == "worker-1") == [1, 2, 3]
+    assert not any(item.missing_items for item in found)
+    tenth = next(item for item in found if item.sequence == 10)
+    behind = await read(settings, after=tenth.position, worker_id="worker-0")
+    assert sequences(behind) == [11, 12, 13]
+
+
+def cut(data: bytes) -> bytes:
+    """Leave half of a message."""
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    """Flip a bit of the last item's payload."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def nothing(_: bytes) -> bytes:
+    """Leave nothing, as of a message of the server's own."""
+    return b""
+
+
+def noise(_: bytes) -> bytes:
+    """Put something else in its place."""
+    return bytes(range(256))
+
+
+def backwards(_: bytes) -> bytes:
+    """Let a gap end before it begins."""
+    return hello_entry(EPOCH, hello(), 4) + gap_entry(EPOCH, 4, 2)
+
+
+def of_another_epoch(_: bytes) -> bytes:
+    """Put another life's items in its place."""
+    return message(4, 6, epoch=EPOCH + 1)
+
+
+def of_another_worker(_: bytes) -> bytes:
+    """Put another worker's items in its place."""
+    return message(4, 6, worker_id="worker-1")
+
+
+DAMAGE = [cut, flipped, nothing, noise, backwards, of_another_epoch, of_another_worker]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_damaged_message_is_named_and_passed_over(
+    server: NatsServer, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    """Its number and its fault are logged; the next item of the life says how many are missing, and all others come."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 4))
+    await append(settings, damage(message(4, 6)), Status="404")
+    await append(settings, message(7, 9))
+    found = await read(settings)
+    assert [(item.sequence, item.missing_items) for item in found] == [
+        (1, 0), (2, 0), (3, 0), (7, 3), (8, 0), (9, 0)
+    ]  # fmt: skip
+    assert {(item.worker_id, item.epoch) for item in found} == {("worker-0", EPOCH)}
+    number = int(found[3].position.partition(".")[0]) - 1
+    (record,) = [each for each in caplog.records if "damaged message" in each.getMessage()]
+    assert f"message={number} " in record.getMessage()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_damage_at_the_beginning_and_at_the_end(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
+    """A life whose first message is damaged begins with a gap; one at the very end ends the reading as any other."""
+    settings = log_settings(server)
+    async with writer_of(settings):
+        pass
+    await append(settings, damage(message(1, 3)))
+    await append(settings, message(4, 5))
+    await append(settings, damage(message(6, 7)))
+    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(4, 3), (5, 0)]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_damage_stops_no_writer(server: NatsServer, damage: Callable[[bytes], bytes]) -> None:
+    """A writer that finds a damaged message where its own last one should be goes on behind it, in the same life."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 4))
+        await until(lambda: not writer.unwritten_items)
+        await append(settings, damage(message(100, 200)))
+        await write(writer, range(4, 6))
+        await until(lambda: not writer.unwritten_items)
+    async with writer_of(settings) as writer:
+        await append(settings, damage(message(100, 200)))
+        await write(writer, range(1, 8))
+    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(n, 0) for n in range(1, 8)]
+
+
+@pytest.mark.parametrize(
+    "headers", [b"NATS/1.0\r\nbroken\r\n\r\n", b"?", b"NATS/1.0 404 \xff\r\n\r\n", b"NATS/1.0\r\n\xff: \0"]
+)
+async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) -> None:
+    """Headers that no client can read, which the server does not check, change nothing for readers and writers."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 4))
+    reader, sender = await asyncio.open_connection("127.0.0.1", server.port)
+    sender.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
+    body, subject = message(4, 6), LogStream(settings).subject("worker-0", EPOCH).encode()
+    sender.write(b"HPUB %s %d %d\r\n" % (subject, len(headers), len(headers + body)) + headers + body + b"\r\nPING\r\n")
+    await soon(reader.readuntil(b"PONG"))
+    sender.close()
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 8))
+    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(n, 0) for n in range(1, 8)]
+
+
+async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
+    """Behind the last message, or behind the last item of one: one line with both; the last position is none."""
+    settings = log_settings(server)
+    await filled(server, STREAM)
+    *_, last = await read(settings)
+    number, _, item = last.position.partition(".")
+    assert await read(settings, after=last.position) == []
+    for follow in (False, True):
+        beyond = f"{int(number) + 1}.1"
+        with pytest.raises(LogError, match=rf"position {beyond} is beyond the log's end, message {number}$"):
+            await read(settings, after=beyond, follow=follow)
+        with pytest.raises(LogError, match=rf"is beyond the end of message {number}, which has {item} items$"):
+            await read(settings, after=f"{number}.{int(item) + 1}", follow=follow)
+
+
+async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServer) -> None:
+    """A reader whose place is beyond the end after a break is told, and does not wait for what it will never see."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 4))
+    async with aclosing(read_log(settings=settings, follow=True)) as items:
+        for _ in range(3):
+            await soon(anext(items))
+        waiting = asyncio.create_task(anext(items))
+        async with stream_of(settings) as (_, jetstream):
+            await jetstream.delete_stream("tokenbus-log")
+            await jetstream.add_stream(name="tokenbus-log", subjects=["tokenbus.log.*.*"])
+        server.kill()
+        server.start()
+        with pytest.raises(LogError, match="is beyond the log's end"):
+            await soon(waiting)
+
+
+async def test_message_that_the_reader_was_not_sent_is_fetched_again(server: NatsServer) -> None:
+    """Something else fetches messages in the reader's place: the reader notices each hole, and misses nothing."""
+    settings = log_settings(server, durable_log__message_bytes=200)
+    stolen = 0
+    async with writer_of(settings) as writer, stream_of(settings) as (connection, jetstream):
+        await write(writer, [1])
+        async with aclosing(read_log(settings=settings, follow=True)) as items:
+            found = [await soon(anext(items))]
+            (consumer,) = await jetstream.consumers_info("tokenbus-log")
+            inbox = connection.client.new_inbox()
+            subscription = await connection.client.subscribe(inbox)
+            ask = f"$JS.API.CONSUMER.MSG.NEXT.tokenbus-log.{consumer.name}"
+            await connection.client.publish(ask, b'{"batch": 3}', reply=inbox)
+            await connection.client.flush()
+            for number in range(2, 12):
+                await write(writer, [number])
+                await until(lambda: not writer.unwritten_items)
+            while stolen < 3:
+                stolen += bool((await soon(subscription.next_msg(timeout=None))).data)
+            while found[-1].sequence < 11:
+                found.append(await soon(anext(items)))
+    assert [(item.sequence, item.missing_items) for item in found] == [(n, 0) for n in range(1, 12)]
