@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.small_disk import SmallDisk
 from tests.support.waiting import wait_until
 
 _PROGRAM = str(Path(sys.executable).parent / "nats-server")
@@ -19,9 +20,17 @@ _PROGRAM = str(Path(sys.executable).parent / "nats-server")
 class NatsServer:
     """One nats-server process, which can be killed and started again at its port."""
 
-    def __init__(self, folder: Path, config: str = "", host: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: str = "",
+        host: str = "127.0.0.1",
+        before: Sequence[str] = (),
+        disk: SmallDisk | None = None,
+    ) -> None:
         """Start it; `config` is what its configuration file says besides its port, `before` runs it elsewhere."""
         self.folder = folder
+        self.disk = disk
         self._before = before
         self._config = config
         self._host = host
@@ -56,6 +65,12 @@ class NatsServer:
         wait_until(lambda: self.process.poll() is not None or (found.exists() and found.read_text().endswith("}")))
         assert self.process.poll() is None, (self.folder / "nats.log").read_text()
         return int(json.loads(found.read_text())["nats"][0].rpartition(":")[2])
+
+    @property
+    def monitor(self) -> str:
+        """Return HOST:PORT of its monitoring."""
+        found = json.loads((self.folder / f"nats-server_{self.process.pid}.ports").read_text())
+        return str(found["monitoring"][0].removeprefix("http://"))
 
     def pause(self) -> None:
         """Let it stand still, and return when all of its threads do."""

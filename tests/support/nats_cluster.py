@@ -6,20 +6,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.support.nats import NatsServer
+from tests.support.small_disk import SmallDisk
 from tests.support.waiting import until
 from tokenbus_services.durable_log.stream import LogError, LogStream
 from tokenbus_services.settings import Settings
 
 _CONFIG = """\
 server_name: {name}
-jetstream {{ store_dir: '{folder}' }}
+http: '127.0.0.1:-1'
+jetstream {{ store_dir: '{folder}'{limit} }}
 cluster {{ name: tests, listen: '127.0.0.1:{port}', routes: [{routes}] }}
 """
 
 
 @contextmanager
-def cluster(folder: Path, size: int = 3) -> Iterator[list[NatsServer]]:
-    """Start the servers, and kill them at the end."""
+def cluster(folder: Path, size: int = 3, limit: str = "", disk_bytes: int = 0) -> Iterator[list[NatsServer]]:
+    """Start the servers, each with a limit of JetStream or on a small disk if need be, and kill them at the end."""
     ports = _free_ports(size)
     routes = ", ".join(f"'nats://127.0.0.1:{port}'" for port in ports)
     with ExitStack() as stack:
@@ -27,8 +29,12 @@ def cluster(folder: Path, size: int = 3) -> Iterator[list[NatsServer]]:
         for number, port in enumerate(ports):
             own = folder / f"n{number}"
             own.mkdir()
-            config = _CONFIG.format(name=own.name, folder=own / "js", port=port, routes=routes)
-            servers.append(NatsServer(own, config))
+            config = _CONFIG.format(name=own.name, folder=own / "js", port=port, routes=routes, limit=limit)
+            disk = None
+            if disk_bytes:
+                (own / "js").mkdir()
+                disk = stack.enter_context(SmallDisk(own / "js", disk_bytes))
+            servers.append(NatsServer(own, config, before=disk.before if disk else (), disk=disk))
             stack.callback(servers[-1].kill)
         yield servers
 

@@ -1,7 +1,6 @@
 """The durable log that a processor keeps: what it refuses to promise, and what it counts."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ def told(processor: Processor) -> Scrape:
     """Scrape a processor."""
     clock = processor.clock.now
     return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
-
-
-def monitor_of(server: NatsServer) -> str:
-    """Return HOST:PORT of a server's monitoring."""
-    found = json.loads((server.folder / f"nats-server_{server.process.pid}.ports").read_text())
-    return str(found["monitoring"][0].removeprefix("http://"))
 
 
 async def refusal(chosen: Settings) -> str:
@@ -73,8 +66,8 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
             in (await refusal(settings(**common)))
         )
         fitting = common | {"limits__max_message_bytes": 500_000}
-        reason = await refusal(settings(**fitting, durable_log__monitors=monitor_of(server)))
-        assert reason.endswith(f"the server at {monitor_of(server)} has sync_interval 120 s, needed: always")
+        reason = await refusal(settings(**fitting, durable_log__monitors=server.monitor))
+        assert reason.endswith(f"the server at {server.monitor} has sync_interval 120 s, needed: always")
         waiting = Bus(settings(**fitting, durable_log__monitors="127.0.0.1:1")).processor
         starting = asyncio.create_task(waiting.__aenter__())
         unknown = "the server at 127.0.0.1:1 has sync_interval unknown (ConnectionRefusedError"
@@ -84,7 +77,7 @@ async def test_promise_that_the_servers_cannot_keep_is_refused(server: NatsServe
         server.kill()
         server._config = server._config.replace("}", ", sync_interval: always }", 1)
         server.start()
-        async with Bus(settings(**fitting, durable_log__monitors=monitor_of(server))).running():
+        async with Bus(settings(**fitting, durable_log__monitors=server.monitor)).running():
             pass
 
 

@@ -1,0 +1,132 @@
+"""A disk that is full: tokens go on, nothing that can be kept is lost, and once there is room all goes on by itself."""
+
+import asyncio
+import contextlib
+import http.client
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.pages import ROOT
+from tests.services.durable_log.test_outages import JETSTREAM, QUICK, health, restarted, told
+from tests.services.durable_log.using import read
+from tests.services.metrics.running import Bus, settings
+from tests.support.nats import NatsServer
+from tests.support.nats_cluster import cluster, until_ready
+from tests.support.small_disk import why_not_permitted
+from tests.support.waiting import MOST, until
+from tokenbus_services.durable_log.stream import LogStream
+
+
+def liveness() -> str:
+    """Return what Kubernetes asks a server of the log to learn whether to start it again."""
+    for document in YAML(typ="safe").load_all((ROOT / "deploy" / "kubernetes" / "log" / "nats.yaml").read_text()):
+        if document["kind"] == "StatefulSet":
+            (container,) = document["spec"]["template"]["spec"]["containers"]
+            return str(container["livenessProbe"]["httpGet"]["path"])
+    raise AssertionError
+
+
+@asynccontextmanager
+async def supervised(nodes: list[NatsServer]) -> AsyncIterator[None]:
+    """Start servers again that have ended or fail their liveness probe, as Kubernetes does."""
+    path = liveness()
+
+    def supervise(node: NatsServer) -> None:
+        """Look after a server once."""
+        if node.process.poll() is None and _answers(node.monitor, path):
+            return
+        node.kill()
+        with contextlib.suppress(AssertionError):  # it does not start while its disk is full
+            node.start()
+
+    async def supervise_all() -> None:
+        while True:
+            for node in nodes:
+                await asyncio.to_thread(supervise, node)
+            await asyncio.sleep(0.1)
+
+    supervising = asyncio.create_task(supervise_all())
+    yield
+    supervising.cancel()
+    await asyncio.gather(supervising, return_exceptions=True)
+
+
+def _answers(monitor: str, path: str) -> bool:
+    try:
+        with closing(http.client.HTTPConnection(monitor, timeout=MOST)) as connection:
+            connection.request("GET", path)
+            return connection.getresponse().status == HTTPStatus.OK
+    except OSError:
+        return False
+
+
+async def test_jetstream_that_is_full_takes_items_again_once_it_has_room(server: NatsServer) -> None:
+    """Another stream has all of `max_file_store`: the writes that are refused are written once that stream is gone."""
+    restarted(server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }"))
+    chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__max_bytes=500_000, **QUICK)
+    bus = Bus(chosen)
+    async with bus.running():
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        connection = await LogStream(chosen).connect()
+        jetstream = connection.client.jetstream()
+        await jetstream.add_stream(name="other", subjects=["other"])
+        with contextlib.suppress(Exception):
+            while True:
+                await jetstream.publish("other", b"x" * 100_000)
+        await bus.serve(requests=2, tokens=90)
+        await until(lambda: "insufficient resources" in " ".join(health(bus.processor).outside))
+        assert (told(bus.processor)("log_failed_messages_total") or 0) > 0
+        await jetstream.delete_stream("other")
+        await connection.close(0)
+        await until(lambda: not health(bus.processor).outside)
+        await until(lambda: told(bus.processor)("log_waiting_items") == 0)
+        last = bus.publisher.retention.next_sequence - 1
+    items = await read(chosen)
+    assert [(item.sequence, item.missing_items) for item in items] == [(n, 0) for n in range(1, last + 1)]
+
+
+async def test_full_disks_of_a_durable_log_lose_nothing(tmp_path: Path) -> None:
+    """All three disks are full: no request ends for that, and once there is room all is acked, and all is in the log.
+
+    A NATS server that found no room takes nothing until it starts again, so its supervisor has to notice that.
+    """
+    if reason := why_not_permitted(tmp_path):
+        pytest.skip(reason)
+    with cluster(tmp_path, limit=", max_file_store: 1GB", disk_bytes=8_000_000) as nodes:
+        chosen = settings(
+            durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
+            durable_log__durable=True,
+            durable_log__replicas=3,
+            durable_log__max_bytes=100_000_000,
+            **QUICK,
+        )
+        await until_ready(chosen)
+        bus = Bus(chosen)
+        async with asyncio.timeout(3 * MOST), bus.running():
+            await bus.serve(requests=1, tokens=6)
+            await until(lambda: not bus.publisher.retention)
+            for node in nodes:
+                assert node.disk is not None
+                node.disk.fill()
+            async with supervised(nodes):
+                while not told(bus.processor)("log_failed_messages_total"):
+                    await bus.serve(requests=1, tokens=90)
+                await until(lambda: health(bus.processor).outside)
+                assert not health(bus.processor).is_ready
+                assert bus.publisher.retention
+                for node in nodes:
+                    assert node.disk is not None
+                    node.disk.make_room()
+                await until(lambda: not bus.publisher.retention)
+                await until(lambda: health(bus.processor).is_ready)
+                await bus.serve(requests=1, tokens=6)
+                await until(lambda: not bus.publisher.retention)
+                last = bus.publisher.retention.next_sequence - 1
+                items = await read(chosen)
+        assert [(item.sequence, item.missing_items) for item in items] == [(n, 0) for n in range(1, last + 1)]

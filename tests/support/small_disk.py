@@ -1,0 +1,67 @@
+"""A small file system of a test's own, in a namespace, where the kernel permits such to its users."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Self
+
+from tests.support.waiting import MOST
+
+_REFUSALS = ("not permitted", "denied", "not supported", "No space left", "Invalid argument")
+_HELD = "mount -t tmpfs -o size={size} tmpfs '{folder}' && echo held && exec cat"
+
+
+def why_not_permitted(folder: Path) -> str:
+    """Say why no file system can be mounted here; empty where it can. Any other failure is raised."""
+    missing = [tool for tool in ("unshare", "nsenter", "mount") if shutil.which(tool) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    tried = subprocess.run(probe, check=False, capture_output=True, text=True, timeout=MOST)
+    if tried.returncode == 0:
+        return ""
+    if any(refusal in tried.stderr for refusal in _REFUSALS):
+        return tried.stderr.strip()
+    raise RuntimeError(tried.stderr)
+
+
+class SmallDisk:
+    """A file system of some bytes at a folder, which processes see that are started with `before`."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        """Mount it when it is entered."""
+        self._folder = folder
+        self._size = size
+        self.before: list[str] = []
+        """What runs a command where the file system is."""
+
+    def __enter__(self) -> Self:
+        """Mount it, for as long as a process of its own holds the namespace."""
+        command = ["unshare", "-rm", "sh", "-c", _HELD.format(size=self._size, folder=self._folder)]
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert self._holder.stdout is not None
+            assert self._holder.stdout.readline() == "held\n"
+        except BaseException:
+            self.__exit__()
+            raise
+        self.before = ["nsenter", "-t", str(self._holder.pid), "-U", "-m", "--preserve-credentials", "--"]
+        self._ballast = Path(f"/proc/{self._holder.pid}/root{self._folder}/ballast")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, with all that is in it."""
+        self._holder.communicate("")
+
+    def fill(self) -> None:
+        """Leave no room."""
+        with self._ballast.open("wb", buffering=0) as file:
+            try:
+                while file.write(b"x" * 65_536):
+                    pass
+            except OSError:
+                return
+
+    def make_room(self) -> None:
+        """Give the room back that was taken."""
+        self._ballast.unlink()
