@@ -58,8 +58,10 @@ class Login:
         try:
             self._files.refresh(self._read_again)
         except SettingsError as error:
-            event, reason = "nats credentials cannot be read: the last good ones stay", str(error)
-            self._repeated_log.begin(reason, _log.warning, event, reason=reason)
+            reason = str(error)
+            self._repeated_log.begin(
+                reason, _log.warning, "nats credentials cannot be read: the last good ones stay", reason=reason
+            )
 
     def _read_again(self) -> None:
         found = Login(self._endpoint, self._settings)

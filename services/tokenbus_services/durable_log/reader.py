@@ -262,8 +262,10 @@ class _Reader:
         try:
             found = _items_of(self._stream, message)
         except RecordingError as error:
-            event, values = "damaged message", {"message": number, "subject": message.subject, "reason": str(error)}
-            self._repeated_log.begin(number, _log.error, event, **values)
+            reason, subject = str(error), message.subject
+            self._repeated_log.begin(
+                number, _log.error, "damaged message", message=number, subject=subject, reason=reason
+            )
             if (life := self._stream.life(message.subject)) is not None:
                 lives.pass_over(life)
             return []

@@ -83,8 +83,8 @@ DURABLE_LOG: tuple[Family[ProcessorView], ...] = (
         _one(lambda log: log.writer.is_connected),
     ),
     gauge(
-        "tokenbus_log_writable",
-        "1 while what comes is written to the log, else 0.",
+        "tokenbus_log_writable_servers",
+        "1 while a server writes what comes to the log, else 0.",
         _one(lambda log: not log.writer.problem),
     ),
     gauge(

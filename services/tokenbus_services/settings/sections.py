@@ -121,7 +121,7 @@ class BusSettings(Section):
     nats_credentials: str = path(
         "",
         "the file of what this process proves to a NATS server: a .creds file, or one line with USER:PASSWORD, a token "
-        "or an NKEY's seed; empty: nothing",
+        "or an NKEY's seed; empty: nothing; it is read again when it changes",
     )
     nats_name: str = text(
         "", 0, 64, "the name under which this process speaks over NATS; empty: the user of USER:PASSWORD, or none"
@@ -500,8 +500,8 @@ class DurableLogSettings(Section):
         "",
         0,
         1024,
-        "where the log's servers serve their monitoring, as HOST:PORT, with commas between: with durable, each must "
-        "say there that it syncs always; empty: they are not asked",
+        "where the log's servers serve their monitoring, as HOST:PORT, with commas between: how full they are is a "
+        "metric, and with durable each must say that it syncs always; empty: they are not asked",
     )
     max_bytes: int = size(1_073_741_824, "the most that it keeps; the oldest items make room")
     max_age_hours: int = count(168, "h", "for how long it keeps an item", high=24 * 3650)

@@ -43,7 +43,9 @@ def health(processor: Processor) -> Health:
 def says_that_it_does_not_log(processor: Processor) -> bool:
     """Tell whether a processor's health and metrics say that it writes no log."""
     found = health(processor)
-    return told(processor)("log_writable") == 0 and any("durable log is not written" in each for each in found.outside)
+    return told(processor)("log_writable_servers") == 0 and any(
+        "durable log is not written" in each for each in found.outside
+    )
 
 
 def no_server(server: NatsServer) -> Callable[[], None]:
@@ -100,7 +102,9 @@ async def test_processor_starts_without_its_log(
         await until(lambda: "not written to the log yet" in caplog.text)
         assert (told(bus.processor)("log_items_total", outcome="left_out") or 0) > 0
         mend()
-        await until(lambda: told(bus.processor)("log_writable") and not told(bus.processor)("log_waiting_items"))
+        await until(
+            lambda: told(bus.processor)("log_writable_servers") and not told(bus.processor)("log_waiting_items")
+        )
         await bus.serve(requests=1, tokens=3)
         await until(lambda: told(bus.processor)("log_waiting_items") == 0)
         assert json.loads(health(bus.processor).body)["status"] == "ok"
@@ -186,13 +190,13 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     serve("old:old")
     bus = Bus(settings(durable_log__address=f"nats://{server.server}", bus__nats_credentials=str(file), **QUICK))
     async with bus.running():
-        await until(lambda: told(bus.processor)("log_writable"))
+        await until(lambda: told(bus.processor)("log_writable_servers"))
         serve("new:new")
         await until(lambda: "authorization violation" in " ".join(health(bus.processor).outside).lower())
         file.write_text("")
         await until(lambda: "nats credentials cannot be read: the last good ones stay" in caplog.text)
         use("new:new")
-        await until(lambda: told(bus.processor)("log_writable"))
+        await until(lambda: told(bus.processor)("log_writable_servers"))
         await bus.serve(requests=1, tokens=3)
         await until(lambda: told(bus.processor)("log_waiting_items") == 0)
 

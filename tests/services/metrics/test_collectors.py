@@ -31,6 +31,7 @@ UNITS = (
         "steps",
         "rows",
         "tokens",
+        "replicas",
         "requests",
         "frames",
         "clients",

@@ -1,0 +1,125 @@
+"""The alerts about the durable log: each fires for a fault of real servers, and for nothing else."""
+
+import asyncio
+import contextlib
+import operator
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.pages import ROOT
+from tests.services.durable_log.test_outages import JETSTREAM, QUICK, health, restarted, told
+from tests.services.metrics.running import Bus, Scrape, settings
+from tests.support.nats import NatsServer
+from tests.support.nats_cluster import cluster, until_ready
+from tests.support.waiting import MOST, until
+from tokenbus_services.durable_log import writer
+from tokenbus_services.durable_log.stream import LogStream
+
+RULES = {
+    rule["alert"]: rule["expr"]
+    for rule in YAML(typ="safe").load((ROOT / "deploy" / "alerts.yml").read_text())["groups"][0]["rules"]
+    if rule["alert"].startswith("TokenbusLog")
+}
+OF_ONE_SERVER = {
+    "TokenbusLogFailedMessages",
+    "TokenbusLogLagSeconds",
+    "TokenbusLogWritableServers",
+    "TokenbusLogStorageRatio",
+}
+OF_A_CLUSTER = {"TokenbusLogWritableServers", "TokenbusLogMissingReplicas"}
+AFTERWARDS = {"TokenbusLogFailedMessages", "TokenbusLogMissingItems"}
+_FORM = re.compile(r"(increase\()?(\w+)(?:\[5m\]\))? (>|==) ([\d.]+)")
+_COMPARE = {">": operator.gt, "==": operator.eq}
+
+
+def samples(found: Scrape, name: str) -> dict[frozenset[tuple[str, str]], float]:
+    """Return a metric's samples, by their labels."""
+    family = found.families[name.removesuffix("_total")]
+    return {frozenset(each.labels.items()): each.value for each in family.samples if each.name == name}
+
+
+def fires(expression: str, before: Scrape, now: Scrape) -> bool:
+    """Evaluate an alert's expression: of a counter by how much it moved between two scrapes, of a gauge as it is."""
+    parsed = _FORM.fullmatch(expression)
+    assert parsed is not None, expression
+    increase, name, comparison, limit = parsed.groups()
+    earlier = samples(before, name) if increase else {}
+    values = (value - earlier.get(labels, 0) for labels, value in samples(now, name).items())
+    return any(_COMPARE[comparison](value, float(limit)) for value in values)
+
+
+def firing(before: Scrape, now: Scrape) -> set[str]:
+    """Return the alerts that fire."""
+    return {name for name, expression in RULES.items() if fires(expression, before, now)}
+
+
+def test_every_alert_about_the_log_fires_here() -> None:
+    """No alert about the log is without a fault below, and none is named that there is not."""
+    assert RULES.keys() == OF_ONE_SERVER | OF_A_CLUSTER | AFTERWARDS
+
+
+async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JetStream is full: it refuses writes, items wait, the ratio is near 1; with room it names what is missing."""
+    restarted(
+        server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }") + "http: '127.0.0.1:-1'"
+    )
+    common = QUICK | {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
+    chosen = settings(
+        durable_log__address=f"nats://{server.server}",
+        durable_log__monitors=server.monitor,
+        durable_log__max_bytes=500_000,
+        **common,
+    )
+    bus = Bus(chosen)
+    async with bus.running():
+        await until(lambda: told(bus.processor)("log_writable_servers"))
+        calm = told(bus.processor)
+        assert firing(calm, calm) == set()
+        connection = await LogStream(chosen).connect()
+        jetstream = connection.client.jetstream()
+        await jetstream.add_stream(name="other", subjects=["other"])
+        with contextlib.suppress(Exception):
+            while True:
+                await jetstream.publish("other", b"x" * 100_000)
+        await bus.serve(requests=3, tokens=90)
+        await until(lambda: health(bus.processor).outside)
+        await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) > 0.8)
+        with monkeypatch.context() as later:
+            later.setattr(writer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
+            assert firing(calm, told(bus.processor)) == OF_ONE_SERVER
+        await jetstream.delete_stream("other")
+        await connection.close(0)
+        await until(lambda: not told(bus.processor)("log_waiting_items"))
+        await bus.serve(requests=1, tokens=3)
+        await until(lambda: not told(bus.processor)("log_waiting_items"))
+        await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) < 0.8)
+        assert firing(calm, told(bus.processor)) == AFTERWARDS
+        assert not health(bus.processor).outside
+
+
+async def test_lost_quorum_fires(tmp_path: Path) -> None:
+    """One of three servers goes: a replica is missing; two: nothing is written; all are back: nothing fires."""
+    with cluster(tmp_path) as nodes:
+        chosen = settings(
+            durable_log__address=f"nats://{','.join(node.server for node in nodes)}",
+            durable_log__replicas=3,
+            **QUICK,
+        )
+        await until_ready(chosen)
+        bus = Bus(chosen)
+        async with asyncio.timeout(2 * MOST), bus.running():
+            await until(lambda: told(bus.processor)("log_missing_replicas") == 0 and not health(bus.processor).outside)
+            calm = told(bus.processor)
+            nodes[0].kill()
+            await until(lambda: firing(calm, told(bus.processor)) == {"TokenbusLogMissingReplicas"})
+            nodes[1].kill()
+            await until(lambda: firing(calm, told(bus.processor)) >= OF_A_CLUSTER)
+            assert health(bus.processor).outside
+            for node in nodes[:2]:
+                node.start()
+            await until(lambda: firing(calm, told(bus.processor)) == set())
