@@ -59,6 +59,23 @@ async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> 
     assert sequences(behind) == [11, 12, 13]
 
 
+async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: NatsServer) -> None:
+    """Also of lives of which a reader that comes back has read nothing yet: behind a position, and from a time on."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        for number in range(1, 11):
+            await write(writer, [number])
+            await until(lambda: not writer.unwritten_items)
+        await write(writer, range(1, 4), OTHER)
+    *_, last = await read(settings)
+    assert last.worker_id == "worker-1"
+    for first, end in ((1, 10), (4, 12), (12, 13)):
+        await append(settings, message(first, end))
+    for found in (await read(settings, after=last.position), await read(settings, since=last.logged_at)):
+        ours = [item for item in found if item.worker_id == "worker-0"]
+        assert [(item.sequence, item.missing_items) for item in ours] == [(11, 0), (12, 0), (13, 0)]
+
+
 def cut(data: bytes) -> bytes:
     """Leave half of a message."""
     return data[: len(data) // 2]
@@ -155,13 +172,17 @@ async def test_broken_headers_stop_nobody(server: NatsServer, headers: bytes) ->
         await write(writer, range(1, 4))
     reader, sender = await asyncio.open_connection("127.0.0.1", server.port)
     sender.write(b'CONNECT {"verbose": false, "headers": true}\r\n')
-    body, subject = message(4, 6), LogStream(settings).subject("worker-0", EPOCH).encode()
-    sender.write(b"HPUB %s %d %d\r\n" % (subject, len(headers), len(headers + body)) + headers + body + b"\r\nPING\r\n")
+    for body, worker_id in ((message(4, 6), "worker-0"), (message(1, 3, worker_id="worker-1"), "worker-1")):
+        subject = LogStream(settings).subject(worker_id, EPOCH).encode()
+        sender.write(b"HPUB %s %d %d\r\n" % (subject, len(headers), len(headers + body)) + headers + body + b"\r\n")
+    sender.write(b"PING\r\n")
     await soon(reader.readuntil(b"PONG"))
     sender.close()
     async with writer_of(settings) as writer:
         await write(writer, range(1, 8))
-    assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(n, 0) for n in range(1, 8)]
+        await write(writer, range(1, 5), OTHER)
+    found = [(item.worker_id, item.sequence, item.missing_items) for item in await read(settings)]
+    assert sorted(found) == [("worker-0", n, 0) for n in range(1, 8)] + [("worker-1", n, 0) for n in range(1, 5)]
 
 
 async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
