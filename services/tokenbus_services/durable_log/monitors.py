@@ -3,19 +3,25 @@
 import asyncio
 import http.client
 import json
+import re
 from contextlib import closing
 from typing import Any
 
 from tokenbus_services.durable_log.stream import ASK_SECONDS
+from tokenbus_services.settings import SettingsError
 
 _MOST_ANSWER_BYTES = 2**20
+_ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 class Monitors:
     """The servers at `durable_log.monitors`, as they were when they were asked last."""
 
     def __init__(self, addresses: str) -> None:
+        """Take the setting; raises SettingsError."""
         self._addresses = [each.strip() for each in addresses.split(",") if each.strip()]
+        if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
+            raise SettingsError("durable_log.monitors", "HOST:PORT, with commas between", addresses)
         self.syncs: dict[str, str] = {}
         """By address: how often the server has the disk keep what it wrote, or why that is not known."""
         self.storage_ratios: dict[str, float] = {}

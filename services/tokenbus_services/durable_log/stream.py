@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
@@ -93,28 +93,23 @@ class LogStream:
                 self.address, f"no server answers within {seconds:g} s: {self._servers.reason}"
             ) from None
 
-    async def info(self, server: ServerConnection, *, make: bool) -> StreamInfo:
+    async def info(
+        self, server: ServerConnection, *, make: bool, tell: Callable[[AddressError], object] = lambda _: None
+    ) -> StreamInfo:
         """Return how the stream is; if `make`, one that is not there is made. One that is there stays as it is.
 
+        Waits for a cluster that elects a leader, and with `make` for a quorum; `tell` is called with why it waits.
         Raises LogError, as where `make` finds a stream that keeps less than the settings of a durable log say.
         """
-        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
-        error: Exception = TimeoutError()
+        reason = ""
         try:
             async with asyncio.timeout(_ELECTION_SECONDS):
-                while True:
-                    try:
-                        info = await unless_lost(server, self._info(jetstream, make=make))
-                        break
-                    except APIError as found:
-                        error = found
-                        if error.err_code not in _NOT_READY:
-                            raise
-                    except nats.errors.TimeoutError:
-                        pass
+                while not isinstance(info := await self._info_or_error(server, make=make), StreamInfo):
+                    reason = reason_of(info)
+                    tell(AddressError(self.address, reason))
                     await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError:
-            raise LogError(self.address, reason_of(error)) from None
+            raise LogError(self.address, reason or reason_of(TimeoutError())) from None
         except NotFoundError:
             raise LogError(self.address, f"there is no log: no stream {self.name}") from None
         except FAILURES as found:
@@ -124,6 +119,21 @@ class LogStream:
             self._check(info)
         return info
 
+    async def _info_or_error(self, server: ServerConnection, *, make: bool) -> StreamInfo | Exception:
+        """Return how the stream is, or why it is to be asked for again."""
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        try:
+            info = await unless_lost(server, self._info(jetstream, make=make))
+            if make:
+                self.check_quorum(info)
+        except APIError as error:
+            if error.err_code not in _NOT_READY:
+                raise
+            return error
+        except (nats.errors.TimeoutError, LogError) as error:
+            return error
+        return info
+
     def check_quorum(self, info: StreamInfo) -> None:
         """Raise a LogError for a stream of which too few replicas are there for anything to be written."""
         missing, replicas = missing_replicas(info), info.config.num_replicas or 1
@@ -131,8 +141,12 @@ class LogStream:
             raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are away")
 
     async def look(self, server: ServerConnection) -> StreamInfo:
-        """Ask once how the stream is now; raises one of FAILURES."""
-        return await unless_lost(server, server.client.jetstream(timeout=ASK_SECONDS).stream_info(self.name))
+        """Ask how the stream is now; raises one of FAILURES, as where a second question has no answer either."""
+        jetstream = server.client.jetstream(timeout=ASK_SECONDS)
+        try:
+            return await unless_lost(server, jetstream.stream_info(self.name))
+        except nats.errors.TimeoutError:
+            return await unless_lost(server, jetstream.stream_info(self.name))
 
     async def _info(self, jetstream: JetStreamContext, *, make: bool) -> StreamInfo:
         log = self._settings.durable_log
@@ -217,6 +231,8 @@ async def unless_lost(server: ServerConnection, asking: Coroutine[None, None, T]
 
 def reason_of(error: BaseException) -> str:
     """Return in one line why a server did not do what it was asked for."""
+    if isinstance(error, AddressError):
+        return error.reason
     if isinstance(error, APIError) and error.description:
         return f"jetstream: {error.description}"
     if isinstance(error, ServiceUnavailableError):

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -90,6 +91,14 @@ class _Lane:
     hole_since: tuple[int, float] | None = None
     """What was last when the writer began to wait for items that it does not have, and when that was."""
     task: asyncio.Task[None] | None = None
+
+
+def _oldest(lane: _Lane) -> float:
+    """Return when the first item of a lane was taken; the lane may become empty meanwhile, in another thread."""
+    try:
+        return lane.items[0].taken_at
+    except IndexError:
+        return inf
 
 
 class LogWriter:
@@ -206,8 +215,8 @@ class LogWriter:
     @property
     def lag_seconds(self) -> float:
         """How long the oldest item that is not in the log has waited."""
-        oldest = [next(iter(lane.items.copy()), None) for lane in tuple(self._lanes.values())]
-        return time.monotonic() - min((each.taken_at for each in oldest if each is not None), default=time.monotonic())
+        now = time.monotonic()
+        return max(0.0, now - min((_oldest(lane) for lane in tuple(self._lanes.values())), default=now))
 
     @property
     def buffered_bytes(self) -> int:
@@ -295,7 +304,7 @@ class LogWriter:
 
     async def _use(self, server: ServerConnection) -> None:
         """Have the lanes write to a server, until it is lost or cannot say how the stream is; raises LogError."""
-        info = await self._stream.info(server, make=True)
+        info = await self._stream.info(server, make=True, tell=self._fault)
         self.largest_message = self._stream.largest_message(server, info)
         while not server.lost.is_set():
             self.missing_replicas = missing_replicas(info)

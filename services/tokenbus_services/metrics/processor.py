@@ -475,8 +475,9 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
     """Return the health of a processor: whether it takes workers and clients."""
     problems = stalled(watch, processor.settings.metrics.stall_timeout_ms)
     log = processor.item_log
-    is_ready, outside = log is None or log.is_ready, filter(None, [log.problem] if log else ())
-    if not processor.is_listening and (is_ready or not processor.waits_for_log):
+    outside = (log.problem,) if log is not None and log.problem else ()
+    is_ready = not processor.waits_for_log and (log is None or log.is_ready)
+    if not processor.is_listening and not processor.waits_for_log:
         problems.append("it does not listen for workers and clients")
     problems += [f"{address}: nothing new can connect" for address in processor.unreachable]
     facts = {
@@ -487,7 +488,7 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
         "clients": len(processor.clients.sessions),
         "open_requests": len(processor.registry.table),
     }
-    return Health(tuple(problems), facts, tuple(outside), is_ready)
+    return Health(tuple(problems), facts, outside, is_ready)
 
 
 @contextlib.asynccontextmanager

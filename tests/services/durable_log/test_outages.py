@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.durable_log.using import read
+from tests.services.durable_log.using import read, sequences, write, writer_of
 from tests.services.metrics.running import Bus, Scrape, scrape, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
@@ -168,6 +168,21 @@ async def test_log_without_a_quorum_is_none(tmp_path: Path) -> None:
             await waiting.processor.__aexit__(None, None, None)
 
 
+async def test_log_of_a_new_cluster_is_made(tmp_path: Path) -> None:
+    """A writer that comes with the servers waits for their leaders, makes the stream, and writes at once."""
+    with cluster(tmp_path) as nodes:
+        at = f"nats://{','.join(node.server for node in nodes)}"
+        chosen = settings(**QUICK, durable_log__address=at, durable_log__replicas=3)
+        async with writer_of(chosen) as writer:
+            await write(writer, [1, 2, 3])
+
+        async def has_all() -> bool:
+            """Tell whether all was read; a reader's server may be behind that which took them."""
+            return sequences(await read(chosen)) == [1, 2, 3]
+
+        await until(has_all, every=0.1)
+
+
 async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server changes its user: once the file has the new one the log goes on; until then the last good one stays."""
     file = tmp_path / "credentials"
@@ -207,6 +222,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
         ({"durable_log__address": "http://127.0.0.1:4222"}, "expected nats://HOST:PORT/NAME"),
         ({"durable_log__address": "nats://127.0.0.1:4222/workers"}, "a name for the log that is none of the bus"),
         ({"bus__nats_credentials": "/nowhere/at/all"}, "a file that can be read"),
+        ({"durable_log__monitors": "127.0.0.1"}, "HOST:PORT, with commas between"),
     ],
 )
 async def test_mistake_in_the_settings_fails_at_once(wrong: dict[str, object], limit: str) -> None:
