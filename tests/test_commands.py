@@ -29,6 +29,10 @@ NOT_RUN = {
         "it needs FastDeploy; tests/engines/fastdeploy/test_switch.py runs such lines on a package laid out as it is"
     ),
     "tokenbus log --to nats://127.0.0.1:4222/log": "it needs a server; tests/integration/test_durable_log.py has one",
+    "nats stream backup tokenbus-log /backup/tokenbus-log-2026-11-24": (
+        "it is NATS's own; tests/services/durable_log/test_backup.py asks a server for the same"
+    ),
+    "nats stream restore /backup/tokenbus-log-2026-11-24": "as the line above",
     "tokenbus tap --from nats://127.0.0.1:4222 --worker worker-1 --rows": (
         "it needs a server; tests/services/durable_log/test_tap.py runs such lines"
     ),

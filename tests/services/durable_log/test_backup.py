@@ -1,0 +1,70 @@
+"""A log that is restored from a backup: its writers go on behind what it has, and its readers learn what it lacks."""
+
+import json
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from tests.services.durable_log.using import log_settings, read, write, writer_of
+from tests.support.nats import NatsServer
+from tests.support.waiting import soon, until
+from tokenbus_services.durable_log.stream import LogError, LogStream
+
+NAME = "tokenbus-log"
+
+
+async def api(client: Client, what: str, **asked: object) -> dict[str, Any]:
+    """Ask JetStream for something, as `nats` does."""
+    answer = await client.request(f"$JS.API.STREAM.{what}.{NAME}", json.dumps(asked).encode() if asked else b"")
+    found: dict[str, Any] = json.loads(answer.data)
+    assert "error" not in found, found
+    return found
+
+
+async def backup(client: Client) -> tuple[dict[str, Any], list[bytes]]:
+    """Take a backup, as `nats stream backup` does: how the stream is, and what it has."""
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    found = await api(client, "SNAPSHOT", deliver_subject=inbox)
+    chunks: list[bytes] = []
+    while True:
+        message = await soon(subscription.next_msg(timeout=None))
+        if not message.data:
+            return found, chunks
+        chunks.append(message.data)
+        if message.reply:
+            await client.publish(message.reply)
+
+
+async def restore(client: Client, found: dict[str, Any], chunks: list[bytes]) -> None:
+    """Restore a backup, as `nats stream restore` does."""
+    begun = await api(client, "RESTORE", config=found["config"], state=found["state"])
+    for chunk in (*chunks, b""):
+        answer = await client.request(begun["deliver_subject"], chunk)
+    assert "error" not in json.loads(answer.data)
+
+
+async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:
+    """Items after the backup are missing and named, or come again from a writer that has them; nothing is twice."""
+    settings = log_settings(server)
+    connection = await LogStream(settings).connect()
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 6))
+        await until(lambda: not writer.unwritten_items)
+        found, chunks = await soon(backup(connection.client))
+        await write(writer, [6])
+        await until(lambda: not writer.unwritten_items)
+        await write(writer, [7])
+    *_, last = await read(settings)
+    await api(connection.client, "DELETE")
+    await soon(restore(connection.client, found, chunks))
+    await connection.close(0)
+    with pytest.raises(LogError, match="is beyond the log's end"):
+        await read(settings, after=last.position)
+    async with writer_of(settings) as first, writer_of(settings) as second:
+        await write(first, range(3, 7))
+        await until(lambda: not first.unwritten_items)
+        await write(second, [9])
+    items = await read(settings)
+    assert [(item.sequence, item.missing_items) for item in items] == [(n, 0) for n in range(1, 7)] + [(9, 2)]
