@@ -127,6 +127,14 @@ class _Transport(TcpTransport):
         """Connect to a server."""
         await super().connect(uri, max(buffer_size, _READ_BYTES), connect_timeout)
 
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        """Go on over TLS."""
+        await super().connect_tls(uri, ssl_context, max(buffer_size, _READ_BYTES), connect_timeout)
+        if self._io_writer is not None:  # else asyncio warns at the end of each connection
+            self._io_writer.transport.get_protocol()._over_ssl = True  # type: ignore[attr-defined]  # noqa: SLF001
+
     async def read(self, buffer_size: int) -> bytes:
         """Return what has come, at least a byte, unless the server has closed."""
         return bytes(await super().read(max(buffer_size, _READ_BYTES)))

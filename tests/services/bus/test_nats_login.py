@@ -199,6 +199,21 @@ async def test_tls(start: Start, ends: Ends, tmp_path: Path) -> None:
         await ends.listen(server.address("others", "tls"), replace(QUICK, nats_ca_file=str(other)))
 
 
+async def test_tls_ends_without_a_word_of_asyncio(
+    start: Start, ends: Ends, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server over TLS that closes a connection is lost in our own words: asyncio has nothing to warn about."""
+    authority = trustme.CA()
+    server = start(tls(authority, tmp_path))
+    trusted = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(trusted))
+    listener = await ends.listen(server.address("workers", "tls"), replace(QUICK, nats_ca_file=str(trusted)))
+    server.kill()
+    await until(lambda: not listener.is_reachable())
+    assert "nats server lost" in caplog.text
+    assert "eof_received" not in caplog.text
+
+
 def issued(authority: trustme.CA, folder: Path, name: str) -> Path:
     """Return the file of a certificate for a name, with its key, that only its owner may read."""
     path = folder / f"{name}.pem"
