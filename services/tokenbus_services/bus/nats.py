@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tokenbus_services.bus.addresses import NatsEndpoint, parse_nats
+from tokenbus_services.bus.addresses import NatsEndpoint, TcpEndpoint, parse_nats
 from tokenbus_services.bus.errors import AddressError, NoServerError
 from tokenbus_services.bus.nats_conversation import BrokenConversationError, Conversation
 from tokenbus_services.bus.nats_directory import NatsDirectory
@@ -57,6 +57,7 @@ class NatsTransport:
         self._bounds = PeerBounds(settings)
         self._logins: dict[bool, Login] = {}
         """What this process proves, by whether it wants TLS: a file that is away later ends nothing."""
+        self._failed: dict[TcpEndpoint, float] = {}
 
     async def listen(self, address: str, refused: Callable[[str], None] = ignore) -> "NatsListener":
         """Listen under a name; raises AddressError where it is taken, or no server answers."""
@@ -84,7 +85,7 @@ class NatsTransport:
         login = self._logins.get(endpoint.is_tls)
         if login is None:
             login = self._logins[endpoint.is_tls] = Login(endpoint, self._settings)
-        return Servers(endpoint, self._settings, login)
+        return Servers(endpoint, self._settings, login, self._failed)
 
     def _one(self, address: str) -> NatsEndpoint:
         endpoint = self.endpoint(address)

@@ -36,7 +36,6 @@ _READ_BYTES = 1_048_576
 """How much is read at a time. nats-py reads 32 KiB, and stops the socket at twice that: several turns a step."""
 _MOST_BUFFERED = 65_536
 """While fewer bytes wait for the socket, what is published is written at once."""
-_TRIES = 2
 _NO_RESPONDERS = "503"
 _log = logger("bus")
 
@@ -52,24 +51,32 @@ _FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
 
 
 class Servers:
-    """The servers of an address, which are tried in turn."""
+    """The servers of an address: one that failed is tried again after those that have not failed since."""
 
-    def __init__(self, endpoint: NatsEndpoint, settings: BusSettings, login: Login | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: NatsEndpoint,
+        settings: BusSettings,
+        login: Login | None = None,
+        failed: dict[TcpEndpoint, float] | None = None,
+    ) -> None:
         """Take what this process proves to them, by default read now; raises SettingsError.
 
-        Files that have changed are read again before each try.
+        Files that have changed are read again before each try. `failed` says when each failed last, to this process:
+        its connections have one.
         """
         self.endpoint = endpoint
         self.reason = "no server was tried yet"
         """Why the last try failed, or the last connection was lost."""
         self._login = login or Login(endpoint, settings)
         self._settings = settings
-        self._rotation = list(endpoint.servers)
-        random.shuffle(self._rotation)
+        self._order = random.sample(endpoint.servers, len(endpoint.servers))
+        self._failed = {} if failed is None else failed
         self._repeated_log = DeduplicatedLog()
         self._connections_log = DeduplicatedLog()
         """What goes wrong with connections once they are made: the next may have the same."""
         self._last: ServerConnection | None = None
+        self._last_server = self._order[0]
         self._last_began = -inf
         self._seconds = 0.0
 
@@ -86,18 +93,19 @@ class Servers:
         loop = asyncio.get_running_loop()
         if self._last is not None:
             self.reason = self._last.reason or self.reason
+            self._failed[self._last_server] = loop.time()
         if loop.time() - self._last_began < self._settings.reconnect_max_ms / 1000:
             await self._pause()
         else:
             self._seconds = self._settings.reconnect_ms / 1000
         while True:
-            self._rotation.append(self._rotation.pop(0))
-            is_only = len(self._rotation) == 1
-            connection = ServerConnection(self._settings, self._connections_log, is_only=is_only)
+            server = self._last_server = min(self._order, key=lambda each: self._failed.get(each, -inf))
+            connection = ServerConnection(self._settings, self._connections_log, is_only=len(self._order) == 1)
             self._login.refresh()
             try:
-                await connection.open(self._rotation[-1], self._login)
+                await connection.open(server, self._login)
             except ServerError as error:
+                self._failed[server] = loop.time()
                 self.reason = str(error)
                 self._repeated_log.begin(self.reason, _log.warning, "no nats server yet", reason=self.reason)
             else:
@@ -330,18 +338,21 @@ class ServerConnection:
             self._written.set()
 
     async def _watch(self) -> None:
-        """Ask the server for a sign of life, again and again."""
+        """Ask the server for a sign of life once an interval, and lose one that is silent as long as a peer may be."""
+        interval, timeout = self._settings.heartbeat_interval_ms / 1000, self._settings.heartbeat_timeout_ms / 1000
         while not self.lost.is_set():
-            await asyncio.sleep(self._settings.heartbeat_interval_ms / 1000)
+            await asyncio.sleep(interval)
             self._repeated_log.expire()
             # Not with nats-py's own limit: an answer that came after it would end its reading.
             answer = asyncio.create_task(self._client.flush(_LONG_SECONDS))
             answer.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whatever it is
+            silence = interval
             try:
-                for _ in range(_TRIES):  # what stood still may have been this process
-                    await asyncio.wait({answer}, timeout=self._settings.heartbeat_timeout_ms / 1000)
+                while silence < timeout and not answer.done():
+                    await asyncio.wait({answer}, timeout=interval)
+                    silence += interval  # also where this process stood still for longer: then it has yet to read
                 if not answer.done():
-                    self._lose(f"no answer within {_TRIES * self._settings.heartbeat_timeout_ms} ms")
+                    self._lose(f"no answer within {self._settings.heartbeat_timeout_ms} ms")
                 elif (error := answer.exception()) is not None:
                     self._lose(_reason(error))
             finally:

@@ -55,6 +55,30 @@ async def test_server_that_stands_still(start: Start, ends: Ends) -> None:
     assert peer != old
 
 
+async def test_server_is_given_up_after_the_silence_of_a_peer(start: Start) -> None:
+    """A server that stands still is lost after one timeout, as a peer is, and not after two."""
+    server = start()
+    connection = await soon(Servers(parse_nats(server.address("x")), QUICK).connect())
+    server.pause()
+    await soon(connection.lost.wait())
+    assert connection.reason == "no answer within 1000 ms"
+    server.resume()
+    await soon(connection.close(0))
+
+
+async def test_server_that_failed_is_tried_last(start: Start) -> None:
+    """What one connection of a process learned of a server, the next one need not find out: it would wait as long."""
+    bad, good = start(), start()
+    both = parse_nats(f"nats://{bad.server},{good.server}/x")
+    (failed,) = [each for each in both.servers if each.port == bad.port]
+    bad.pause()
+    patient = replace(QUICK, heartbeat_timeout_ms=3_600_000)
+    for _ in range(8):  # each has an order of its own
+        connection = await soon(Servers(both, patient, failed={failed: 0.0}).connect())
+        await soon(connection.close(0))
+    bad.resume()
+
+
 async def test_close_while_the_server_stands_still(start: Start, ends: Ends) -> None:
     """Both ends close within the linger and a little more, whatever is still to be sent."""
     server = start()
