@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
 
 _MOST_ENDED_IDS = 1024
+_OVERDUE = 2
+"""After how many times the grace of a worker that may come a search ends, whatever processors do meanwhile."""
 _NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
 """What a processor answers to a new request that another one may take."""
 _NOT_HERE = frozenset(
@@ -81,6 +83,11 @@ class Search:
     """Since when no processor has come or come back, in seconds."""
     is_final: bool = False
     """Whether its worker has had the time to come: what a processor says now counts."""
+    began: float | None = None
+    is_overdue: bool = False
+    """Whether its worker, which a processor has lost, has not come for twice that time: processors that come and go
+    meanwhile, and never answer, delay the end no longer.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -613,6 +620,8 @@ class OpenRequests:
         if not search.is_final:
             return
         left = [each for each in self.sessions if each not in search.without]
+        if search.is_overdue:
+            left = [each for each in left if each.state is SessionState.OPEN]
         if request.generate is None:
             if not left:
                 code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
@@ -633,6 +642,8 @@ class OpenRequests:
             if search is None:
                 continue
             search.since = now if search.since is None else search.since
+            search.began = now if search.began is None else search.began
+            search.is_overdue = search.error is not None and now - search.began >= _OVERDUE * self._grace(request)
             if search.quiet_since is None or not self.sessions:  # where none is known, none can have said anything
                 search.quiet_since, search.is_final = now, False
             if now - search.since >= self._patience:
@@ -645,7 +656,7 @@ class OpenRequests:
                 self._place(request, search)
             elif search.is_final:
                 self._conclude(request, search)
-            elif self.sessions and now - search.quiet_since >= self._grace(request):
+            elif self.sessions and (search.is_overdue or now - search.quiet_since >= self._grace(request)):
                 search.is_final = True
                 search.without.clear()
                 for session in self.sessions:
@@ -656,17 +667,12 @@ class OpenRequests:
         """How long a request's worker may take to come to another processor, in seconds.
 
         It may notice the loss of its processor only after the timeout, asks each processor in turn for an interval, and
-        then again for longer. A request that no worker is known to have does not wait for so late a worker: sent anew,
-        it has the rows of one of the two alone.
+        then again for longer. A request that no worker is known to have does not wait for one: sent anew, it has the
+        rows of one of the two alone.
         """
-        is_with_worker = request.generate is None
-        return max(
-            (
-                (2 * each.timeout if is_with_worker else each.interval) + each.interval * len(self.sessions)
-                for each in self.sessions
-            ),
-            default=0,
-        )
+        if request.generate is not None:
+            return 0
+        return max((2 * each.timeout + each.interval * len(self.sessions) for each in self.sessions), default=0)
 
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
