@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from tokenbus_services.bus.nats_frames import Frame, Kind, joined, pieces, split
+from tokenbus_services.bus.nats_frames import HEAD_BYTES, LEAST_PIECE, Frame, Kind, joined, pieces, split
 from tokenbus_services.bus.transport import Parts, check_message
 from tokenbus_services.settings import BusSettings
 
@@ -17,6 +17,13 @@ _WINDOW_BYTES = 1_048_576
 """The most that is sent ahead of what was read, in messages, and in bytes before the last of them."""
 _READ_EACH = 4
 """How often within a window the reader says how far it is."""
+_MOST_EMPTY = 64
+"""How many frames in a row, between two heartbeats of this side, may carry nothing and acknowledge nothing."""
+
+
+def most_frames(max_payload: int, settings: BusSettings) -> int:
+    """Return how many frames a side may have sent that keeps to the window, although none of them was taken yet."""
+    return 2 * _WINDOW + (_WINDOW_BYTES + settings.max_pending_bytes) // (max_payload - HEAD_BYTES)
 
 
 class BrokenConversationError(Exception):
@@ -41,7 +48,7 @@ class Conversation:
         self._queue = queue
         self._publish: Callable[[bytes], None] | None = None
         self._max_payload = 0
-        self._sent = self._received = self._read = self._said = 0  # numbers of frames
+        self._sent = self._received = self._read = self._acknowledged = 0  # numbers of frames
         self._in_flight: deque[tuple[int, int]] = deque()  # bounded by the window
         self._in_flight_bytes = 0
         self.sent = asyncio.Event()
@@ -50,6 +57,7 @@ class Conversation:
             self.sent.set()
         self._unfinished = bytearray()  # not a list: frames of a byte each would take forty times as much
         self._unsaid = self._unsaid_bytes = 0
+        self._empty = 0
 
     def begin(self, publish: Callable[[bytes], None], max_payload: int) -> None:
         """Send what is queued, and what comes, in payloads of so many bytes."""
@@ -85,11 +93,27 @@ class Conversation:
         self._received = frame.number
         if frame.read > self._sent:
             raise BrokenConversationError(f"it has read frame {frame.read}, of {self._sent}")
+        self._count_empty(frame)
         while self._in_flight and self._in_flight[0][0] <= frame.read:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
         if frame.kind is not Kind.READ:
             self._take_piece(frame)
         self._fill_window()
+
+    def _count_empty(self, frame: Frame) -> None:
+        """Refuse frames without an end that no bound on bytes or messages would stop."""
+        if frame.kind is Kind.MORE and len(frame.data) < LEAST_PIECE:
+            raise BrokenConversationError(
+                f"{len(frame.data)} bytes of a longer message, at least {LEAST_PIECE}", "bytes"
+            )
+        self._empty = self._empty + 1 if frame.kind is Kind.READ and frame.read == self._acknowledged else 0
+        self._acknowledged = frame.read
+        if self._empty > _MOST_EMPTY:
+            raise BrokenConversationError(f"more than {_MOST_EMPTY} frames that say nothing", "bytes")
+
+    def beat(self) -> None:
+        """Learn that a heartbeat's interval has passed."""
+        self._empty = 0
 
     def _take_piece(self, frame: Frame) -> None:
         self.unread_bytes += len(frame.data)

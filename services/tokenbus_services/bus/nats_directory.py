@@ -37,7 +37,7 @@ class NatsDirectory(NatsEnd):
     async def _serve(self, server: ServerConnection) -> None:
         loop, interval = asyncio.get_running_loop(), self.settings.heartbeat_interval_ms / 1000
         self._heard = dict.fromkeys(self._heard, loop.time())
-        await server.subscribe(f"tokenbus.{self.group}.*.here", self._take)
+        server.subscribe(f"tokenbus.{self.group}.*.here", self._take)
         server.publish(f"tokenbus.{self.group}.who", "", b"")
         while not server.lost.is_set():
             looked = loop.time()

@@ -14,11 +14,20 @@ from tokenbus_services.bus.transport import Parts
 
 VERSION = b"tokenbus 1"
 """The payload of OPEN: another version is another protocol."""
+ANYBODY, ALL_ROLES = "-", "all"
+"""The name of a peer that has none, and the roles of one that did not choose."""
+HELLO = "hello"
+"""What stands in the place of its id in the subject at which a peer says OPEN; the id follows the version there."""
 _HEAD = struct.Struct("<BQQ")
+HEAD_BYTES = _HEAD.size
 _COUNT = struct.Struct("<I")
 _MOST_PARTS = 1024
+ID_LENGTH = 32
+"""How many hexadecimal digits the id of a peer has."""
 LEAST_PAYLOAD = 1024
 """The least `max_payload` of a server with which a conversation is of use."""
+LEAST_PIECE = LEAST_PAYLOAD // 2
+"""The least bytes of a frame that is not the last of its message."""
 
 
 class Kind(IntEnum):
@@ -51,6 +60,11 @@ class Frame(NamedTuple):
     def packed(self) -> bytes:
         """Return its bytes."""
         return _HEAD.pack(self.kind, self.number, self.read) + self.data
+
+
+def opening(own: str = "") -> bytes:
+    """Return an OPEN; the peer's id is in it where it is not in the subject."""
+    return Frame(Kind.OPEN, 0, 0, VERSION + own.encode()).packed()
 
 
 def unpacked(payload: bytes) -> Frame:

@@ -1,32 +1,30 @@
 """PeerBounds: the bounds on the peers of NATS listeners: their number, silence and memory."""
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from dataclasses import dataclass
 
 from tokenbus_services.bus.guard import BOUNDS
-from tokenbus_services.bus.nats_conversation import Conversation
+from tokenbus_services.bus.nats_frames import ANYBODY
+from tokenbus_services.bus.nats_lanes import Peer
 from tokenbus_services.bus.transport import Usage
 from tokenbus_services.settings import BusSettings
 
-Cut = Callable[["Peer", str, str], None]
-"""Cuts a peer off, for a reason and by a bound."""
+_FEWEST_UNADMITTED, _SHARE_UNADMITTED = 8, 8
+"""Peers of one name that have not introduced themselves: an eighth of all of those, but eight at least."""
+_MOST_NAMES, _MOST_SHOWN = 1024, 64
+"""Names of which what was dropped is remembered, the latest ones, and those that are shown, with the most."""
 
 
-class Peer:
-    """A peer of a listener."""
+@dataclass(slots=True)
+class _Name:
+    """What peers of one name did wrong."""
 
-    def __init__(self, peer: bytes, cut: "Cut", settings: BusSettings) -> None:
-        """Take its id, and how its listener cuts it off."""
-        self.id = peer
-        self.cut = cut
-        self.conversation = Conversation(deque(), settings)
-        self.conversation.most_unread_bytes = settings.max_unadmitted_bytes
-        self.began = asyncio.get_running_loop().time()
-        self.counted = 0
-        """Bytes that are counted for it."""
-        self.is_admitted = False
-        self.is_heard = True
+    dropped: int = 0
+    until: float = 0.0
+    """Until when no peer of the name is welcomed."""
+    seconds: float = 0.0
+    """For how long it was not, the last time."""
 
 
 class PeerBounds:
@@ -39,6 +37,9 @@ class PeerBounds:
         self._peers: dict[Peer, None] = {}  # the oldest first
         self._left: dict[Peer, None] = {}
         """Those that have left, and have yet to be read."""
+        self._names: dict[str, _Name] = {}
+        self._unadmitted: Counter[str] = Counter()
+        """How many peers of each name have not introduced themselves."""
         self._bytes = {True: 0, False: 0}  # unread, by whether their peer was admitted
         self._peak_bytes = 0
 
@@ -46,27 +47,73 @@ class PeerBounds:
         """Return how much of the bounds is in use."""
         admitted = sum(peer.is_admitted for peer in self._peers)
         held = sum(self._bytes.values())
-        return Usage(admitted, len(self._peers) - admitted, held, self._peak_bytes, dict(self.cut_off))
+        return Usage(admitted, len(self._peers) - admitted, held, self._peak_bytes, dict(self.cut_off), self._dropped())
+
+    def _dropped(self) -> dict[str, int]:
+        most = sorted(self._names.items(), key=lambda each: -each[1].dropped)[:_MOST_SHOWN]
+        return {name: each.dropped for name, each in most if each.dropped}
+
+    def drop(self, name: str) -> None:
+        """Count a frame of a name's that is dropped."""
+        self._name(name).dropped += 1
+
+    def _name(self, name: str) -> _Name:
+        known = self._names.pop(name, None) or _Name()
+        self._names[name] = known  # the latest last
+        if len(self._names) > _MOST_NAMES:
+            del self._names[next(iter(self._names))]
+        return known
+
+    def is_welcome(self, name: str) -> bool:
+        """Tell whether another peer of a name may come now."""
+        if name == ANYBODY:  # whose peers have nothing to do with each other
+            return True
+        known = self._names.get(name)
+        is_shut = known is not None and asyncio.get_running_loop().time() < known.until
+        most = max(_FEWEST_UNADMITTED, self._settings.max_unadmitted_connections // _SHARE_UNADMITTED)
+        return not is_shut and self._unadmitted[name] < most
+
+    def shut_out(self, peer: Peer) -> None:
+        """Let no peer of a name come for a while after one of them broke the rules, longer each time."""
+        if peer.name == ANYBODY:
+            return
+        known, now = self._name(peer.name), asyncio.get_running_loop().time()
+        is_again = now < known.until + known.seconds
+        most = self._settings.introduction_timeout_ms / 1000
+        known.seconds = min(2 * known.seconds, most) if is_again else self._settings.reconnect_ms / 1000
+        known.until = now + known.seconds
 
     def add(self, peer: Peer) -> None:
         """Count a new peer; the oldest of those that have not introduced themselves make room for it."""
         self._peers[peer] = None
+        self._unadmitted[peer.name] += 1
         unadmitted = [each for each in self._peers if not each.is_admitted]
         most = self._settings.max_unadmitted_connections
         if len(unadmitted) > most:
             reason = f"at most {most} connections that have not introduced themselves at once"
-            unadmitted[0].cut(unadmitted[0], reason, "unadmitted")
+            crowd = max(self._unadmitted, key=self._unadmitted.__getitem__)
+            oldest = next(each for each in unadmitted if each.name == crowd)
+            oldest.cut(oldest, reason, "unadmitted")
         elif len(self._peers) > (most := self._settings.max_connections):
             unadmitted[0].cut(unadmitted[0], f"at most {most} connections at once", "connections")
 
     def remove(self, peer: Peer) -> None:
         """Stop counting a peer; what it has sent still counts until it is read."""
+        if peer in self._peers and not peer.is_admitted:
+            self._leave_unadmitted(peer)
         self._peers.pop(peer, None)
         if peer.conversation.unread_bytes:
             self._left[peer] = None
 
+    def _leave_unadmitted(self, peer: Peer) -> None:
+        self._unadmitted[peer.name] -= 1
+        if not self._unadmitted[peer.name]:
+            del self._unadmitted[peer.name]
+
     def admit(self, peer: Peer) -> None:
         """Mark a peer as introduced."""
+        if peer in self._peers and not peer.is_admitted:
+            self._leave_unadmitted(peer)
         self._bytes[peer.is_admitted] -= peer.counted
         self._bytes[True] += peer.counted
         peer.is_admitted = True

@@ -11,16 +11,17 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from math import inf
 from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
-from nats.protocol.command import pub_cmd
+from nats.protocol.command import pub_cmd, sub_cmd, unsub_cmd
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from tokenbus_services.bus.addresses import NatsEndpoint, TcpEndpoint
 from tokenbus_services.bus.nats_frames import LEAST_PAYLOAD
@@ -36,7 +37,9 @@ _READ_BYTES = 1_048_576
 """How much is read at a time. nats-py reads 32 KiB, and stops the socket at twice that: several turns a step."""
 _MOST_BUFFERED = 65_536
 """While fewer bytes wait for the socket, what is published is written at once."""
-_NO_RESPONDERS = "503"
+_NO_RESPONDERS = b"NATS/1.0 503"
+_FIRST_INLET = 1 << 32
+"""The number of the first inlet: nats-py's own subscriptions count from one."""
 _log = logger("bus")
 
 Receive = Callable[[str, bytes, bool], None]
@@ -85,6 +88,13 @@ class Servers:
         """The user that this process is to the servers; empty: it proves itself otherwise, or not at all."""
         return self._login.user
 
+    def again(self) -> "Servers":
+        """Return the same for another connection, best to the same server, with one log for all of them."""
+        made = Servers(self.endpoint, self._settings, self._login, self._failed)
+        made._order.sort(key=lambda each: each != self._last_server)
+        made._repeated_log, made._connections_log = self._repeated_log, self._connections_log
+        return made
+
     async def connect(self) -> "ServerConnection":
         """Return a connection to the first that can be used; waits for as long as there is none.
 
@@ -118,6 +128,53 @@ class Servers:
         """Wait before the next try, longer each time."""
         await asyncio.sleep(self._seconds)
         self._seconds = min(2 * self._seconds, self._settings.reconnect_max_ms / 1000)
+
+
+@dataclass(slots=True, eq=False)
+class Inlet:
+    """A subscription: what is published to its subject is received as soon as it was read from the socket."""
+
+    number: int
+    subject: str
+    receive: Receive
+    most: int
+    """How many messages the server delivers before it ends the subscription; 0: it does not."""
+    received: int = 0
+
+
+class _Client(Client):
+    """nats-py's own, but what comes for an inlet goes there at once, and not through a queue and a task of its own.
+
+    Another client's message with broken headers does not end it.
+    """
+
+    def __init__(self) -> None:
+        """Begin unconnected."""
+        super().__init__()
+        self.inlets: dict[int, Inlet] = {}
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        inlet = self.inlets.get(sid)
+        if inlet is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        inlet.received += 1
+        try:
+            inlet.receive(subject.decode(), data, bool(headers) and headers.startswith(_NO_RESPONDERS))
+        except Exception as error:  # noqa: BLE001 - the reader must go on until the connection is given up
+            await self._error_cb(error)
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except Exception:  # noqa: BLE001 - whatever they are
+            return {}
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Report an error before what came behind it is taken: nats-py does so once it has closed, a while later."""
+        await super()._process_err(err_msg)
+        if PERMISSIONS_ERR not in err_msg and not self.is_connecting and self._err is not None:
+            await self._error_cb(self._err)
 
 
 class _Transport(TcpTransport):
@@ -158,16 +215,6 @@ class _Transport(TcpTransport):
             self._io_writer.transport.abort()
 
 
-class _Client(Client):
-    """nats-py's own, which another client's message with broken headers does not end."""
-
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        try:
-            return await super()._process_headers(headers)
-        except Exception:  # noqa: BLE001 - whatever they are
-            return {}
-
-
 class ServerConnection:
     """One connection to a server, from its handshake to its end."""
 
@@ -182,15 +229,15 @@ class ServerConnection:
         self.reason = ""
         """Why it was lost."""
         self._client = _Client()
+        self._numbers = count(_FIRST_INLET)
         self._transport = _Transport()
         self._client._transport = self._transport  # noqa: SLF001 - it takes one that is there, and has no option for it
         self._settings = settings
         self._is_only = is_only
         self._is_closed = False
-        self._outgoing: deque[tuple[str, str, bytes]] = deque()  # bounded by the conversations' windows
+        self._outgoing: deque[bytes] = deque()  # bounded by the conversations' windows
         self._wake, self._written = asyncio.Event(), asyncio.Event()
         self._written.set()
-        self._subscriptions: list[Subscription] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._repeated_log = repeated_log
 
@@ -243,48 +290,44 @@ class ServerConnection:
             raise ServerError("it offers no TLS, which a tls:// address needs")
         return secret
 
-    async def subscribe(self, subject: str, receive: Receive) -> Subscription:
-        """Receive what is published to a subject."""
+    def subscribe(self, subject: str, receive: Receive, most: int = 0) -> Inlet:
+        """Receive what is published to a subject; the server drops what comes after so many messages, if not 0."""
+        inlet = Inlet(next(self._numbers), subject, receive, most)
+        self._client.inlets[inlet.number] = inlet
+        self._say(sub_cmd(subject, "", inlet.number) + (unsub_cmd(inlet.number, most) if most else b""))
+        return inlet
 
-        async def take(message: Msg) -> None:
-            """Take a message of it."""
-            receive(message.subject, message.data, (message.headers or {}).get("Status") == _NO_RESPONDERS)
+    def extend(self, inlet: Inlet, more: int) -> None:
+        """Let the server deliver so many messages more than were received, unless it has ended the subscription."""
+        inlet.most = inlet.received + more
+        self._say(unsub_cmd(inlet.number, inlet.most))
 
-        limit = self._settings.max_total_pending_bytes
-        try:
-            subscription = await self._client.subscribe(subject, cb=take, pending_bytes_limit=limit)
-        except _FAILURES as error:
-            self._lose(_reason(error))
-            raise ServerError(self.reason) from None
-        self._subscriptions.append(subscription)
-        return subscription
-
-    async def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, inlet: Inlet) -> None:
         """Receive nothing more of a subscription."""
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-        with contextlib.suppress(*_FAILURES):
-            await subscription.unsubscribe()
-        subscription._stop_processing()  # noqa: SLF001 - a close of nats-py's that fails halfway leaves its task
+        if self._client.inlets.pop(inlet.number, None) is not None:
+            self._say(unsub_cmd(inlet.number, 0))
 
     def publish(self, subject: str, reply: str, payload: bytes) -> None:
         """Publish, without waiting; where `subject` has no subscriber, `reply` receives a message that says so."""
+        self._say(pub_cmd(subject, reply, payload))
+
+    def _say(self, command: bytes) -> None:
         if self.lost.is_set():
             return
         if self._written.is_set() and self._transport.has_room and self._client.is_connected:
-            self._write_now(subject, reply, payload)
+            self._write_now(command)
         else:
-            self._outgoing.append((subject, reply, payload))
-            self.pending_bytes += len(payload)
+            self._outgoing.append(command)
+            self.pending_bytes += len(command)
             self._written.clear()
             self._wake.set()
 
-    def _write_now(self, subject: str, reply: str, payload: bytes) -> None:
+    def _write_now(self, command: bytes) -> None:
         """Do what nats-py's `publish` and its flusher do, but in this turn of the event loop, not two turns later."""
         client = self._client
         waiting, client._pending = client._pending, []  # noqa: SLF001
         client._pending_data_size = 0  # noqa: SLF001
-        self._transport.write(b"".join((*waiting, pub_cmd(subject, reply, payload))))  # type: ignore[no-untyped-call]
+        self._transport.write(b"".join((*waiting, command)))  # type: ignore[no-untyped-call]
 
     async def close(self, seconds: float) -> None:
         """Close, once what was published has reached the server, or after so many seconds."""
@@ -296,14 +339,10 @@ class ServerConnection:
             if self._tasks and not self.lost.is_set():
                 await _within(seconds, self._finish())
             self._stop()
-            for subscription in tuple(self._subscriptions):
-                await _within(_CLOSE_SECONDS, self.unsubscribe(subscription))
             closing = asyncio.create_task(self._client.close())
             await asyncio.wait({closing}, timeout=_CLOSE_SECONDS)
         finally:
             self._stop()
-            for subscription in self._subscriptions:
-                subscription._stop_processing()  # noqa: SLF001 - as in `unsubscribe`
             if closing is None or not closing.done():  # nats-py waits without end for a server that does not read
                 self._transport.abort()
             if closing is not None:
@@ -318,8 +357,8 @@ class ServerConnection:
 
     async def _finish(self) -> None:
         await first_of(self._written, self.lost)
-        for subscription in tuple(self._subscriptions):
-            await self.unsubscribe(subscription)
+        for inlet in tuple(self._client.inlets.values()):
+            self.unsubscribe(inlet)
         # A flush writes its ping before what is pending, so only the second one comes behind that.
         await self._client.flush(_LONG_SECONDS)
         await self._client.flush(_LONG_SECONDS)
@@ -328,13 +367,14 @@ class ServerConnection:
         while not self.lost.is_set():
             await self._wake.wait()
             self._wake.clear()
-            while self._outgoing and not self.lost.is_set():  # nats-py swallows a cancellation in here
-                subject, reply, payload = self._outgoing.popleft()
+            while self._outgoing and not self.lost.is_set():
+                command = self._outgoing.popleft()
                 try:
-                    await self._client.publish(subject, payload, reply)
+                    self._write_now(command)
+                    await self._transport.drain()  # type: ignore[no-untyped-call]
                 except _FAILURES as error:
                     self._lose(_reason(error))
-                self.pending_bytes -= len(payload)
+                self.pending_bytes -= len(command)
             self._written.set()
 
     async def _watch(self) -> None:
@@ -373,9 +413,7 @@ class ServerConnection:
 
     async def _failed(self, error: Exception) -> None:
         reason = _reason(error)
-        if isinstance(error, nats.errors.SlowConsumerError):
-            self._repeated_log.begin("slow", _log.warning, "dropped what came too fast", reason=reason)
-        elif "permissions violation" in reason:
+        if "permissions violation" in reason:
             self.denied = reason
             self._repeated_log.begin(reason, _log.warning, "not permitted by the nats server", reason=reason)
         else:

@@ -76,6 +76,8 @@ class Usage:
     peak_pending_bytes: int = 0
     cut_off: Mapping[str, int] = field(default_factory=dict)
     """Connections that were cut off, by the bound that they exceeded."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Frames that were dropped over NATS, by the name of the peers that sent them: those with the most."""
 
 
 class Listener(Protocol):

@@ -296,6 +296,13 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
         lambda view: each(view.processor.usage().cut_off),
         "bound",
     ),
+    counter(
+        "tokenbus_dropped_frames_total",
+        "Over NATS: hellos and frames that the processor dropped, by the name of the peers that sent them, the 64 with "
+        "the most; what the NATS server drops for it is not counted.",
+        lambda view: each(view.processor.usage().dropped),
+        "peer",
+    ),
     gauge(
         "tokenbus_pending_bytes",
         "What came in over tcp and was not read as whole messages.",

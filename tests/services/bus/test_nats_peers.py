@@ -1,6 +1,7 @@
 """Peers of a NATS listener that break its bounds, speak something else, or are another listener."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from tests.services.bus.harness import introduce, meet_again
 from tests.services.bus.nats_ends import QUICK, Ends, ends
 from tests.support.nats import shared
 from tests.support.waiting import soon, until
-from tokenbus_services.bus import AddressError, Listener
+from tokenbus_services.bus import AddressError, Listener, nats_lanes, nats_listener
 from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
 
 __all__ = ["ends"]
@@ -28,6 +29,22 @@ class Attacker:
         self.client = client
         self.base = f"tokenbus.{name}"
         self.own = f"all.-.{secrets.token_hex(16)}"
+        self.welcomes = asyncio.Event()
+
+    async def hear(self) -> None:
+        """Hear the listener: without that the server would say that this peer has left."""
+
+        async def take(message: Msg) -> None:
+            """Take an answer."""
+            if message.data == Frame(Kind.WELCOME, 0, 0).packed():
+                self.welcomes.set()
+
+        await self.client.subscribe(f"{self.base}.down.>", cb=take)
+
+    async def open(self) -> None:
+        """Say hello, and wait for the welcome."""
+        await self.say(Frame(Kind.OPEN, 0, 0, VERSION))
+        await soon(self.welcomes.wait())
 
     async def say(self, frame: Frame | bytes) -> None:
         """Send a frame, or other bytes."""
@@ -45,7 +62,7 @@ async def attacker(name: str) -> AsyncIterator[Attacker]:
     client = Client()
     await client.connect(shared().server)
     made = Attacker(client, name)
-    await client.subscribe(f"{made.base}.down.>", cb=hear)  # or the server would say that it has left
+    await made.hear()
     yield made
     await client.close()
 
@@ -59,7 +76,7 @@ def name() -> str:
 async def test_message_that_never_ends(ends: Ends, attacker: Attacker, name: str) -> None:
     """A message without an end is cut off at the bound, and nothing of it is held."""
     listener = await ends.listen(shared().address(name), replace(QUICK, max_unadmitted_bytes=600_000))
-    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    await attacker.open()
     for number in range(1, 8):
         await attacker.say(Frame(Kind.MORE, number, 0, bytes(100_000)))
     await until(lambda: listener.usage().cut_off["bytes"] == 1)
@@ -72,7 +89,7 @@ async def test_message_that_never_ends(ends: Ends, attacker: Attacker, name: str
 async def test_peer_that_leaves_in_the_middle_of_a_message(ends: Ends, attacker: Attacker, name: str) -> None:
     """Nothing is held of a message whose sender has left before its end."""
     listener = await ends.listen(shared().address(name))
-    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    await attacker.open()
     await attacker.say(Frame(Kind.MORE, 1, 0, bytes(1000)))
     await until(lambda: listener.usage().pending_bytes == 1000)
     await attacker.say(Frame(Kind.END, 0, 0))
@@ -83,7 +100,7 @@ async def test_peer_that_leaves_in_the_middle_of_a_message(ends: Ends, attacker:
 async def test_too_many_small_messages(ends: Ends, attacker: Attacker, name: str) -> None:
     """A peer that sends more messages than the window has, although none was read, is cut off."""
     listener = await ends.listen(shared().address(name))
-    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    await attacker.open()
     for number in range(1, 258):
         await attacker.say(Frame(Kind.LAST, number, 0, b"\x01" + bytes(7)))
     await until(lambda: listener.usage().cut_off["bytes"] == 1)
@@ -180,8 +197,7 @@ async def test_other_frames(ends: Ends, attacker: Attacker, name: str, said: Fra
     listener = await ends.listen(shared().address(name))
     received = asyncio.ensure_future(listener.receive())
     await attacker.say(said)
-    await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
-    await until(lambda: listener.usage().unadmitted)
+    await attacker.open()
     await attacker.say(said)
     await attacker.client.flush()
     await attacker.client.flush()
@@ -228,3 +244,58 @@ async def test_two_that_start_at_once(ends: Ends, name: str) -> None:
     made = await asyncio.gather(*(ends.listen(address) for _ in range(5)), return_exceptions=True)
     assert sum(not isinstance(each, AddressError) for each in made) == 1
     assert sum(isinstance(each, AddressError) for each in made) == 4
+
+
+async def test_more_names_than_connections(ends: Ends, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers of more names than a listener has connections for share them, and names without a peer make room."""
+    monkeypatch.setattr(nats_listener, "MOST_LANES", 2)
+    monkeypatch.setattr(nats_lanes, "_MOST_NAMES", 2)
+    listener = await ends.listen(shared().address(name))
+    named = [replace(QUICK, nats_name=f"gpu-{number}") for number in range(6)]
+    connections = [await ends.connect(listener.address, settings) for settings in named[:4]]
+    peers = [await introduce(connection, listener) for connection in connections]
+    assert [listener.identity(peer).name for peer in peers] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    late = await ends.connect(listener.address, named[4])
+    await until(lambda: listener.usage().dropped.get("gpu-4"))
+    await connections[1].close()
+    await until(lambda: listener.usage().admitted == 3)
+    await introduce(late, listener)
+    await introduce(await ends.connect(listener.address, named[0]), listener)
+
+
+async def test_peers_of_one_name_leave_room_for_others(ends: Ends, attacker: Attacker, name: str) -> None:
+    """Of too many peers that do not introduce themselves, those make room whose name has the most."""
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_unadmitted_connections=64))
+    while not listener.usage().dropped.get("crowd"):  # the server drops some of these, too
+        attacker.own = f"all.crowd.{secrets.token_hex(16)}"
+        await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    assert listener.usage().unadmitted == 8
+    await introduce(await ends.connect(listener.address, replace(QUICK, nats_name="honest")), listener)
+
+
+async def test_name_that_broke_the_rules_waits(ends: Ends, attacker: Attacker, name: str) -> None:
+    """After one of its peers was cut off, a name is not welcome for a while, and every other name is."""
+    hour = replace(QUICK, reconnect_ms=3_600_000, reconnect_max_ms=3_600_000, heartbeat_timeout_ms=3_600_000)
+    listener = await ends.listen(shared().address(name), hour)
+    attacker.own = f"all.liar.{secrets.token_hex(16)}"
+    await attacker.open()
+    await attacker.say(b"no frame")
+    await until(lambda: not listener.usage().unadmitted)
+    dropped = listener.usage().dropped["liar"]
+    attacker.own = f"all.liar.{secrets.token_hex(16)}"
+    while listener.usage().dropped["liar"] < dropped + 3:
+        await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    assert listener.usage().unadmitted == 0
+    await introduce(await ends.connect(listener.address, replace(QUICK, nats_name="honest")), listener)
+
+
+@pytest.mark.parametrize("kind", [Kind.READ, Kind.MORE])
+async def test_frames_without_an_end_that_carry_nothing(ends: Ends, attacker: Attacker, name: str, kind: Kind) -> None:
+    """A peer that sends frame after frame which no bound on bytes stops is cut off."""
+    listener = await ends.listen(shared().address(name), replace(QUICK, heartbeat_interval_ms=500))
+    await attacker.open()
+    while not listener.usage().cut_off["bytes"]:
+        for number in range(1, 200):
+            await attacker.client.publish(f"{attacker.base}.up.{attacker.own}", Frame(kind, number, 0).packed())
+        await attacker.client.flush()
+    assert re.search("more than 64 frames that say nothing|0 bytes of a longer message", ends.reasons[0])

@@ -1,0 +1,123 @@
+"""A user of a NATS server that publishes as fast as it can, at subjects at which the server lets it."""
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tests.support.nats import NatsServer
+from tests.support.waiting import MOST
+from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
+
+_OPEN = Frame(Kind.OPEN, 0, 0, VERSION).packed()
+_WELCOME = Frame(Kind.WELCOME, 0, 0).packed()
+_BLOCK = 300
+
+
+class Flood:
+    """Floods a listener from a thread, until it is left."""
+
+    def __init__(self, server: NatsServer, user: str, roles: str, listener: str, kind: str) -> None:
+        """Take the user, whose password is its name, and what it floods with: of BEFORE or AFTER."""
+        self._server, self._user, self._kind = server, user, kind
+        self._up = f"tokenbus.{listener}.up.{roles}.{user}."
+        self._down = f"tokenbus.{listener}.down.{user}."
+        self._who = f"tokenbus.{listener.partition('.')[0]}.who"
+        self._thread = threading.Thread(target=self._run)
+        self._is_over = False
+        self.began = threading.Event()
+        """Set once hundreds of messages have been sent."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        assert self.began.wait(MOST)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        self._is_over = True
+        self._thread.join(MOST)
+
+    def _run(self) -> None:
+        while not self._is_over:
+            with contextlib.suppress(OSError), self._connected() as connection:  # the server may cut it off
+                self._flood(connection)
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self._server.port))
+        login = {"user": self._user, "pass": self._user, "verbose": False, "headers": True, "no_responders": True}
+        connection.sendall(f"CONNECT {json.dumps(login)}\r\nPING\r\n".encode())
+        return connection
+
+    def _flood(self, connection: socket.socket) -> None:
+        own = secrets.token_hex(16)
+        if self._kind in AFTER:
+            self._greet(connection, own)
+        threading.Thread(target=_read, args=(connection,), daemon=True).start()
+        if self._kind in BEFORE:
+            block = b"".join(_published(self._subject(), BEFORE[self._kind]()) for _ in range(_BLOCK))
+            while not self._is_over:
+                connection.sendall(block)
+                self.began.set()
+        else:
+            make = AFTER[self._kind]
+            frames = (_published(self._up + own, make(number)) for number in range(1, 2 * _BLOCK))
+            connection.sendall(b"".join(frames))
+            self.began.set()
+
+    def _subject(self) -> str:
+        if self._kind == "questions":
+            return self._who
+        return self._up + ("hello" if self._kind.endswith("new hellos") else secrets.token_hex(16))
+
+    def _greet(self, connection: socket.socket, own: str) -> None:
+        """Say hello until there is a welcome, or for a while: this name may not be welcome just now."""
+        connection.settimeout(0.05)
+        connection.sendall(f"SUB {self._down}{own} 1\r\n".encode())
+        heard = b""
+        for _ in range(20):
+            connection.sendall(_published(self._up + own, _OPEN, self._down + own))
+            try:
+                heard += connection.recv(65_536)
+            except TimeoutError:
+                continue
+            if _WELCOME in heard or self._is_over:
+                break
+        connection.settimeout(MOST)
+
+
+def _read(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while connection.recv(65_536):
+            pass
+
+
+def _published(subject: str, payload: bytes, reply: str = "") -> bytes:
+    return f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n"
+
+
+BEFORE: dict[str, Callable[[], bytes]] = {
+    "new hellos": lambda: _OPEN + secrets.token_hex(16).encode(),
+    "large new hellos": lambda: _OPEN + bytes(300_000),
+    "hellos": lambda: _OPEN,
+    "empty frames": lambda: b"",
+    "large frames": lambda: bytes(300_000),
+    "random bytes": lambda: secrets.token_bytes(100),
+    "questions": lambda: b"",
+}
+"""What is said without a welcome."""
+AFTER: dict[str, Callable[[int], bytes]] = {
+    "random bytes after the welcome": lambda _: secrets.token_bytes(100),
+    "frames that say nothing": lambda number: Frame(Kind.READ, number, 0).packed(),
+    "a message in tiny parts": lambda number: Frame(Kind.MORE, number, 0, b"x").packed(),
+    "a message that never ends": lambda number: Frame(Kind.MORE, number, 0, bytes(300_000)).packed(),
+    "messages that are none": lambda number: Frame(Kind.LAST, number, 0, bytes(8)).packed(),
+}
+"""What is said once the listener has welcomed a peer, each time by another one of the user."""
