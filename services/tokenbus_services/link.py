@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
@@ -69,6 +70,8 @@ class ReconnectingSession(ABC):
         self.moves = 0
         """How often it went from one processor to the next."""
         self._next_greeting = 0.0
+        self._hellos = 0
+        """How many hellos it has said since the last answer to one."""
         self._last_sent = 0.0
         self._last_heard = 0.0
         self._echo_ns = 0
@@ -219,8 +222,17 @@ class ReconnectingSession(ABC):
         if self.processors > 1 and self._leaves_at == inf:
             self._leaves_at = now + self._patience
         self.state = SessionState.GREETING
-        self._next_greeting = now + self._interval
+        self._next_greeting = now + self._pause()
         return [self._written(hello=self._hello())]
+
+    def _pause(self) -> float:
+        """Return after how long it says hello again if nothing answers: a random time, each time from a wider range.
+
+        Many peers that say hello to one processor at once give it time in that way, and do not come back together.
+        """
+        most = min(self._interval * 2.0 ** min(self._hellos, _MOST_DOUBLINGS), self._timeout)
+        self._hellos += 1
+        return random.uniform(self._interval, max(self._interval, most))  # noqa: S311 - nothing secret
 
     def _greet_again(self, at: float) -> None:
         self.state = SessionState.GREETING
@@ -233,7 +245,7 @@ class ReconnectingSession(ABC):
             raise ContractError("welcome.heartbeat_timeout_ms", limit, welcome.heartbeat_timeout_ms)
         self.state = SessionState.OPEN
         self.refusal = None
-        self._tries, self._leaves_at = 0, inf
+        self._tries, self._hellos, self._leaves_at = 0, 0, inf
         self.processor_id = welcome.processor_id
         self.handshakes += 1
         self._interval = welcome.heartbeat_interval_ms / 1000
@@ -245,8 +257,10 @@ class ReconnectingSession(ABC):
                 self._greet_again(now)
             return
         self.state = SessionState.REFUSED
+        most = 1 if self.refusal is None else 2
         self.refusal = refusal
-        self._next_greeting = now + self._timeout
+        self._hellos = 0
+        self._next_greeting = now + self._timeout * random.uniform(1, most)  # noqa: S311 - nothing secret
         # Another may have room for it. What it must correct to be taken, the operator is to see here.
         self._leaves_at = inf
         if self.processors > 1 and refusal.reason == RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS:

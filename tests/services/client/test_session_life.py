@@ -24,6 +24,27 @@ def test_hello_is_said_again_once_an_interval_until_it_is_answered() -> None:
     assert peer.bodies() == ["hello"]
 
 
+def test_hello_is_said_more_rarely_and_at_random_times() -> None:
+    """Hellos that are not answered come apart: each waits for a random time, up to twice as long, and no longer."""
+
+    def pauses() -> list[float]:
+        """Return how long a new session waits between its first hellos."""
+        peer, found = Peer(), []
+        for _ in range(8):
+            assert peer.bodies() == ["hello"]
+            began = peer.now
+            while (seconds := peer.session.seconds_to_wait(peer.now)) > 0:
+                peer.now += seconds
+            found.append(peer.now - began)
+        return found
+
+    each = [pauses() for _ in range(50)]
+    assert all(INTERVAL <= pause <= TIMEOUT for found in each for pause in found)
+    assert {round(found[0], 6) for found in each} == {INTERVAL}
+    assert len({round(found[1], 6) for found in each}) > 40
+    assert max(found[1] for found in each) <= 2 * INTERVAL < max(found[-1] for found in each)
+
+
 def test_heartbeat_once_an_interval() -> None:
     """A session with nothing to send sends a heartbeat once an interval, with the last heartbeat that it heard."""
     peer = opened()
