@@ -8,7 +8,7 @@ from zlib import crc32
 from google.protobuf.message import DecodeError
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
     ClientHello,
@@ -40,6 +40,8 @@ _log = logger("processor")
 _FIRST_ROUTE = 1
 _MOST_HANDSHAKES = 10
 """How many handshakes of a client may follow each other at once."""
+_ROOM_SECONDS = 0.0002
+"""How long all clients together are told nothing of workers that come, for each client."""
 _MUCH = 0.25
 """Which share of what may wait for all consumers of a stream is much for one client."""
 
@@ -68,7 +70,7 @@ class ClientConnections(Connections[Session]):
         self.watchers = Watchers(dispatch.workers.by_id)
         self.sessions: dict[int, Session] = {}
         self._status = StatusReport(settings.processor.id, dispatch)
-        self._room: tuple[float, Room] | None = None
+        self._room: tuple[float, Room, list[bytes]] | None = None
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
         )
@@ -184,11 +186,13 @@ class ClientConnections(Connections[Session]):
             return
         session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
         session.wants_room, session.room = hello.wants_room, None
+        is_new = session.peer != peer
         self._connect(session, peer, now)
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
         self._send(session, ServerFrame(welcome=welcome))
-        _log.info("client connected", client=session.name, resumed=resumed)
+        if is_new:
+            _log.info("client connected", client=session.name, resumed=resumed)
         if session.wants_room:
             self._send_room(session, now, is_due=True)
         self._flush(session)
@@ -358,13 +362,20 @@ class ClientConnections(Connections[Session]):
                 session.wants_status, session.next_status = False, now + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
-        """Tell a client how much room there is, at once when a worker has come, else when a heartbeat is due."""
+        """Tell a client how much room there is, at once when a worker has come, else when a heartbeat is due.
+
+        Where many workers come to many clients, as after a restart, each client hears of several of them at once.
+        """
         if self._room is None or self._room[0] != now:
-            self._room = now, self._dispatch.room()
-        room, before = self._room[1], session.room
-        is_news = before is None or room.arrivals != before.arrivals or (is_due and room != before)
-        if is_news and self._send(session, ServerFrame(room=room)) is Outcome.SENT:
-            session.room = room
+            room = self._dispatch.room()
+            self._room = now, room, [write_frame(ServerFrame(room=room))]
+        _, room, message = self._room
+        before, seconds = session.room, _ROOM_SECONDS * len(self.sessions)
+        has_arrival = before is None or (room.arrivals != before.arrivals and now - session.room_at >= seconds)
+        if session.peer is None or not (has_arrival or (is_due and room != before)):
+            return
+        if self.listener.send(session.peer, message) is Outcome.SENT:
+            session.room, session.room_at = room, now
 
 
 def owner_of(identity: Identity, name: str) -> int:

@@ -83,6 +83,8 @@ class Session(KnownPeer):
     wants_room: bool = False
     room: Room | None = None
     """How much room it was last told that there is."""
+    room_at: float = 0.0
+    """When it was told so."""
     requests: set[int] = field(default_factory=set)
     _gathered: "_Gathered | None" = None
 

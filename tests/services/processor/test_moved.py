@@ -96,6 +96,22 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
 
+def test_clients_hear_of_many_workers_at_once() -> None:
+    """The arrivals of many workers are few messages to each of many clients, and each client hears of the last."""
+    bench = Bench({"processor.max_workers": 100, "clients.max_clients": 1000})
+    clients = [bench.client(session, wants_room=True) for session in range(1, 1001)]
+    bench.advance(0.5)
+    for client in clients:
+        client.heard()
+    for place in range(100):
+        bench.worker(f"worker-{place}")
+        bench.advance(0.01)
+    bench.pass_time(1.0, *clients, most=0.1)
+    told = [[heard.frame.room.arrivals for heard in client.heard() if heard.body == "room"] for client in clients]
+    assert {each[-1] for each in told} == {bench.core.workers.arrivals}
+    assert max(map(len, told)) <= 8  # and not 100
+
+
 def test_client_is_told_how_much_room_there_is() -> None:
     """By model, when it connects, when a worker comes, and with heartbeats when it changed; others are told nothing."""
     bench = Bench()
