@@ -18,7 +18,7 @@ def open_files_for(settings: Settings) -> Callable[[], None]:
     A service calls that function once it runs, so that one that cannot start logs only the reason.
     """
     # A connection of the bus takes two: libzmq's, and the duplicate by which it is bounded.
-    wanted = 2 * settings.bus.max_connections + settings.gateway.max_connections + _OTHERS
+    wanted = 2 * settings.most_connections + settings.gateway.max_connections + _OTHERS
     soft = _raised_to(wanted)
     return partial(_log.info, "open files", limit=soft, wanted=wanted)
 

@@ -334,6 +334,13 @@ def test_number_too_long_to_print() -> None:
         BusSettings(linger_ms=10**5000)
 
 
+def test_connections_follow_from_the_peers() -> None:
+    """A processor has a connection for each client and worker that it may have, without a word about connections."""
+    raised = {"clients.max_clients": 5000, "processor.max_workers": 200}
+    assert Settings.load(environment={}, overrides=raised).most_connections == 5200
+    assert Settings.load(environment={}, overrides={"bus.max_connections": 6000, **raised}).most_connections == 6000
+
+
 def test_bounds_are_the_schemas() -> None:
     """Where a setting travels on the wire, its range lies within that of its field."""
     hello: Any = stream_pb2.Hello.DESCRIPTOR.fields_by_name

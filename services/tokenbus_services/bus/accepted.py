@@ -59,6 +59,7 @@ class AcceptedConnection:
         self.is_admitted = self.is_cut = self.is_suspect = False
         self.cut_at: float | None = None
         self.read_before = -1
+        self._has_spoken = False
         self._grown_from = 0
         self._unread_at: float | None = None
 
@@ -76,10 +77,20 @@ class AcceptedConnection:
         if self.delivered != self.read_before or not self.held:
             self.read_before, self.moved = self.delivered, now
 
-    def _measure_tcp(self) -> None:
+    def has_spoken(self) -> bool:
+        """Tell whether its peer has sent anything; of a Unix socket's peer only a whole message is known."""
+        if not self._has_spoken:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._has_spoken = bool(self.peer or (self.is_tcp and self._received()))
+        return self._has_spoken
+
+    def _received(self) -> int:
         info = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (received,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED)
-        held = received - self.delivered
+        return int(received)
+
+    def _measure_tcp(self) -> None:
+        held = self._received() - self.delivered
         if held > _MUCH:  # less may be in the kernel's buffer, which is not this process's memory
             held -= self._in_kernel()
         self.held = max(0, held)

@@ -17,7 +17,8 @@ from typing import Any
 from tokenbus_services.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus_services.bus.errors import AddressError
 
-_BACKLOG = 128
+_BACKLOG = 4096
+"""As many as connect at once after a restart; of those beyond it the kernel drops the first packet, for a second."""
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"

@@ -103,6 +103,10 @@ class Authenticator:
         self._socket.close()
         await self._task
 
+    def is_read_out(self) -> bool:
+        """Tell whether every handshake that waits for an answer has had it."""
+        return self._socket.is_read_out()
+
     async def _answer(self) -> None:
         with contextlib.suppress(ClosedError):
             while True:

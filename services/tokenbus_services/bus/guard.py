@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     from tokenbus_services.bus.monitor import Monitor
 
 _log = logger("bus")
-BOUNDS = ("bytes", "memory", "connections", "unadmitted", "silent", "id", "key", "accept")
+BOUNDS = ("bytes", "memory", "connections", "silent", "id", "key", "accept")
 _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
 _DOUBT_SECONDS = 0.001
 _MOST_DOUBTFUL = 64
 """How many doubtful connections are looked at each time, drawn anew with each full check."""
 _FULL_SECONDS = 0.25
+_MOST_SHARE = 0.05
+"""The most of a core that full checks of thousands of connections take."""
 _GROWTH = 8_388_608
 """With less growth of the process between two checks, no connection is measured: what is held is resident."""
 _FAREWELL_SECONDS = 0.1
@@ -42,6 +45,8 @@ _MUCH = 1_048_576
 _STUCK = 65_536
 _OTHER_FILES = 64
 _FREED = 8
+_CROWD = 128
+"""For so many peers that introduce themselves at once, each may take bus.introduction_timeout_ms."""
 
 
 class Guard:
@@ -73,7 +78,6 @@ class Guard:
         self._doubtful: list[tuple[AcceptedConnection, Monitor]] = []
         self._trim_at: float | None = None
         self.max_connections = _room(settings.max_connections)
-        self.max_unadmitted = max(1, min(settings.max_unadmitted_connections, self.max_connections // 2))
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tokenbus-guard", daemon=True)
         self._thread.start()
@@ -127,23 +131,26 @@ class Guard:
             self._open_spare()
 
     def make_room(self, at_least: int = 0) -> int:
-        """Evict the oldest connections that have not introduced themselves, as far as there are too many.
+        """Evict connections that have not introduced themselves, as far as there are too many in all.
 
-        The oldest and not the newest: a peer of ours introduces itself at once, and so it gets in during a flood of
-        silent connections. If the newest were refused, it would have to wait for one of their places.
+        First those that have sent nothing, then the others; of both the oldest. A peer of ours speaks at once, so it
+        keeps its place during a flood of silent connections, and where all speak, nobody is cut off before all places
+        are taken. If the newest were refused, a peer of ours would have to wait for one of their places.
         """
-        live = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
-        unadmitted = [pair for pair in live if not pair[0].is_admitted]
-        in_all, silent = len(live) - self.max_connections, len(unadmitted) - self.max_unadmitted
-        if (surplus := max(in_all, silent, at_least)) <= 0:
+        if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
             return 0
-        kind, bound = "unadmitted", f"{self.max_unadmitted} connections that have not introduced themselves"
-        if silent <= 0:
-            kind, bound = "connections", f"{self.max_connections} connections"
-        unadmitted.sort(key=lambda pair: pair[0].accepted)
-        for connection, watched in unadmitted[:surplus]:
-            self.cut(watched, connection, kind, f"at most {bound} at once")
-        return len(unadmitted[:surplus])
+        live = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
+        surplus = max(len(live) - self.max_connections, at_least)
+        if surplus <= 0:
+            return 0
+        waiting = sorted((pair for pair in live if not pair[0].is_admitted), key=lambda pair: pair[0].accepted)
+        evicted = list(islice((pair for pair in waiting if not pair[0].has_spoken()), surplus))
+        if len(evicted) < surplus:
+            evicted += islice((pair for pair in waiting if pair[0].has_spoken()), surplus - len(evicted))
+        reason = f"at most {self.max_connections} connections at once, and it has not introduced itself"
+        for connection, watched in evicted:
+            self.cut(watched, connection, "connections", reason)
+        return len(evicted)
 
     def free_descriptors(self, listening: socket.socket) -> None:
         """Make room after no descriptor was left for a connection, or else refuse those that wait for one.
@@ -208,8 +215,9 @@ class Guard:
             self._seen = min(self._seen, resident)
             self._look_again(now, resident)
             return
-        self._seen, self._next_full = resident, now + _FULL_SECONDS
+        began, self._seen = time.thread_time(), resident
         pairs = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
+        patience = self._patience_with(pairs)
         for connection, watched in pairs:
             if connection.cut_at is not None and now >= connection.cut_at:
                 connection.shut_down()
@@ -217,11 +225,12 @@ class Guard:
             with contextlib.suppress(OSError):  # it has ended already
                 connection.measure(now, resident)
             self._check_size(watched, connection)
-            self._check_introduction(watched, connection, now)
+            self._check_introduction(watched, connection, now, patience)
         doubtful = [pair for pair in pairs if pair[0].is_doubtful(resident)]
         self._doubtful = random.sample(doubtful, min(len(doubtful), _MOST_DOUBTFUL))
         self._check_sum([pair for pair in pairs if pair[0].is_tcp], now)
         self._check_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
+        self._next_full = now + max(_FULL_SECONDS, (time.thread_time() - began) / _MOST_SHARE)
 
     def _look_again(self, now: float, resident: int) -> None:
         """Measure those that may hold much: a Unix socket's bytes are seen only in the moment before they are read."""
@@ -241,10 +250,25 @@ class Guard:
         else:
             self._cut_if_read_out(watched, connection, "bytes", reason)
 
-    def _check_introduction(self, watched: "Monitor", connection: AcceptedConnection, now: float) -> None:
-        most = self._settings.introduction_timeout_ms
-        if not connection.is_admitted and now - connection.accepted > most / 1000:
-            self._cut_if_read_out(watched, connection, "silent", f"it has not introduced itself within {most} ms")
+    def _patience_with(self, pairs: list[tuple[AcceptedConnection, "Monitor"]]) -> int:
+        """Return the milliseconds that a peer which has spoken may take: in a crowd all are slow, and we are.
+
+        If each were cut off then and began anew, none would ever be admitted.
+        """
+        speaking = sum(not each.is_admitted and each.has_spoken() for each, _ in pairs)
+        return self._settings.introduction_timeout_ms * max(1, -(-speaking // _CROWD))
+
+    def _check_introduction(
+        self, watched: "Monitor", connection: AcceptedConnection, now: float, patience: int
+    ) -> None:
+        if connection.is_admitted:
+            return
+        most = patience if connection.has_spoken() else self._settings.introduction_timeout_ms
+        if now - connection.accepted <= most / 1000:
+            return
+        # A Unix socket's peer may have sent what a busy event loop has yet to read.
+        cut = self._cut_if_read_out if connection.has_spoken() or not connection.is_tcp else self.cut
+        cut(watched, connection, "silent", f"it has not introduced itself within {most} ms")
 
     def _check_sum(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], now: float) -> None:
         """Cut off those that have held the most for the longest without finishing a message."""

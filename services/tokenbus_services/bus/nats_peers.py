@@ -11,7 +11,7 @@ from tokenbus_services.bus.transport import Usage
 from tokenbus_services.settings import BusSettings
 
 _FEWEST_UNADMITTED, _SHARE_UNADMITTED = 8, 8
-"""Peers of one name that have not introduced themselves: an eighth of all of those, but eight at least."""
+"""Peers of one name that have not introduced themselves: an eighth of all peers, but eight at least."""
 _MOST_NAMES, _MOST_SHOWN = 1024, 64
 """Names of which what was dropped is remembered, the latest ones, and those that are shown, with the most."""
 
@@ -70,7 +70,7 @@ class PeerBounds:
             return True
         known = self._names.get(name)
         is_shut = known is not None and asyncio.get_running_loop().time() < known.until
-        most = max(_FEWEST_UNADMITTED, self._settings.max_unadmitted_connections // _SHARE_UNADMITTED)
+        most = max(_FEWEST_UNADMITTED, self._settings.max_connections // _SHARE_UNADMITTED)
         return not is_shut and self._unadmitted[name] < most
 
     def shut_out(self, peer: Peer) -> None:
@@ -84,18 +84,13 @@ class PeerBounds:
         known.until = now + known.seconds
 
     def add(self, peer: Peer) -> None:
-        """Count a new peer; the oldest of those that have not introduced themselves make room for it."""
+        """Count a new peer; of those that have not introduced themselves, one of the name with the most makes room."""
         self._peers[peer] = None
         self._unadmitted[peer.name] += 1
-        unadmitted = [each for each in self._peers if not each.is_admitted]
-        most = self._settings.max_unadmitted_connections
-        if len(unadmitted) > most:
-            reason = f"at most {most} connections that have not introduced themselves at once"
+        if len(self._peers) > (most := self._settings.max_connections):
             crowd = max(self._unadmitted, key=self._unadmitted.__getitem__)
-            oldest = next(each for each in unadmitted if each.name == crowd)
-            oldest.cut(oldest, reason, "unadmitted")
-        elif len(self._peers) > (most := self._settings.max_connections):
-            unadmitted[0].cut(unadmitted[0], f"at most {most} connections at once", "connections")
+            oldest = next(each for each in self._peers if not each.is_admitted and each.name == crowd)
+            oldest.cut(oldest, f"at most {most} connections at once, and it has not introduced itself", "connections")
 
     def remove(self, peer: Peer) -> None:
         """Stop counting a peer; what it has sent still counts until it is read."""

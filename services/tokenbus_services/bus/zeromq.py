@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from tokenbus_services.settings import BusSettings
 
 _KEYS_SECONDS = 1.0
 """How often a listener checks whether the keys of its peers are still allowed."""
+_HANDSHAKE_MS = 60_000
 _MOST_UNREAD = 64
 """Unread messages of one peer after which backpressure stops it, long before it is cut off for their bytes."""
 _MOST_PROBES = 127
@@ -68,7 +70,7 @@ class ZeroMQTransport:
             binding.descriptor,
             self._settings,
             refused,
-            is_read_out=listening.is_read_out,
+            is_read_out=lambda: listening.is_read_out() and authenticator.is_read_out(),
             authenticator=authenticator,
             guard=guard,
             allowed=allowed,
@@ -117,7 +119,9 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.SNDHWM: settings.high_water_mark,
         zmq.RCVHWM: settings.high_water_mark,
         zmq.MAXMSGSIZE: settings.max_part_bytes,
-        zmq.HANDSHAKE_IVL: silence,
+        # The guard bounds the time for it. A listener that many connect to at once is slow with all of them alike: if
+        # each gave up and began anew, none would ever end.
+        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.CONNECT_TIMEOUT: silence,
         # Not HEARTBEAT_IVL: libzmq 4.3 aborts the process when it is time for a heartbeat and the peer has left
         # with more messages unread than the high-water mark. TCP keepalive finds hosts that are gone, and the
@@ -127,8 +131,10 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.TCP_KEEPALIVE_INTVL: interval,
         zmq.TCP_KEEPALIVE_CNT: max(1, min(silence // (1000 * interval) - 1, _MOST_PROBES)),
         zmq.TCP_MAXRT: silence,
-        zmq.RECONNECT_IVL: settings.reconnect_ms,
-        zmq.RECONNECT_IVL_MAX: settings.reconnect_max_ms,
+        # libzmq doubles the one up to the other, and adds nothing random: many that lost one listener would come back
+        # together, again and again.
+        zmq.RECONNECT_IVL: random.randint(-(-settings.reconnect_ms // 2), settings.reconnect_ms),  # noqa: S311
+        zmq.RECONNECT_IVL_MAX: random.randint(settings.reconnect_ms, settings.reconnect_max_ms),  # noqa: S311
         # Without a domain libzmq also accepts its protocol of 2009, which has no handshake: random bytes were
         # received as a message, and a browser stayed connected for ever.
         zmq.ZAP_DOMAIN: OPEN_DOMAIN,

@@ -291,7 +291,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     ),
     counter(
         "tokenbus_cut_connections_total",
-        "Connections that were cut off for a bound of the transport: bytes, connections, unadmitted, silent, id, and "
+        "Connections that were cut off for a bound of the transport: bytes, connections, silent, id, and "
         "accept where no descriptor was left.",
         lambda view: each(view.processor.usage().cut_off),
         "bound",

@@ -81,7 +81,8 @@ class Processor:
 
     async def __aenter__(self) -> Self:
         """Listen for workers and clients."""
-        transport = self._transport or transport_for(self.settings.bus)
+        bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
+        transport = self._transport or transport_for(bus)
         await self._open_log()
         self._core.begin(self.clock.now())
         try:

@@ -88,14 +88,10 @@ class BusSettings(Section):
     max_connections: int = count(
         4096,
         "connections",
-        "the most at once to all addresses of a process; fewer where it may not open two files for each",
+        "the most at once to all addresses of a process, of which those that have sent nothing make room first; for a "
+        "processor clients.max_clients and processor.max_workers together where that is more; fewer where it may not "
+        "open two files for each",
         low=2,
-        high=2**20,
-    )
-    max_unadmitted_connections: int = count(
-        256,
-        "connections",
-        "the most that have not introduced themselves; the oldest make room; at most max_connections",
         high=2**20,
     )
     introduction_timeout_ms: int = milliseconds(
@@ -143,7 +139,6 @@ class BusSettings(Section):
         _at_least(self, "max_unadmitted_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_pending_bytes", "twice bus.max_part_bytes", 2 * self.max_part_bytes)
         _at_least(self, "max_total_pending_bytes", "bus.max_pending_bytes", self.max_pending_bytes)
-        _at_least(self, "max_connections", "bus.max_unadmitted_connections", self.max_unadmitted_connections)
         _at_least(self, "heartbeat_timeout_ms", "twice bus.heartbeat_interval_ms", 2 * self.heartbeat_interval_ms)
         _at_least(self, "reconnect_max_ms", "bus.reconnect_ms", self.reconnect_ms)
         # Else a peer that comes back as slowly as it may is lost before it has said a word.

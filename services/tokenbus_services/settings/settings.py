@@ -75,6 +75,11 @@ class Settings:
             limit = f"at least processor.credit_bytes, {self.processor.credit_bytes}"
             raise SettingsError("bus.max_pending_bytes", limit, self.bus.max_pending_bytes)
 
+    @property
+    def most_connections(self) -> int:
+        """How many connections a processor takes at once: at least one for each client and worker that it may have."""
+        return max(self.bus.max_connections, self.clients.max_clients + self.processor.max_workers)
+
     @classmethod
     def load(
         cls,

@@ -62,10 +62,9 @@ async def test_peer_that_speaks_something_else(tcp: Bus, data: bytes) -> None:
 
 
 async def test_peer_that_says_nothing(make: Make) -> None:
-    """A peer that connects and says nothing is turned away after the heartbeat's timeout."""
-    settings = replace(SETTINGS, heartbeat_interval_ms=10, heartbeat_timeout_ms=500)  # our own peer needs some of it
-    bus = make("zeromq-tcp", settings)
-    assert (await refusal_of(bus, call)).endswith(": no handshake within 500 ms")
+    """A peer that connects and says nothing is turned away after the time for an introduction."""
+    bus = make("zeromq-tcp", replace(SETTINGS, introduction_timeout_ms=500))  # our own peer needs some of it
+    assert (await refusal_of(bus, call)).endswith("it has not introduced itself within 500 ms")
 
 
 async def test_peer_that_leaves_at_once(tcp: Bus) -> None:

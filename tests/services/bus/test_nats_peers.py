@@ -153,20 +153,18 @@ async def test_silent_peers(ends: Ends, name: str) -> None:
 
 async def test_most_silent_peers(ends: Ends, name: str) -> None:
     """Of too many that have not introduced themselves the oldest make room."""
-    listener = await ends.listen(shared().address(name), replace(QUICK, max_unadmitted_connections=2))
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_connections=3))
     await introduce(await ends.connect(listener.address), listener)
     for _ in range(4):
         await ends.connect(listener.address)
-    await until(lambda: listener.usage().cut_off["unadmitted"])
+    await until(lambda: listener.usage().cut_off["connections"])
     assert listener.usage().unadmitted <= 2
     assert listener.usage().admitted == 1
 
 
 async def test_most_peers(ends: Ends, name: str) -> None:
     """Above the bound on connections a new one is cut off, and those that were admitted stay."""
-    listener = await ends.listen(
-        shared().address(name), replace(QUICK, max_connections=2, max_unadmitted_connections=2)
-    )
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_connections=2))
     for _ in range(2):
         await introduce(await ends.connect(listener.address), listener)
     late = await ends.connect(listener.address)
