@@ -18,9 +18,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import tokenbus_services.gateway.supervisor
 from tests.integration.deployment import COMMAND, Deployment
 from tests.integration.serving import Served, asking, error_of, is_true, plainly, served
-from tests.support.waiting import MOST, until
+from tests.support.waiting import MOST, soon, until
 from tokenbus_services.gateway.api_keys import made, write_keys
 from tokenbus_services.gateway.group import SummedMetrics
 from tokenbus_services.gateway.supervisor import Supervisor, serve_processes
@@ -203,6 +204,42 @@ async def test_process_that_dies_is_started_again(passing: Served) -> None:
     after = await _metrics(passing.url)
     assert after["tokenbus_gateway_lost_processes_total"] == 1
     assert after["tokenbus_gateway_tokens_total"] >= before.get("tokenbus_gateway_tokens_total", 0)
+
+
+async def test_process_that_stands_still_gets_no_connections_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that answers nothing is passed over; it is served again if it answers, else killed and replaced."""
+    async with _supervised() as supervisor:
+        url, stopped = f"http://{supervisor.address}", supervisor._processes[0]
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        asked = []
+        for _ in range(10):  # before anything is known of it, it is passed one at most
+            asked.append(asyncio.create_task(_page(url)))
+            await until(lambda: asked[-1].done() or stopped.untaken)
+            await until(lambda: sum(not each.done() for each in asked) <= 1)
+        await until(lambda: stopped.missed)
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        assert set(await soon(asyncio.gather(*asked))) == {200}
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        await until(lambda: stopped.missed)
+        for _ in range(10):
+            assert await _page(url) == 200
+        os.kill(stopped.process.pid, signal.SIGCONT)
+        await until(lambda: not stopped.missed)
+        os.kill(stopped.process.pid, signal.SIGSTOP)
+        await until(lambda: stopped.missed)
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenbus_services.gateway.supervisor, "_MOST_MISSED", 2)
+            assert await soon(stopped.process.wait()) == -signal.SIGKILL
+        await until(lambda: supervisor._processes.get(0) not in {None, stopped})
+        await until(supervisor._processes[0].is_ready.is_set)
+        for _ in range(4):
+            assert await _page(url) == 200
+
+
+async def _page(url: str) -> int:
+    """Return the status of a page that each process has, on a connection of its own."""
+    async with plainly(url) as client:
+        return (await client.get("/openapi.json")).status_code
 
 
 async def test_process_that_cannot_be_started_is_tried_again(passing: Served) -> None:

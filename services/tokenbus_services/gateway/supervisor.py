@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import fcntl
 import socket
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -31,6 +33,10 @@ _ASK_SECONDS = 1.0
 _SCRAPE_SECONDS = 1.0
 """How old the counts of a process that dies may be."""
 _FIRST_DELAY, _MOST_DELAY = 0.5, 30.0
+_BEAT_SECONDS = 0.5
+"""How often each process is asked for a sign of life, and how long it may take before it gets no new connections."""
+_MOST_MISSED = 40
+"""After so many beats without an answer a process is killed: it stands still, however busy the machine is."""
 _STEADY_SECONDS = 60.0
 """A process that served for so long is started again with the first delay."""
 _GRACE_SECONDS = 5.0
@@ -46,6 +52,8 @@ class _Process:
         self.channel: Channel | None = None
         self.is_ready = asyncio.Event()
         self.fault: SettingsError | AddressError | None = None
+        self.missed = 0
+        """For how many beats the sign of life that it was asked for has not come."""
         self._connections = connections
         self._passed = 0
         self._closed = 0
@@ -54,6 +62,26 @@ class _Process:
     def load(self) -> int:
         """How many of the connections that were passed to it are open, as it last reported."""
         return self._passed - self._closed
+
+    @property
+    def untaken(self) -> int:
+        """How much of what was passed to it waits to be taken, in bytes of the kernel's."""
+        return int.from_bytes(fcntl.ioctl(self._connections, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+    async def is_alive(self) -> bool:
+        """Ask for a sign of life; False: none has come for so many beats that the process stands still.
+
+        Beats are counted, not seconds: those in which this process stood still are none.
+        """
+        answer = asyncio.ensure_future(self.ask("alive", 2 * _MOST_MISSED * _BEAT_SECONDS))
+        try:
+            while not (await asyncio.wait([answer], timeout=_BEAT_SECONDS))[0] and self.missed < _MOST_MISSED:
+                self.missed += 1
+            if is_alive := answer.done():
+                self.missed = 0
+            return is_alive
+        finally:
+            answer.cancel()
 
     def pass_on(self, connection: socket.socket) -> bool:
         """Pass a connection; return False if the process is gone, or has not taken those before."""
@@ -198,7 +226,7 @@ class Supervisor(Collector):
         """Start a process again whenever it ends."""
         place, delay = process.place, _FIRST_DELAY
         while True:
-            status = await process.process.wait()
+            status = await self._until_ended(process)
             if time.monotonic() - process.began > _STEADY_SECONDS:
                 delay = _FIRST_DELAY
             process.close()
@@ -219,15 +247,35 @@ class Supervisor(Collector):
                         "a process of the gateway cannot be started", process=place, reason=reason, again_in=delay
                     )
             process = started
-            await self._until_ready(process)
-            self._acceptor.go_on()
+
+    async def _until_ended(self, process: _Process) -> int:
+        """Return a process's exit status once it has ended, or was killed because it answers nothing."""
+        await self._until_ready(process)  # one that starts may load large files for long
+        self._acceptor.go_on()
+        watching = asyncio.create_task(self._kill_if_silent(process))
+        try:
+            return await process.process.wait()
+        finally:
+            watching.cancel()
+
+    @staticmethod
+    async def _kill_if_silent(process: _Process) -> None:
+        """Kill a process that gives no sign of life."""
+        while await process.is_alive():  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(_BEAT_SECONDS)
+        _log.error("a process of the gateway answers nothing and is killed", process=process.place)
+        with contextlib.suppress(ProcessLookupError):
+            process.process.kill()
 
     # Connections.
 
     def _pass_on(self, connection: socket.socket) -> bool:
-        """Pass a connection to the process that has the fewest; return False if none takes it."""
-        ready = [each for each in self._processes.values() if each.is_ready.is_set()]
-        if not any(each.pass_on(connection) for each in sorted(ready, key=lambda each: each.load)):
+        """Pass a connection to the process that has the fewest, of those that answer; return False if none takes it.
+
+        One that has just begun to stand still has not taken the last one: of two, the other one gets the next.
+        """
+        ready = [each for each in self._processes.values() if each.is_ready.is_set() and not each.missed]
+        if not any(each.pass_on(connection) for each in sorted(ready, key=lambda each: (each.untaken, each.load))):
             return False
         connection.close()
         return True
