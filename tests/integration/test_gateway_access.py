@@ -1,6 +1,7 @@
 """Which requests the gateway admits: by API key, Host and Origin."""
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from openai.types import Completion
 from tests.integration.bytewise import LONG, alone, asked, sent, serving
 from tests.integration.deployment import Deployment
 from tests.integration.serving import error_of, is_true, plainly
-from tests.support.waiting import MOST, until
+from tests.support.waiting import MOST, soon, until
 from tokenbus_services.cli import main
 from tokenbus_services.gateway.api_keys import ApiKey, made, read_keys, write_keys
 from tokenbus_services.gateway.server import Serving, serve_gateway
@@ -432,22 +433,23 @@ def _certified(folder: Path) -> tuple[dict[str, str], ssl.SSLContext]:
     return {"gateway__tls_certificate": f"{folder}/cert.pem", "gateway__tls_key": f"{folder}/key.pem"}, trusting
 
 
-async def test_tls_handshakes_that_do_not_end_are_bounded(deployment: Deployment, tmp_path: Path) -> None:
-    """Connections that begin no handshake count to the limit: above it others are closed, and served afterwards."""
+async def test_tls_handshakes_that_stall_make_room(deployment: Deployment, tmp_path: Path) -> None:
+    """Connections whose handshake stalls take all places: each new client is served at once, and the oldest is cut."""
     files, trusting = _certified(tmp_path)
     async with serving(deployment, **files, gateway__max_connections=4, gateway__request_timeout_ms=60_000) as served:
         gateway, (host, _, port) = served.gateway, served.url.removeprefix("https://").rpartition(":")
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
-        await until(lambda: gateway.connections == 5)
-        async with httpx.AsyncClient(verify=trusting, timeout=MOST) as client:
-            for _ in range(3):
-                with pytest.raises(httpx.ConnectError):
-                    await client.get(f"{served.url}/healthz")
-            assert gateway.counts.refused_connections == 3
-            for _, writer in silent:
-                writer.close()
-            await until(lambda: gateway.connections == 0)
-            assert (await client.get(f"{served.url}/healthz")).status_code == 200
+        stalled = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+        for _, writer in stalled[::2]:
+            writer.write(b"\x16\x03\x01\x02\x00")  # the beginning of a handshake
+        for place in range(3):
+            async with httpx.AsyncClient(verify=trusting, timeout=MOST) as client:
+                assert (await client.get(f"{served.url}/healthz")).status_code == 200
+            with contextlib.suppress(ConnectionError):
+                assert not await soon(stalled[place][0].read())
+        assert gateway.connections <= 5
+        assert gateway.counts.refused_connections >= 36
+        for _, writer in stalled:
+            writer.close()
 
 
 async def test_tls_serves_streams_and_takes_a_new_certificate(deployment: Deployment, tmp_path: Path) -> None:

@@ -91,29 +91,44 @@ class Beginnings:
         self._context = context
         self._seconds = None if context is None else seconds
         self._has_room_beside = has_room_beside
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}
+        """Those whose handshake is not over, the oldest first; each with its connection until the handshake begins."""
 
     def __len__(self) -> int:
         """Return how many have not begun yet."""
         return len(self._tasks)
 
     def begin(self, connection: socket.socket) -> bool:
-        """Begin one, or close it: there are too many."""
+        """Begin one, or close it: there are too many that are past their handshake.
+
+        The oldest handshakes make room: one that a client goes on with is over soon, and one that stalls is not.
+        """
         # Without TLS it begins at once, and is refused in words.
-        if self._context is not None and not self._has_room_beside(len(self._tasks)):
-            connection.close()
-            return True
+        while self._context is not None and not self._has_room_beside(len(self._tasks)):
+            if not self._tasks:
+                connection.close()
+                return True
+            self._cut_off(next(iter(self._tasks)))
         task = asyncio.create_task(self._begin(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = connection
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
         return True
+
+    def _cut_off(self, task: "asyncio.Task[None]") -> None:
+        """End a handshake; one that has not begun gives its file back at once, so that another one can be accepted."""
+        connection = self._tasks.pop(task)
+        task.cancel()
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
         """Close those that have not begun."""
-        for task in self._tasks:
-            task.cancel()
+        for task in tuple(self._tasks):
+            self._cut_off(task)
 
     async def _begin(self, connection: socket.socket) -> None:
+        if (task := asyncio.current_task()) in self._tasks:
+            self._tasks[task] = None
         connection.setblocking(False)  # noqa: FBT003 - a name of the standard library's
         with suppress(OSError):  # the client left, or TLS failed: nothing that a log needs
             await asyncio.get_running_loop().connect_accepted_socket(

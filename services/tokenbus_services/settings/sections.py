@@ -381,7 +381,7 @@ class GatewaySettings(Section):
     )
     max_choices: int = count(128, "choices", "the most of one answer: its prompts times n", high=1024)
     max_connections: int = count(
-        4096, "connections", "the most at once; others get status 503, or are closed before their TLS handshake"
+        4096, "connections", "the most at once; others get status 503, and of TLS handshakes the oldest make room"
     )
     max_body_bytes: int = size(4_194_304, "the largest body of a request; a larger one gets status 413")
     max_header_bytes: int = count(

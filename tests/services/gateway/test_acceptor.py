@@ -1,0 +1,64 @@
+"""Acceptor: connections whose TLS handshake is not over, and what becomes of them where there is no room."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.support.waiting import soon, until
+from tokenbus_services.gateway.acceptor import Beginnings
+
+_PLACES = 2
+
+
+@contextmanager
+def pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    """Return so many connections, each with both of its ends."""
+    with ExitStack() as stack:
+        made = [socket.socketpair() for _ in range(count)]
+        for ends in made:
+            for end in ends:
+                end.setblocking(False)  # noqa: FBT003 - a name of the standard library's
+                stack.enter_context(end)
+        yield made
+
+
+def _beginnings(places: int) -> Beginnings:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return Beginnings(asyncio.Protocol, context, 60, lambda beginning: beginning < places)
+
+
+async def _ended(end: socket.socket) -> None:
+    """Wait until the other end is closed."""
+    assert not await soon(asyncio.get_running_loop().sock_recv(end, 1))
+
+
+async def test_oldest_handshakes_make_room() -> None:
+    """Above the places the oldest handshake is cut off, begun or not, and the newest goes on."""
+    beginnings = _beginnings(_PLACES)
+    with pairs(5) as made:
+        for ours, _ in made[:2]:
+            assert beginnings.begin(ours)
+        await asyncio.sleep(0)  # these begin
+        for ours, _ in made[2:]:
+            assert beginnings.begin(ours)
+        assert len(beginnings) == _PLACES
+        assert made[2][0].fileno() == -1  # it had not begun: its file is free at once
+        for _, theirs in made[:3]:
+            await _ended(theirs)
+        assert [ours.fileno() >= 0 for ours, _ in made[3:]] == [True, True]
+        beginnings.close()
+        for _, theirs in made[3:]:
+            await _ended(theirs)
+        await until(lambda: not len(beginnings))
+
+
+async def test_connection_is_closed_where_there_is_no_place() -> None:
+    """Where all places are those of connections that are served, a new one is closed before its handshake."""
+    beginnings = _beginnings(0)
+    with pairs(1) as [(ours, theirs)]:
+        assert beginnings.begin(ours)
+        assert ours.fileno() == -1
+        await _ended(theirs)
+        assert not len(beginnings)
