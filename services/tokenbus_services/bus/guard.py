@@ -36,7 +36,7 @@ _MOST_DOUBTFUL = 64
 """How many doubtful connections are looked at each time, drawn anew with each full check."""
 _FULL_SECONDS = 0.25
 _MOST_SHARE = 0.05
-"""The most of a core that full checks of thousands of connections take."""
+"""The most of the time that full checks of thousands of connections take, in which nothing else of Python runs."""
 _GROWTH = 8_388_608
 """With less growth of the process between two checks, no connection is measured: what is held is resident."""
 _FAREWELL_SECONDS = 0.1
@@ -215,7 +215,7 @@ class Guard:
             self._seen = min(self._seen, resident)
             self._look_again(now, resident)
             return
-        began, self._seen = time.thread_time(), resident
+        began, self._seen = time.monotonic(), resident
         pairs = [(each, it) for it in self._watched for each in it.connections.values() if not each.is_cut]
         patience = self._patience_with(pairs)
         for connection, watched in pairs:
@@ -230,7 +230,7 @@ class Guard:
         self._doubtful = random.sample(doubtful, min(len(doubtful), _MOST_DOUBTFUL))
         self._check_sum([pair for pair in pairs if pair[0].is_tcp], now)
         self._check_memory([pair for pair in pairs if pair[0].is_tcp], now, resident)
-        self._next_full = now + max(_FULL_SECONDS, (time.thread_time() - began) / _MOST_SHARE)
+        self._next_full = now + max(_FULL_SECONDS, (time.monotonic() - began) / _MOST_SHARE)
 
     def _look_again(self, now: float, resident: int) -> None:
         """Measure those that may hold much: a Unix socket's bytes are seen only in the moment before they are read."""
