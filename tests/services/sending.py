@@ -13,6 +13,8 @@ class Sending:
         self.send = send
         self.identities: dict[bytes, Identity] = {}
         self.admitted: set[bytes] = set()
+        self.cut: list[bytes] = []
+        """Those that the core disconnected."""
 
     def identity(self, peer: bytes) -> Identity:
         """Return a peer's identity."""
@@ -21,3 +23,7 @@ class Sending:
     def admit(self, peer: bytes) -> None:
         """Remember a peer whose hello was accepted."""
         self.admitted.add(peer)
+
+    def disconnect(self, peer: bytes) -> None:
+        """Remember a peer that was cut off."""
+        self.cut.append(peer)

@@ -133,7 +133,7 @@ class Guard:
     def make_room(self, at_least: int = 0) -> int:
         """Evict connections that have not introduced themselves, as far as there are too many in all.
 
-        First those that have sent nothing, then the others; of both the oldest. A peer of ours speaks at once, so it
+        Those that leave go first, then those that have sent nothing, then the others; of both the oldest. A peer of ours speaks at once, so it
         keeps its place during a flood of silent connections, and where all speak, nobody is cut off before all places
         are taken. If the newest were refused, a peer of ours would have to wait for one of their places.
         """
@@ -143,6 +143,12 @@ class Guard:
         surplus = max(len(live) - self.max_connections, at_least)
         if surplus <= 0:
             return 0
+        dismissed = [each for each, _ in live if each.cut_at is not None][:surplus]
+        for connection in dismissed:
+            connection.shut_down()
+        return len(dismissed) + self._evict([pair for pair in live if not pair[0].is_cut], surplus - len(dismissed))
+
+    def _evict(self, live: list[tuple[AcceptedConnection, "Monitor"]], surplus: int) -> int:
         waiting = sorted((pair for pair in live if not pair[0].is_admitted), key=lambda pair: pair[0].accepted)
         evicted = list(islice((pair for pair in waiting if not pair[0].has_spoken()), surplus))
         if len(evicted) < surplus:

@@ -249,7 +249,7 @@ class ClientConnections(Connections[Session]):
 
     def _end(self, session: Session, why: str) -> None:
         """Forget a client, and end its requests."""
-        self._disconnect(session)
+        self._cut_off(session)
         self.sessions.pop(session.id, None)
         # Before its requests end: each would put another frame into a queue that is full already.
         self._registry.router.consumers.pop(session.route, None)
@@ -340,7 +340,7 @@ class ClientConnections(Connections[Session]):
         patience = self._settings.clients.detached_timeout_ms / 1000
         silent = now - known.last_heard
         if known.peer is not None and silent > self._timeout:
-            self._disconnect(known)
+            self._cut_off(known)
             _log.warning("client silent", client=known.name)
         if known.peer is None and silent > self._timeout + patience:
             self._end(known, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")

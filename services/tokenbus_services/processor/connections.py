@@ -170,6 +170,8 @@ class Connections(ABC, Generic[P]):
 
     def _connect(self, known: P, peer: bytes, now: float) -> None:
         """Let a peer that proved itself have this connection, and no other."""
+        if known.peer not in {None, peer}:
+            self._cut_off(known)
         self._disconnect(known)
         known.peer = peer
         known.last_heard = now
@@ -191,6 +193,12 @@ class Connections(ABC, Generic[P]):
         if known.peer is not None:
             self._by_peer.pop(known.peer, None)
             known.peer = None
+
+    def _cut_off(self, known: P) -> None:
+        """End a peer's connection: one that belongs to nobody would keep its place for ever."""
+        if known.peer is not None:
+            self.listener.disconnect(known.peer)
+        self._disconnect(known)
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
         """Tell whether a hello comes from the life that is known: by its proof, or because that one is gone."""

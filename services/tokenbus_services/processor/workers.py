@@ -348,6 +348,7 @@ class WorkerConnections(Connections[Worker]):
 
     def _check(self, known: Worker, now: float) -> None:
         if now - known.last_heard > self._timeout:
+            self._cut_off(known)
             self._lose(known, f"silent for {self._settings.bus.heartbeat_timeout_ms} ms")
             self._fence(known, known.stream.epoch, now)
             return

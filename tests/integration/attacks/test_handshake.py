@@ -13,8 +13,11 @@ from tests.integration.asking import all_exact, ask
 from tests.integration.attacks.peers import ClientPeer, Tcp, many
 from tests.integration.attacks.scene import Scene, scene, variants
 from tests.integration.deployment import Deployment
+from tests.integration.inprocess import TCP
+from tests.support.waiting import until
 from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_services.client import Client
+from tokenbus_services.processor import Processor
 
 _MIB = 1 << 20
 _MORE_MIB = 192
@@ -174,3 +177,19 @@ async def test_random_bytes_at_a_high_rate_harm_no_client(deployment: Deployment
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
+
+
+async def test_welcomed_connections_keep_no_places(deployment: Deployment) -> None:
+    """A peer that says hello under one session after another, and keeps each connection open, shuts nobody out."""
+    places = {"bus__max_connections": 4, "clients__max_clients": 2, "processor__max_workers": 2}
+    async with Processor(deployment.settings(**TCP, **places)) as processor:
+        address, sessions = processor.clients_address, processor.clients.sessions
+        with ExitStack() as stack, ClientPeer("tcp://127.0.0.1:1") as said:
+            for session in range(1, 9):
+                said._hello.session = session
+                attacker = stack.enter_context(Tcp(address))
+                assert await asyncio.to_thread(attacker.shake_hands)
+                attacker.part(ClientFrame(hello=said._hello).SerializeToString(), more=False)
+                await until(lambda session=session: session in sessions)  # type: ignore[misc]
+            async with Client(deployment.settings(bus__clients_address=address, client__drain_timeout_ms=0)) as client:
+                await until(lambda: client.is_connected)
