@@ -263,7 +263,7 @@ async def test_more_names_than_connections(ends: Ends, name: str, monkeypatch: p
 
 async def test_peers_of_one_name_leave_room_for_others(ends: Ends, attacker: Attacker, name: str) -> None:
     """Of too many peers that do not introduce themselves, those make room whose name has the most."""
-    listener = await ends.listen(shared().address(name), replace(QUICK, max_unadmitted_connections=64))
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_connections=64))
     while not listener.usage().dropped.get("crowd"):  # the server drops some of these, too
         attacker.own = f"all.crowd.{secrets.token_hex(16)}"
         await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
