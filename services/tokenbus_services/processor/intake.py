@@ -130,7 +130,8 @@ class Intake:
         """
         if self.step_queue is not None and self.step_queue.is_full:
             return True
-        if self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full:
+        is_over_full = self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full
+        if is_over_full or self.registry.has_brought_its_most(worker.source):
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
         oldest, share = worker.stream.acks.oldest, self._share_pending(worker)

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
     from tokenbus_services.processor.core import Core
 
 _log = logger("processor")
+_MOST_TURNED_AWAY = 16
+"""How many requests of one step a worker is asked to end: to say so costs more than to read the step."""
+_MOST_DROPPED = 256
+"""How many requests that no client asked for are dropped in one tick: a worker may have invented thousands."""
 
 
 @dataclass(slots=True)
@@ -93,14 +101,33 @@ class RequestRegistry:
         self._drop_unclaimed(request)
         return True
 
-    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
-        """Open a request that a stream brought, or return None and end it at its worker: it cannot be one."""
+    def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
+        """Tell which of the unknown requests that a step brought cannot be opened; a worker may invent any number.
+
+        A request cannot if its first token here is not known, or if it is one more than its worker may bring unasked.
+        """
+        if self.default_route == UNROUTED or source.is_resumed or source.takes_over:
+            may_be = [True] * ids.size
+        else:
+            pairs = zip(ids.tolist(), positions.tolist(), strict=True)
+            may_be = [position == 0 or request_id in source.owners for request_id, position in pairs]
+        numbers = accumulate(may_be)
+        room = self.table.room_for(source.payer)
+        return [not each or number > room for each, number in zip(may_be, numbers, strict=True)]
+
+    def has_brought_its_most(self, source: Source) -> bool:
+        """Tell whether a worker, or its key, waits for clients to claim what it brought: one more would be refused."""
+        return self.default_route != UNROUTED and self.table.has_its_most(source.payer)
+
+    def turn_away(self, ids: list[int], source: Source) -> None:
+        """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""
+        for request_id in ids[:_MOST_TURNED_AWAY]:
+            self._core.workers.abort(source.stream, request_id)
+
+    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
+        """Open a request that a stream brought; the caller asks first which of them are refused."""
         shown_only = self.default_route == UNROUTED
         begins_here = position == 0 or shown_only
-        may_be = begins_here or source.is_resumed or source.takes_over or request_id in source.owners
-        if not may_be or self.table.limit_for(source.payer):
-            self._core.workers.abort(source.stream, request_id)
-            return None
         wait_ms = self._settings.request_timeout_ms if shown_only else self._settings.unclaimed_timeout_ms
         deadline, route = Deadline(now + wait_ms / 1000, after_ms=wait_ms), self.default_route
         request = self.table.appear(
@@ -324,10 +351,14 @@ class RequestRegistry:
             self._core.workers.abort(stream, request_id)
 
     def expire(self) -> None:
-        """End what has waited too long."""
+        """End what has waited too long; of what no client asked for only some, and the rest at the next ticks."""
         now = self._now()
         self._repeated_log.expire()
+        unclaimed = 0
         for request in self.table.due_requests(now):
+            unclaimed += not request.is_claimed
+            if not request.is_claimed and unclaimed > _MOST_DROPPED:
+                continue
             try:
                 self._check(request, now)
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn

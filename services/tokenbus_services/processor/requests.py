@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NO_STREAM = -1
 NO_OWNER = 0
-Payer = tuple[str, int]
-"""The peer that an open request counts against: the client that asked for it, or the worker that brought it unasked."""
+Payer = tuple[str, int | str]
+"""What an open request counts against: the client that asked for it, or the worker or key that brought it unasked."""
 
 
 class State(IntEnum):
@@ -152,6 +152,8 @@ class Source:
     """The requests that its worker had at its last handshake, and the owner of each."""
     counts: "StreamCounts | None" = field(default=None, compare=False)
     """Where its rows count."""
+    key: str = ""
+    """The name of the key that its worker proved; empty: it proved none."""
 
     def count(self, rows: LogprobBatch) -> None:
         """Count rows that were handed out."""
@@ -161,8 +163,8 @@ class Source:
 
     @property
     def payer(self) -> Payer:
-        """What the requests that it brings unasked count against."""
-        return "worker", self.stream
+        """What the requests that it brings unasked count against: its worker's key, whatever worker ids that uses."""
+        return ("key", self.key) if self.key else ("worker", self.stream)
 
 
 class EarlyRow(NamedTuple):
@@ -201,6 +203,8 @@ class Request:
     has_moved: bool = False
     """Whether its client looked for it at several processors, and found it here."""
     payer: Payer | None = None
+    brought_by: int = NO_STREAM
+    """The stream that brought it unasked."""
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
 
@@ -272,17 +276,25 @@ class RequestTable:
         """Return which limit keeps one more from being opened for a peer; empty: none."""
         if self.is_full:
             return f"open requests: at most {self._max_requests}"
-        if payer is not None and self.charged_to(payer) >= self._per_peer:
+        if payer is not None and self.has_its_most(payer):
             return f"open requests of one {payer[0]}: at most {self._per_peer}"
         return ""
+
+    def room_for(self, payer: Payer) -> int:
+        """Return how many more requests may be opened for a peer."""
+        return max(0, min(self._per_peer - self.charged_to(payer), self._max_requests - len(self)))
+
+    def has_its_most(self, payer: Payer) -> bool:
+        """Tell whether a peer has as many open requests as one peer may have."""
+        return self.charged_to(payer) >= self._per_peer
 
     def charged_to(self, payer: Payer) -> int:
         """Return how many open requests count against a peer."""
         return len(self._charged.get(payer, ()))
 
     def oldest_unasked(self) -> Request | None:
-        """Return the oldest request of the worker that brought most of those that were not asked for."""
-        payers = [payer for payer in self._charged if payer[0] == "worker"]
+        """Return the oldest request of the worker or key that brought most of those that were not asked for."""
+        payers = [payer for payer in self._charged if payer[0] != "client"]
         if not payers:
             return None
         return self.at(next(iter(self._charged[max(payers, key=self.charged_to)])))
@@ -334,7 +346,8 @@ class RequestTable:
     def unclaimed_of(self, source: Source) -> list[Request]:
         """Return the open requests that a stream has or brought, and that no consumer asked for."""
         slots = {*self._charged.get(source.payer, ()), *np.flatnonzero(self.stream == source.stream).tolist()}
-        return [request for request in map(self.at, sorted(slots)) if not request.is_claimed]
+        found = [request for request in map(self.at, sorted(slots)) if not request.is_claimed]
+        return [each for each in found if source.stream in (each.brought_by, self.stream_of(each))]
 
     def load_of(self, stream: int) -> int:
         """Return how many requests a stream has or is to go on with."""
@@ -393,6 +406,7 @@ class RequestTable:
         request = self.open(request_id, position, source.stream if is_its else NO_STREAM, event, deadline)
         request.owner = source.owners.get(request_id, NO_OWNER)
         request.is_claimed = is_claimed
+        request.brought_by = source.stream
         self._charge(request, source.payer)
         self.route[request.slot] = route
         return request

@@ -1,6 +1,7 @@
 """From steps to requests: each row settled against what its request has had, then handed to its consumer."""
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -100,7 +101,7 @@ class Router:
             return slots
         keep = settled.copy()
         skip = np.zeros(slots.size, np.intp)
-        for row in np.flatnonzero(~settled).tolist():
+        for row in self._openable(step, np.flatnonzero(~settled), slots, source):
             place = self._place(step, row, source, now)
             if place is not None:
                 keep[row] = True
@@ -115,6 +116,22 @@ class Router:
                 draft = draft.select(np.flatnonzero(np.isin(draft.request_keys, target.request_keys)))
         step.keep(target, draft)
         return table.slots_of(target.request_keys)
+
+    def _openable(self, step: Step, rows: Rows, slots: Slots, source: Source) -> list[int]:
+        """Return those of a step's rows whose request is open or may be opened, and count the others."""
+        found: list[int] = rows.tolist()
+        places: list[int] = rows[slots[rows] < 0].tolist()
+        if not places:
+            return found
+        ids: list[int] = step.rows.request_keys.tolist()
+        met = [row for row in places if self._table.ended(ids[row]) is None]
+        refused = self._registry.refused(step.rows.request_keys[met], step.rows.positions[met], source)
+        unknown = list(compress(met, refused))
+        self._registry.turn_away([ids[row] for row in unknown], source)
+        self.counts.late += len(places) - len(met)
+        self.counts.unknown += len(unknown)
+        left = set(places).difference(met).union(unknown)
+        return [row for row in found if row not in left]
 
     def _place(  # noqa: PLR0911 - one for each fate of a row
         self, step: Step, row: int, source: Source, now: float
@@ -167,14 +184,11 @@ class Router:
         return None
 
     def _met(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
-        """Open a request that is met for the first time, if it can be one."""
+        """Open a request that is met for the first time, unless it has ended."""
         if self._table.ended(request_id) is not None:
             self.counts.late += 1
             return None
-        request = self._registry.meet(request_id, position, source, now)
-        if request is None:
-            self.counts.unknown += 1
-        return request
+        return self._registry.meet(request_id, position, source, now)
 
     def _wait(self, request: Request, step: Step, row: int, source: Source) -> None:
         """Keep a row that came out of order until the rows before it have come."""

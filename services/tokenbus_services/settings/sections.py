@@ -246,7 +246,7 @@ class ProcessorSettings(Section):
     replay_timeout_ms: int = milliseconds(1000, "how long each such attempt waits for the items")
     max_requests: int = count(65_536, "requests", "the most that are open at once; others are refused")
     requests_per_peer: int = count(
-        8192, "requests", "the most that one client may have open, or a worker bring unasked"
+        8192, "requests", "the most that one client may have open, or a worker, or all of one key, bring unasked"
     )
     ended_requests: int = count(
         65_536, "requests", "the most that are remembered after their end, so that a late row is known"

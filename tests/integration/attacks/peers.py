@@ -56,6 +56,14 @@ def drawn() -> int:
     return RANDOM.getrandbits(63) | 1
 
 
+Prove = Callable[["zmq.Socket[bytes]"], None]
+"""Lets a socket show a key."""
+
+
+def no_key(_: "zmq.Socket[bytes]") -> None:
+    """Show none."""
+
+
 class Line(Protocol):
     """What carries an attacker's messages."""
 
@@ -72,12 +80,13 @@ class Line(Protocol):
 class Dealer:
     """A DEALER without a high-water mark of its own, as an attacker has it."""
 
-    def __init__(self, address: str) -> None:
-        """Connect."""
+    def __init__(self, address: str, prove: Prove) -> None:
+        """Show a key, or none, and connect."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)
+        prove(self._socket)
         self._socket.connect(address)
 
     def close(self) -> None:
@@ -137,9 +146,9 @@ class NatsLine:
 class Peer:
     """An attacker: it says what it likes, over either transport."""
 
-    def __init__(self, address: str) -> None:
-        """Connect."""
-        self._line: Line = NatsLine(address) if is_nats(address) else Dealer(address)
+    def __init__(self, address: str, prove: Prove = no_key) -> None:
+        """Connect; over tcp with the key that `prove` shows."""
+        self._line: Line = NatsLine(address) if is_nats(address) else Dealer(address, prove)
 
     def __enter__(self) -> Self:
         """Attack."""
@@ -248,9 +257,9 @@ class ClientPeer(Peer):
 class WorkerPeer(Peer):
     """A worker that claims to be any, and publishes what it likes."""
 
-    def __init__(self, address: str, worker_id: str, epoch: int, **fields: object) -> None:
+    def __init__(self, address: str, worker_id: str, epoch: int, *, prove: Prove = no_key, **fields: object) -> None:
         """Take what its hello says."""
-        super().__init__(address)
+        super().__init__(address, prove)
         self.epoch = epoch
         said: dict[str, object] = {"first_sequence": 1, "next_sequence": 1, "proof": RANDOM.randbytes(16), **fields}
         self._hello = Hello(

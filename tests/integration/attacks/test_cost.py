@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def _numbers(at: Scene, number: str, places: int) -> None:
         peers = []
         for place in range(places):
             value = _WIDEST if number == "widest hello" else _LARGEST - place
-            fields = {} if number == "gap without next" else {"next_sequence": value}
+            fields: dict[str, Any] = {} if number == "gap without next" else {"next_sequence": value}
             if number in ("hello", "widest hello"):
                 fields["first_sequence"] = value
             peer = stack.enter_context(WorkerPeer(at.workers_address, f"vast-{place}", 7 + place, **fields))

@@ -2,15 +2,25 @@
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.integration.asking import all_exact, ask
 from tests.integration.attacks.peers import ClientPeer, WorkerPeer, drawn
 from tests.integration.attacks.scene import repeat, scene, variants
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import Deployment, Overrides
+from tests.integration.inprocess import processing
 from tests.integration.serving import served
-from tests.support.waiting import MOST
+from tests.integration.test_keys import keys_of, listening
+from tests.services.bus.keyed import Keyring
+from tests.support.waiting import MOST, until
+from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
+from tokenbus_services.client import Client
 
 FAST = 1500
 """Steps a second: what may wait for consumers is full in a second or two."""
@@ -126,6 +136,61 @@ async def test_rows_that_no_client_asked_for_fill_no_table(deployment: Deploymen
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
+
+
+@pytest.mark.parametrize("begins", [0, 5])
+async def test_invented_rows_are_charged_to_their_key(deployment: Deployment, tmp_path: Path, begins: int) -> None:
+    """A key that brings invented requests under twelve worker ids has as many of them open as one id may have.
+
+    Beyond that, or where they begin nowhere, a few aborts answer a step, and a key that has its most gets no more
+    credit; another client gets every token meanwhile.
+    """
+    keyring = Keyring(tmp_path)
+    for name in ("evil", "worker-0", "client"):
+        keyring.make(name)
+    keyring.allow(*(keyring.entry(name) for name in ("evil", "worker-0", "client")))
+    limits: Overrides = {
+        "processor__requests_per_peer": 64,
+        "processor__unclaimed_timeout_ms": 600_000,
+        "processor__credit_items": 4,
+    }
+    async with processing(deployment, **listening(keyring), **limits) as (processor, found):
+        addresses: dict[str, Any] = dict(found)
+        registry, by_id = processor.registry, processor.workers.by_id
+
+        def attack(stack: ExitStack) -> list[WorkerPeer]:
+            """Bring 512 requests under each of twelve ids."""
+            peers = []
+            for place in range(12):
+                address = str(addresses["bus__workers_address"])
+                peer = WorkerPeer(address, f"evil-{place}", 7, prove=partial(keyring.prove, name="evil"))
+                peers.append(stack.enter_context(peer))
+                peer.hello()
+                peer.publish(1, 1, [(drawn(), begins) for _ in range(512)])
+            return peers
+
+        with ExitStack() as stack:
+            peers = await asyncio.to_thread(attack, stack)
+            await until(lambda: sum(worker.stream.counts.steps for worker in by_id.values()) == 12)
+            brought = len(registry.table)
+            granted = {worker.stream.granted_sequence for worker in by_id.values()}
+            aborts = [await asyncio.to_thread(_aborts, peer) for peer in peers]
+            worker = {**addresses, **keys_of(keyring, "worker-0")}
+            await asyncio.to_thread(deployment.start_worker, "worker-0", **worker)
+            chosen = deployment.settings(**addresses, **keys_of(keyring, "client"), client__drain_timeout_ms=0)
+            async with Client(chosen) as client:
+                await all_exact(ask(client, 16, 61), 61)
+    assert brought == (0 if begins else 64)
+    assert max(aborts) == 16
+    assert granted == {5 if begins else 4}
+
+
+def _aborts(peer: WorkerPeer) -> int:
+    """Return how many requests a worker was asked to end, up to the answer to a second hello."""
+    peer._hello.next_sequence = 2
+    peer.greet()
+    bodies = (frame.WhichOneof("body") for frame, _ in peer.frames(ProcessorFrame))
+    return list(takewhile(lambda body: body != "welcome", bodies)).count("abort")
 
 
 @pytest.mark.parametrize("every", variants(0.0, long=(0.5,)))

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def _is_refused(answer: ProcessorFrame | None) -> bool:
 def _forge(at: Scene, epoch: int) -> None:
     """Say hello as the live worker, and publish forged rows of every open request in one burst, at every place."""
     rows = [(asked.tokens.request_id, 0) for asked in list(at.victim.asked.values())]
-    fields = {"first_sequence": 1, "next_sequence": 1 << 40}
+    fields: dict[str, Any] = {"first_sequence": 1, "next_sequence": 1 << 40}
     with WorkerPeer(at.workers_address, "worker-0", epoch, **fields) as forger:
         answer = forger.hello()
         begin = answer.welcome.resume_from if answer is not None and answer.HasField("welcome") else 1
@@ -64,7 +65,7 @@ async def test_hello_of_a_live_worker_is_refused(deployment: Deployment) -> None
 @pytest.mark.parametrize("order", variants("gap", "goodbye", long=("heartbeat", "nothing")))
 async def test_forged_hello_ends_no_request(deployment: Deployment, order: str) -> None:
     """A hello with a live worker's name and epoch, and a gap, a goodbye or a claim behind it, end no request."""
-    fields = {"first_sequence": 1 << 40, "next_sequence": 1 << 40} if order == "nothing" else {"next_sequence": 1 << 40}
+    fields: dict[str, Any] = {"next_sequence": 1 << 40} | ({"first_sequence": 1 << 40} if order == "nothing" else {})
     async with scene(deployment, steps_per_second=SLOW) as at:
         epoch = await asyncio.to_thread(_epoch, at)
 

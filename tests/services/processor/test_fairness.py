@@ -10,6 +10,8 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Outcome
 from tokenbus_services.processor import send_queue
+from tokenbus_services.processor.requests import Deadline, RequestTable, Source
+from tokenbus_services.processor.router import BUFFERED
 
 SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 OVERLOADED = ErrorCode.ERROR_CODE_OVERLOADED
@@ -245,6 +247,35 @@ def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:
     assert client.errors() == {}
     assert sorted(request.id for request in table.open_requests())[:3] == [1, 2, 3]
     assert worker.known is not None
+
+
+def test_requests_of_one_key_are_charged_together_and_released_apart() -> None:
+    """Two workers with one key share its room; what the one brought goes with it, and what the other brought stays."""
+    table = RequestTable(8, 8, per_peer=3)
+    first, second = (Source(stream, f"{stream}/7", is_resumed=True, takes_over=False, key="gpu") for stream in (1, 2))
+    for request_id, source in ((1, first), (2, second), (3, second)):
+        table.appear(request_id, 5, source, Deadline(9.0), BUFFERED, is_midway=True, is_claimed=False)
+    assert table.limit_for(second.payer) == "open requests of one key: at most 3"
+    assert [request.id for request in table.unclaimed_of(second)] == [2, 3]
+    assert table.room_for(("worker", 3)) == 3
+    oldest = table.oldest_unasked()
+    assert oldest is not None
+    assert oldest.id == 1
+
+
+def test_invented_requests_are_dropped_a_few_at_a_time() -> None:
+    """However many requests no client claimed in time, one tick drops some, and keeps no other request waiting."""
+    bench, _, client = serving(1, processor__unclaimed_timeout_ms=1000)
+    liar = bench.worker("liar")
+    for _ in range(2):
+        liar.publish(rows(range(1000 + 200 * liar.sequence, 1200 + 200 * liar.sequence)))
+    client.ask(generate_of(2, deadline_ms=1000))
+    table, left = bench.core.registry.table, []
+    for seconds in (1.0, 0.0):
+        bench.advance(seconds)
+        left.append(sum(not request.is_claimed for request in table.open_requests()))
+        assert table.get(2) is None
+    assert left == [144, 0]
 
 
 def test_hello_opens_no_requests() -> None:
