@@ -22,7 +22,7 @@ PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/token
 RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus_engines/fastdeploy services/tokenbus_engines/fastdeploy_switch \
 	services/tokenbus_engines/scheduler.py services/tokenbus_engines/synthetic.py \
-	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery descriptors.py link.py logs loop_thread.py \
+	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery descriptors.py handoff_tickets.py link.py logs loop_thread.py \
 	metrics plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker)
 
 VLLM := .venv-vllm/bin/python

@@ -16,6 +16,7 @@ COMMON = {
     "processor_list",
     "clock",
     "descriptors",
+    "handoff_tickets",
     "link",
     "recording",
     "watched_files",

@@ -46,7 +46,7 @@ def hello_entry(epoch: int, hello: Hello, first_sequence: int) -> bytes:
     """Return the first entry of a recording that starts at a sequence, without the worker's proof of identity."""
     begun = Hello()
     begun.CopyFrom(hello)
-    for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys", "request_owners"):
+    for name in ("proof", "handoff_ticket", "handoff_key", "handoff_server_key", "request_keys", "request_owners"):
         begun.ClearField(name)
     begun.first_sequence = begun.next_sequence = first_sequence
     return _framed(WorkerFrame(epoch=epoch, hello=begun))

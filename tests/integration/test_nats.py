@@ -80,7 +80,7 @@ async def test_permissions_as_documented(deployment: Deployment) -> None:
         deployment.overrides[f"bus.{key}_address"] = server.address(f"{key}.*", "tls")
     deployment.overrides["bus.nats_ca_file"] = f"{folder}/ca.pem"
     proofs = {}
-    for user in ("processor", "gpu-7", "gateway"):
+    for user in ("processor", "gpu-7", "decode-0", "prefill-0", "gateway"):
         path = folder / user
         path.write_text(f"{user}:{user}\n")
         path.chmod(0o600)
@@ -93,10 +93,16 @@ async def test_permissions_as_documented(deployment: Deployment) -> None:
         other.wait_for("may not be worker gpu-8")
         liar = deployment.start("liar", [COMMAND, "worker", "--engine", "synthetic"], **worker, bus__nats_name="gpu-8")
         liar.wait_for('"not permitted by the nats server"')
+        for name in ("decode-0", "prefill-0"):
+            role, _, _ = name.partition("-")
+            roles = "worker+handoff" if role == "prefill" else "worker"
+            chosen = {"bus__nats_credentials": proofs[name], "bus__nats_roles": roles, "worker__role": role}
+            handoffs = server.address(f"handoff-{name}", "tls")
+            deployment.start_worker(name, **chosen, worker__handoff_address=handoffs)
         gateway = deployment.settings(
             bus__nats_credentials=proofs["gateway"], bus__nats_roles="client+observer", client__name="gateway"
         )
         async with Client(gateway) as client:
-            await all_exact(ask(client, 4, 200), 200)
+            await all_exact(ask(client, 8, 200), 200)
     finally:
         server.kill()

@@ -42,17 +42,17 @@ def test_sessions_leave_the_hello_that_they_were_given_alone() -> None:
 
 def test_recordings_have_no_proof() -> None:
     """What only the live worker needs is neither recorded nor replayed, however the hello came by it."""
-    given = hello_of(proof=b"p" * 16, handoff_ticket=b"t" * 16, handoff_server_key=b"k" * 32)
+    given = hello_of(proof=b"p" * 16, handoff_ticket=b"t" * 16, handoff_key=b"h" * 32, handoff_server_key=b"k" * 32)
     recorded = hello_entry(EPOCH, given, 1)
-    for secret in (b"pppp", b"tttt", b"kkkk"):
+    for secret in (b"pppp", b"tttt", b"hhhh", b"kkkk"):
         assert secret not in recorded
     (begin,) = entries(BytesIO(recorded))
     assert (begin.frame.hello.proof, begin.frame.hello.handoff_ticket) == (b"", b"")
     replayed = _hello(read_frame(WorkerFrame, WorkerFrame(epoch=EPOCH, hello=given).SerializeToString()), "w")
-    assert (replayed.proof, replayed.handoff_ticket, replayed.handoff_server_key) == (b"", b"", b"")
+    assert replayed.proof + replayed.handoff_ticket + replayed.handoff_key + replayed.handoff_server_key == b""
 
 
-@pytest.mark.parametrize("name", ["secret", "proof", "ticket", "handoff_ticket"])
+@pytest.mark.parametrize("name", ["secret", "proof", "ticket", "handoff_ticket", "handoff_key"])
 def test_logs_show_none(name: str) -> None:
     """A value of such a name is never in a log."""
     assert safe(name, b"p" * 16) == "(hidden)"

@@ -156,7 +156,7 @@ def _parsed(entry: object) -> AllowedKey:
             raise ValueError(f"names: patterns of 1 to {_LONGEST_PATTERN} bytes, got {pattern!r}")
     return AllowedKey(
         public,
-        Identity(name, frozenset(Role(role) for role in roles), tuple(names)),
+        Identity(name, frozenset(Role(role) for role in roles), tuple(names), public),
         _moment(entry, "added") or datetime.fromtimestamp(0, timezone.utc),
         _moment(entry, "revoked"),
     )

@@ -45,6 +45,8 @@ class Identity:
     roles: frozenset[Role]
     names: tuple[str, ...] = field(default=("*",))
     """Patterns as in a shell: `worker-*`."""
+    key: str = ""
+    """The public key that it proved; empty: none, as over NATS, where the server vouches for its name."""
 
     def may(self, role: Role, name: str | None = None) -> bool:
         """Tell whether it has a role, and may use a name in it."""

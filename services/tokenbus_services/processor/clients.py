@@ -447,6 +447,6 @@ class Watchers:
 def _announce(session: Session, worker: Worker) -> None:
     watched = WatchedStream(epoch=worker.stream.epoch)
     watched.hello.CopyFrom(worker.stream.hello)
-    for name in ("proof", "handoff_ticket", "request_keys", "request_owners"):
+    for name in ("proof", "handoff_ticket", "handoff_key", "request_keys", "request_owners"):
         watched.hello.ClearField(name)
     session.put(Frame(ServerFrame(watched_stream=watched)))

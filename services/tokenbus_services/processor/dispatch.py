@@ -8,6 +8,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, Reques
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_contracts.schema import MINOR, bounds_in
 from tokenbus_services.delivery.errors import code_name, request_error
+from tokenbus_services.handoff_tickets import new_ticket
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
@@ -74,7 +75,8 @@ class Dispatch:
         if target is not None:
             target.last_turn = self._turns
         hello = Hello() if target is None else target.stream.hello
-        self.registry.table.direct(request, NO_STREAM if target is None else target.source.stream, hello)
+        ticket = _ticket(request, worker, hello)
+        self.registry.table.direct(request, NO_STREAM if target is None else target.source.stream, hello, ticket)
         # A worker that cannot be reached just now gets it after its next hello, because the registry has the request.
         self.resend(worker, request)
 
@@ -96,6 +98,7 @@ class Dispatch:
 
     def give_back(self, request: Request) -> None:
         """Hand a request that its worker has not begun to another one; the next tick ends it if none takes it."""
+        self.registry.void_ticket(request)
         self.registry.table.give_back(request)
         self._waiting.append(request)
         self.hand_out_waiting()
@@ -225,6 +228,13 @@ class Dispatch:
             return f"sampling.lora_adapter: one of {', '.join(known)}, got {adapter!r}"
         what = f"model {generate.model!r}" if generate.model else "requests"
         return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
+
+
+def _ticket(request: Request, worker: Worker, hello: Hello) -> bytes:
+    """Return what a prefill worker is to show the decode worker of a hello for one request."""
+    if not hello.handoff_key or request.generate is None:
+        return hello.handoff_ticket
+    return new_ticket(hello.handoff_key, request.generate, worker.stream.worker_id, worker.identity)
 
 
 def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | None":

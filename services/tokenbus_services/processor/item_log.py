@@ -88,7 +88,7 @@ class ItemLog:
                 self._streams.clear()
             hello = Hello()
             hello.CopyFrom(stream.hello)
-            for name in ("proof", "handoff_ticket", "request_keys", "request_owners"):
+            for name in ("proof", "handoff_ticket", "handoff_key", "request_keys", "request_owners"):
                 hello.ClearField(name)
             known = self._streams[stream.worker_id] = StreamName(stream.epoch, hello)
         return known

@@ -254,6 +254,17 @@ class RequestRegistry:
         else:
             self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
 
+    def void_ticket(self, request: Request) -> None:
+        """Let nobody hand a request off any more with the ticket that its prefill worker was given."""
+        target = int(self.table.handoff_target[request.slot])
+        if ticket := self.table.take_ticket(request):
+            self._core.workers.void_ticket(target, ticket)
+
+    def void_tickets_of(self, stream: int) -> None:
+        """Let a prefill worker that leaves for good hand off none of its requests any more."""
+        for request in self.table.of_stream(stream):
+            self.void_ticket(request)
+
     def settle(self, request: Request) -> None:
         """Go on after a claim: hand out what came early, and close what has ended."""
         if self.table.state_of(request) is State.ENDED:
@@ -269,6 +280,7 @@ class RequestRegistry:
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request, status)
         self._drop_early(request)
+        self.void_ticket(request)
         if request.is_claimed:
             self.table.close(request, None)
         else:
@@ -431,6 +443,7 @@ class RequestRegistry:
 
     def _abort_at_workers(self, request: Request, *, tell_its_own: bool = True) -> None:
         """End a request at its worker, and at others that may work on it: not every hand-off is known here yet."""
+        self.void_ticket(request)
         stream = self.table.stream_of(request)
         others = {early.source.stream for early in request.early}
         if request.is_taken_over:
@@ -470,6 +483,8 @@ class RequestRegistry:
             self.buffers.forget(tokens)
             self.table.close(request, None)
             self.table.forget_end(request.id)
+        for request in self.table.of_stream(source.stream):
+            self.table.take_ticket(request)  # its worker may hand it off where it went
         had = [request.id for request in self.table.of_stream(source.stream)]
         had += [request.id for request in self.table.of_handoff_target(source.stream)]
         ended = self.end_those_of(source.stream, name, why)

@@ -203,6 +203,8 @@ class Request:
     has_moved: bool = False
     """Whether its client looked for it at several processors, and found it here."""
     payer: Payer | None = None
+    ticket: bytes = b""
+    """The ticket of its hand-off, until the decode worker has it."""
     brought_by: int = NO_STREAM
     """The stream that brought it unasked."""
     last_frame: tuple[int, int] | None = None
@@ -460,7 +462,7 @@ class RequestTable:
         """Give a request that no stream has to the stream that goes on with it."""
         self._run(request, stream, Event.CONTINUE)
         self.handoff_target[request.slot] = NO_STREAM
-        request.is_taken_over = False
+        request.is_taken_over, request.ticket = False, b""
 
     def end(self, request: Request) -> None:
         """End a request that no client has claimed yet."""
@@ -534,22 +536,29 @@ class RequestTable:
         """Make a request due at a time, in seconds, if it is not due before."""
         self.due[request.slot] = min(self.due[request.slot], when)
 
-    def direct(self, request: Request, stream: int, hello: Hello) -> None:
-        """Name the stream that is to go on with a request, and tell its worker where that is."""
+    def direct(self, request: Request, stream: int, hello: Hello, ticket: bytes) -> None:
+        """Name the stream that is to go on with a request, and tell its worker where that is and what to show there."""
         self.handoff_target[request.slot] = stream
+        request.ticket = ticket if hello.handoff_key else b""
         if request.generate is not None:
             request.generate.handoff_address = hello.handoff_address
-            request.generate.handoff_ticket = hello.handoff_ticket
+            request.generate.handoff_ticket = ticket
             request.generate.handoff_server_key = hello.handoff_server_key
 
     def expect_take_over(self, request: Request, stream: int) -> None:
         """Note that a stream has a request already that another has not let go of yet."""
         self.handoff_target[request.slot] = stream
-        request.is_taken_over = True
+        request.is_taken_over, request.ticket = True, b""
 
     def forget_handoff_target(self, request: Request) -> None:
         """Note that the stream that was to go on with a request is gone."""
         self.handoff_target[request.slot] = NO_STREAM
+        request.ticket = b""
+
+    def take_ticket(self, request: Request) -> bytes:
+        """Forget the ticket of a request's hand-off, and return it; empty: it has none, or it was used."""
+        ticket, request.ticket = request.ticket, b""
+        return ticket
 
     def admitted(self, request: Request) -> None:
         """Note that a worker has a request: it need not be sent again."""

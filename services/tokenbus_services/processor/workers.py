@@ -21,6 +21,7 @@ from tokenbus_contracts.generated.stream_pb2 import (
     RefusalReason,
     ReplayRequest,
     StreamLimits,
+    VoidTicket,
     Welcome,
     WorkerFrame,
     WorkerRole,
@@ -265,6 +266,8 @@ class WorkerConnections(Connections[Worker]):
             return
         if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED and worker.stream.expected > goodbye.last_sequence:
             self._intake.give_back(worker)
+        if goodbye.reason == GoodbyeReason.GOODBYE_REASON_STOPPED:
+            self._intake.registry.void_tickets_of(worker.source.stream)
         self._lose(worker, goodbye.message or "it stopped")
         may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
         self._fence(worker, worker.stream.epoch + (not may_come_back), now)
@@ -346,6 +349,12 @@ class WorkerConnections(Connections[Worker]):
         worker = self.by_stream.get(stream)
         if worker is not None:
             self._send(worker, ProcessorFrame(abort=Abort(request_key=request_id)))
+
+    def void_ticket(self, stream: int, ticket: bytes) -> None:
+        """Tell a decode worker that a hand-off ticket is worth nothing from now on."""
+        worker = self.by_stream.get(stream)
+        if worker is not None:
+            self._send(worker, ProcessorFrame(void_ticket=VoidTicket(ticket=ticket)))
 
     def tick(self, now: float) -> None:
         """Do what time alone demands: heartbeats, lost workers, late steps, late replays, acks."""

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 from zlib import crc32
 
 from tokenbus_contracts import ContractError, Rule
@@ -15,15 +16,16 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
-from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport, listen_once_there
-from tokenbus_services.clock import Clock
+from tokenbus_services.bus import ClosedError, Connection, Identity, Listener, Role, Transport, listen_once_there
+from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.publisher import Publisher, ReceivedHandoff, WorkerCounts
 from tokenbus_services.worker.session import HandoffPoint
+from tokenbus_services.worker.tickets import Tickets
 
+_T = TypeVar("_T")
 _log = logger("worker")
-_TICKET_BYTES = 32
 _MOST_REFUSAL = 1000
 _TRIES = 4
 """How often a hand-off is sent until its timeout, while no answer comes."""
@@ -185,17 +187,17 @@ class HandoffReceiver:
     """Listens for hand-offs while `async with` lasts, and queues them for the publisher's engine from `serve` on."""
 
     _listener: Listener
+    _loop: asyncio.AbstractEventLoop
     _publisher: Publisher
 
-    def __init__(self, settings: Settings, transport: Transport) -> None:
+    def __init__(self, settings: Settings, transport: Transport, clock: Clock | None = None) -> None:
         """Take a decode worker's settings."""
         self._settings = settings
         self._transport = transport
-        self._ticket = secrets.token_bytes(_TICKET_BYTES)
+        self._tickets = Tickets(clock or SystemClock())
         self.point = HandoffPoint()
-        """Where prefill workers send to, with the port that the system chose, and the ticket and key they need."""
+        """Where prefill workers send to, with the port that the system chose, and with what processors make tickets."""
         self._task: asyncio.Task[None] | None = None
-        self._answers: OrderedDict[int, str | None] = OrderedDict()
         self._repeated_log = DeduplicatedLog()
         self.counts = WorkerCounts()
 
@@ -203,7 +205,8 @@ class HandoffReceiver:
         """Listen; raises AddressError for an address that cannot be used."""
         address = self._settings.worker.handoff_address
         self._listener = await listen_once_there(self._transport, address, self._connection_refused)
-        self.point = HandoffPoint(self._listener.address, self._ticket, self._listener.server_key)
+        tickets = self._tickets
+        self.point = HandoffPoint(self._listener.address, tickets.of_this_life, self._listener.server_key, tickets.key)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -216,8 +219,9 @@ class HandoffReceiver:
 
     def serve(self, publisher: Publisher) -> None:
         """Begin to accept hand-offs, for the engine that takes its requests from a publisher."""
-        self._publisher = publisher
+        self._publisher, self._loop = publisher, asyncio.get_running_loop()
         self.counts = publisher.counts
+        publisher.session.on_void_ticket = partial(self._call_soon, self._tickets.void)
         self._task = asyncio.create_task(self._receive())
 
     async def _receive(self) -> None:
@@ -227,74 +231,78 @@ class HandoffReceiver:
             except ClosedError:
                 return
             try:
-                handoff = read_handoff(parts, self._ticket)
+                handoff = read_handoff(parts)
                 if handoff is not None:
-                    self._check_identity(peer, handoff.worker_id)
+                    self._check_sender(handoff, self._listener.identity(peer))
+                    check_state(handoff, parts[1])
             except ContractError as error:
                 self.counts.refused += 1
                 self._repeated_log.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
                 continue
             if handoff is not None:
-                self._listener.admit(peer)
-                self._accept(peer, handoff, parts[1])
+                self._take(peer, handoff, parts[1])
 
     def _connection_refused(self, reason: str) -> None:
         self.counts.refused_connections += 1
         self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
-    def _check_identity(self, peer: bytes, worker_id: str) -> None:
-        identity = self._listener.identity(peer)
-        if not identity.may(Role.HANDOFF, worker_id):
+    def _check_sender(self, handoff: Handoff, identity: Identity) -> None:
+        if not identity.may(Role.HANDOFF, handoff.worker_id):
             limit = f"one that the key {identity.name!r} may hand off as"
-            raise ContractError("handoff.worker_id", limit, repr(worker_id))
+            raise ContractError("handoff.worker_id", limit, repr(handoff.worker_id))
+        self._tickets.check(handoff, identity)
+
+    def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
+        use = self._tickets.use_of(handoff)
+        if use is None:
+            self._listener.admit(peer)
+            self._accept(peer, handoff, state)
+        elif use.number != handoff.number:
+            self._decide(peer, handoff, "its ticket was used before, or is void: its request ended or went elsewhere")
+        elif use.answer is not None:  # it was answered, and the reply was lost
+            self._reply(peer, handoff, use.answer)
 
     def _accept(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
-        number, key = handoff.number, handoff.generate.request_key
-        if number in self._answers:
-            answer = self._answers[number]
-            if answer is not None:  # it was answered, and the reply was lost
-                self._reply(peer, handoff, answer)
+        if refusal := self._obstacle(handoff, state):
+            self._decide(peer, handoff, refusal)
             return
-        publisher, worker = self._publisher, self._settings.worker
-        if len(publisher.session.requests) >= worker.max_requests:
-            self._decide(peer, handoff, f"it has {worker.max_requests} requests, as many as it takes")
-            return
-        if key in publisher.session.requests:
-            self._decide(peer, handoff, "it has an open request of that key")
-            return
-        waiting = self.counts.waiting_state_bytes
-        if waiting and waiting + len(state) > worker.handoff_bytes:
-            limit = f"at most {worker.handoff_bytes} bytes of states that wait (worker.handoff_bytes)"
-            self._decide(peer, handoff, f"state: {limit}, got {waiting + len(state)}")
-            return
-        self._answers[number] = None
+        use = self._tickets.use(handoff)
         self.counts.waiting_state_bytes += len(state)
-        loop = asyncio.get_running_loop()
 
         def _answered(refusal: str) -> None:
             self.counts.waiting_state_bytes -= len(state)
+            use.answer = refusal
             self._decide(peer, handoff, refusal)
 
-        def _answer(refusal: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed, and the listener with it
-                loop.call_soon_threadsafe(_answered, refusal)
+        self._publisher.add_handoff(ReceivedHandoff(handoff.generate, state, partial(self._call_soon, _answered)))
 
-        publisher.add_handoff(ReceivedHandoff(handoff.generate, state, _answer))
-        # Twice as many as may be open: an older one has timed out at its sender long ago.
-        while len(self._answers) > 2 * worker.max_requests:
-            self._answers.popitem(last=False)
+    def _obstacle(self, handoff: Handoff, state: bytes) -> str:
+        """Return why the engine is not asked to go on with a request; empty: nothing is against it."""
+        has, worker = self._publisher.session.requests, self._settings.worker
+        if len(has) >= worker.max_requests:
+            return f"it has {worker.max_requests} requests, as many as it takes"
+        if handoff.generate.request_key in has:
+            return "it has an open request of that key"
+        waiting = self.counts.waiting_state_bytes
+        if waiting and waiting + len(state) > worker.handoff_bytes:
+            limit = f"at most {worker.handoff_bytes} bytes of states that wait (worker.handoff_bytes)"
+            return f"state: {limit}, got {waiting + len(state)}"
+        return ""
+
+    def _call_soon(self, call: Callable[[_T], object], argument: _T) -> None:
+        """Call from the event loop; the engine's and the publisher's threads come here."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the listener with it
+            self._loop.call_soon_threadsafe(call, argument)
 
     def _decide(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
         key = handoff.generate.request_key
         if refusal:
             self.counts.refused += 1
-            self._answers.pop(handoff.number, None)  # it may be accepted when it is sent again
             # Deduplicated by the field: a value that differs each time must not fill the log.
             kind = ("handoff", refusal.partition(":")[0])
             self._repeated_log.begin(kind, _log.warning, "hand-off refused", reason=refusal, request=f"{key:016x}")
         else:
             self.counts.taken_over += 1
-            self._answers[handoff.number] = refusal
         self._reply(peer, handoff, refusal)
 
     def _reply(self, peer: bytes, handoff: Handoff, refusal: str) -> None:
@@ -302,7 +310,7 @@ class HandoffReceiver:
 
 
 def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings) -> list[bytes]:
-    """Return the message that hands a request off, with the target's ticket; sent again, it is the same message."""
+    """Return the message that hands a request off, with its ticket; sent again, it is the same message."""
     handoff = Handoff(
         schema_major=MAJOR,
         ticket=generate.handoff_ticket,
@@ -315,24 +323,20 @@ def handoff_of(generate: Generate, state: bytes, number: int, settings: Settings
     return [write_frame(PrefillFrame(handoff=handoff)), state]
 
 
-def read_handoff(parts: list[bytes], ticket: bytes) -> Handoff | None:
-    """Return the hand-off in a message, or None for one of a newer minor version.
-
-    Raises ContractError if it does not show the decode worker's ticket, or its state is damaged.
-    """
+def read_handoff(parts: list[bytes]) -> Handoff | None:
+    """Return the hand-off in a message, or None for one of a newer minor version."""
     if len(parts) != 2:  # noqa: PLR2004 - a frame, and the state
         raise ContractError("message", "a frame and a state", f"{len(parts)} parts", rule=Rule.LENGTH)
     frame = read_frame(PrefillFrame, parts[0])
-    if not frame.HasField("handoff"):
-        return None
-    handoff, state = frame.handoff, parts[1]
-    if not hmac.compare_digest(handoff.ticket, ticket):
-        raise ContractError("handoff.ticket", "the decode worker's", "another")
+    return frame.handoff if frame.HasField("handoff") else None
+
+
+def check_state(handoff: Handoff, state: bytes) -> None:
+    """Raise ContractError for a state that is not the one that a hand-off describes."""
     if handoff.state_bytes != len(state):
         raise ContractError("handoff.state_bytes", f"{len(state)}, as it has", handoff.state_bytes)
     if handoff.state_crc32 != crc32(state):
         raise ContractError("handoff.state_crc32", f"{crc32(state)}, as it has", handoff.state_crc32)
-    return handoff
 
 
 def reply_of(handoff: Handoff, refusal: str) -> list[bytes]:

@@ -208,7 +208,8 @@ def _hello(begin: WorkerFrame, worker_id: str) -> Hello:
     hello.CopyFrom(begin.hello)
     hello.worker_id = worker_id
     hello.max_requests = 0
-    for name in ("proof", "handoff_ticket", "handoff_server_key", "request_keys"):  # the session sets its own
+    # The session sets its own.
+    for name in ("proof", "handoff_ticket", "handoff_key", "handoff_server_key", "request_keys"):
         hello.ClearField(name)
     return hello
 

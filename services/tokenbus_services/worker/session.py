@@ -40,6 +40,12 @@ class HandoffPoint(NamedTuple):
     address: str = ""
     ticket: bytes = b""
     server_key: bytes = b""
+    key: bytes = b""
+    """With what processors make a ticket for each request."""
+
+
+def ignore_ticket(_: bytes) -> None:
+    """Ignore a void ticket: no hand-offs are accepted here."""
 
 
 class WorkerSession(ReconnectingSession):
@@ -72,6 +78,8 @@ class WorkerSession(ReconnectingSession):
         self._retention = retention
         self._on_request = on_request
         self._on_room = on_room
+        self.on_void_ticket: Callable[[bytes], None] = ignore_ticket
+        """Called with each hand-off ticket that is worth nothing from now on."""
         self._replays: deque[tuple[int, int]] = deque()
         self._next_sequence = 1
         self._sent_bytes = 0
@@ -134,6 +142,8 @@ class WorkerSession(ReconnectingSession):
                     self._take_request(frame.generate, now)
             case "abort":
                 self._on_request(frame.abort)
+            case "void_ticket":
+                self.on_void_ticket(frame.void_ticket.ticket)
 
     def _take_request(self, generate: Generate, now: float) -> None:
         try:
@@ -269,6 +279,7 @@ def hello_of(
         handoff_address=handoff.address,
         handoff_ticket=handoff.ticket,
         handoff_server_key=handoff.server_key,
+        handoff_key=handoff.key,
         max_model_tokens=0 if model is None else model.max_model_tokens,
         tokenizer_digest=0 if model is None else model.tokenizer_digest,
         lora_adapters=() if model is None else model.lora_adapters,

@@ -366,9 +366,8 @@ def handoff(generate: Generate, state: bytes, ticket: bytes = b"", worker_id: st
         state_bytes=len(state),
         state_crc32=crc32(state),
         number=drawn(),
+        ticket=ticket,
     )
-    shown = "ticket" if "ticket" in Handoff.DESCRIPTOR.fields_by_name else "secret"
-    setattr(said, shown, ticket)
     return [PrefillFrame(handoff=said).SerializeToString(), state]
 
 

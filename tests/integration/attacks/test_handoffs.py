@@ -1,25 +1,53 @@
 """Forged hand-offs: none is taken without a decode worker's ticket, and no state ends a worker (finding 8)."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from struct import pack
+from typing import Any
 
 import pytest
+import zmq
 
-from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, handoff, request
+from tests.integration.asking import all_exact, ask, wanted
+from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, drawn, handoff, request
 from tests.integration.attacks.scene import Scene, peak_mib, repeat, scene, variants
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import Deployment, Overrides
+from tests.integration.inprocess import processing
+from tests.integration.programs import Program
+from tests.integration.test_keys import HANDOFFS, keys_of, listening
+from tests.services.bus.keyed import Keyring
+from tests.support.waiting import until
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_services.client import Client
 
 WORKERS = ("prefill-0", "decode-0")
-STATES = {
-    "a vast position": b"\xff" * 8,
-    "beyond its end": (1 << 31).to_bytes(8, "little"),
-    "at its end": (60).to_bytes(8, "little"),
-    "too short": b"\0" * 7,
-    "too long": b"\0" * 4096,
+TOKENS = 60
+USED = "its ticket was used before, or is void: its request ended or went elsewhere"
+STATES: dict[str, Callable[[int], bytes]] = {
+    "one that goes on": lambda key: state_of(key, 1),
+    "a vast position": lambda key: state_of(key, (1 << 32) - 1),
+    "at its end": lambda key: state_of(key, TOKENS),
+    "another request's": lambda key: state_of(key + 1, 1),
+    "too short": lambda _: b"\0" * 7,
+    "too long": lambda key: state_of(key, 1) + b"\0" * 4096,
 }
+"""States for a request's id; the first is as good as a prefill worker's."""
+
+
+def state_of(key: int, position: int) -> bytes:
+    """Return a state of the synthetic engine."""
+    return pack("<8sQI", b"tbsynth1", key, position)
+
+
+def forged(generate: Generate, state: str, ticket: bytes = b"", worker_id: str = "prefill-0") -> list[bytes]:
+    """Return a hand-off of a request with one of the states."""
+    return handoff(generate, STATES[state](generate.request_key), ticket, worker_id)
 
 
 def _decode_address(at: Scene) -> str:
@@ -38,27 +66,26 @@ async def _is_alive(at: Scene) -> None:
 @pytest.mark.parametrize(
     ("state", "ticket"),
     variants(
-        ("a vast position", b""),
-        ("beyond its end", b"x" * 32),
-        long=[(state, ticket) for state in STATES for ticket in (b"", b"x" * 32)],
+        ("one that goes on", b""),
+        ("one that goes on", b"x" * 64),
+        long=[(state, ticket) for state in STATES for ticket in (b"", b"x" * 64)],
     ),
 )
 async def test_forged_hand_off_is_not_taken(deployment: Deployment, state: str, ticket: bytes) -> None:
-    """A hand-off without the decode worker's ticket is refused, whatever its state is, and the worker goes on."""
+    """A hand-off without a ticket of its own is neither taken nor answered, whatever its state is."""
     async with scene(deployment, workers=WORKERS) as at:
         address = await asyncio.to_thread(_decode_address, at)
 
         def attack() -> list[DecodeFrame]:
             """Hand five off, one after the other."""
             with Peer(address) as forger:
-                replies = []
                 for _ in range(5):
-                    forger.say(*handoff(request(0, 60), STATES[state], ticket))
-                    replies += [frame for frame, _ in forger.frames(DecodeFrame, 0.2)]
-                return replies
+                    forger.say(*forged(request(0, TOKENS), state, ticket))
+                at.workers[1].wait_for("handoff.ticket: ")
+                return [frame for frame, _ in forger.frames(DecodeFrame, 0.2)]
 
         replies = await asyncio.to_thread(attack)
-        assert all(reply.reply.refusal for reply in replies), replies
+        assert replies == []
         await _is_alive(at)
 
 
@@ -76,7 +103,7 @@ async def test_ten_forgers_at_a_high_rate_harm_no_request(deployment: Deployment
                     """Hand one off from each."""
                     for forger in forgers:
                         keys = [asked.tokens.request_id for asked in list(at.victim.asked.values())]
-                        forger.say(*handoff(request(RANDOM.choice([0, *keys]), 60), b"\xff" * 8))
+                        forger.say(*handoff(request(RANDOM.choice([0, *keys]), TOKENS), b"\xff" * 8))
 
                 repeat(one_each, 2.0, 0.005)
 
@@ -103,13 +130,14 @@ async def test_hand_off_message_that_never_ends_is_not_held(deployment: Deployme
         assert peak_mib(at.workers[1].pid) - before < 192
 
 
-@pytest.mark.parametrize("state", variants("a vast position", long=list(STATES)[1:]))
+@pytest.mark.parametrize("state", variants("a vast position", long=list(STATES)[2:]))
 async def test_state_from_a_prefill_worker_that_lies_ends_its_request_alone(deployment: Deployment, state: str) -> None:
     """A prefill worker that was sent the ticket, and hands off an invalid state, ends no decode worker."""
     async with scene(deployment, workers=("decode-0=lies", "worker-0=honest"), model="honest") as at:
 
-        def attack() -> None:
+        def attack() -> list[str]:
             """Be a prefill worker: take what clients ask for, and hand it off with a state that is none."""
+            refusals: list[str] = []
             role = WorkerRole.WORKER_ROLE_PREFILL
             with WorkerPeer(at.workers_address, "prefill-9", 7, role=role, max_requests=1024, model="lies") as liar:
                 liar.hello()
@@ -117,16 +145,97 @@ async def test_state_from_a_prefill_worker_that_lies_ends_its_request_alone(depl
                     client.hello()
                     forger: Peer | None = None
                     for _ in range(5):
-                        client.ask(tokens=60, model="lies")
-                        given = liar.heard("generate", seconds=5)
-                        if given is None:
-                            break
+                        client.ask(tokens=TOKENS, model="lies")
+                        given = liar.heard("generate")
+                        assert given is not None
                         generate = Generate.FromString(given.generate.SerializeToString())
                         forger = forger or stack.enter_context(Peer(generate.handoff_address))
-                        forger.say(*handoff(generate, STATES[state], generate.handoff_ticket, "prefill-9"))
-                        list(forger.frames(DecodeFrame, 0.2))
-                    assert forger is not None, "no hand-off was asked of it"
+                        forger.say(*forged(generate, state, generate.handoff_ticket, "prefill-9"))
+                        refusals += [frame.reply.refusal for frame, _ in islice(forger.frames(DecodeFrame), 1)]
+            return refusals
 
-        await asyncio.to_thread(attack)
+        refusals = await asyncio.to_thread(attack)
+        assert [refusal.partition(".")[0].partition(":")[0] for refusal in refusals] == ["state"] * 5
         await at.victim.unharmed()
         assert at.workers[0].is_running, at.workers[0].output
+
+
+async def test_ticket_is_for_one_request_and_one_prefill_worker(deployment: Deployment, tmp_path: Path) -> None:
+    """A prefill worker hands off what was assigned to it, once, and nothing else; a thief of its ticket none."""
+    keyring = Keyring(tmp_path)
+    names = ("prefill-0", "decode-0", "prefill-9", "thief", "client")
+    for name in names:
+        keyring.make(name)
+    keyring.allow(*(keyring.entry(name) for name in names))
+    patient: Overrides = {"bus__heartbeat_timeout_ms": 60_000}  # the attackers send no heartbeats
+    async with processing(deployment, **listening(keyring), **patient) as (processor, found):
+        addresses: dict[str, Any] = dict(found)
+
+        async def started(name: str) -> Program:
+            """Start a worker with a key."""
+            chosen = {**addresses, **keys_of(keyring, name), **HANDOFFS, "worker__role": name.partition("-")[0]}
+            return await asyncio.to_thread(deployment.start_worker, name, **chosen)
+
+        def peer(name: str, generate: Generate) -> Peer:
+            """Connect to the decode worker with a key."""
+
+            def prove(socket: "zmq.Socket[bytes]") -> None:
+                keyring.prove(socket, name)
+                socket.setsockopt(zmq.CURVE_SERVERKEY, generate.handoff_server_key)
+
+            return Peer(generate.handoff_address, prove)
+
+        decode = await started("decode-0")
+        settings = deployment.settings(**addresses, **keys_of(keyring, "client"), client__drain_timeout_ms=0)
+        async with Client(settings) as client:
+            with ExitStack() as stack:
+                liar = WorkerPeer(
+                    addresses["bus__workers_address"],
+                    "prefill-9",
+                    7,
+                    prove=partial(keyring.prove, name="prefill-9"),
+                    role=WorkerRole.WORKER_ROLE_PREFILL,
+                    max_requests=2,
+                )
+                stack.enter_context(liar)
+                await asyncio.to_thread(liar.hello)
+                asked = [client.generate(wanted(TOKENS)) for _ in range(2)]
+                frames = [await asyncio.to_thread(liar.heard, "generate") for _ in asked]
+                mine, other = (Generate.FromString(frame.generate.SerializeToString()) for frame in frames if frame)
+                ticket, later, good = mine.handoff_ticket, _changed(mine, deadline_unix_ms=1 << 60), "one that goes on"
+                thief = stack.enter_context(peer("thief", mine))
+                thief.say(*forged(mine, good, ticket, "prefill-9"))
+                await asyncio.to_thread(decode.wait_for, "handoff.ticket: ")
+                forger = stack.enter_context(peer("prefill-9", mine))
+                for _ in range(3):
+                    forger.say(*forged(request(0, TOKENS), good, ticket, "prefill-9"))
+                    forger.say(*forged(_changed(mine, request_key=drawn()), good, ticket, "prefill-9"))
+                forger.say(*forged(other, good, ticket, "prefill-9"))
+                forger.say(*forged(mine, good, ticket, "prefill-0"))
+                forger.say(*forged(mine, good, ticket[:-1], "prefill-9"))
+                forger.say(*forged(later, good, ticket, "prefill-9"))
+                for refusal in ("", USED):  # the one that is its own, and that again
+                    forger.say(*forged(mine, good, ticket, "prefill-9"))
+                    assert await asyncio.to_thread(_reply, forger) == (mine.request_key, refusal)
+                liar.leave()
+                await until(lambda: "prefill-9" not in processor.workers.by_id)
+                forger.say(*forged(request(0, TOKENS), good, ticket, "prefill-9"))
+                forger.say(*forged(mine, good, ticket, "prefill-9"))
+                assert await asyncio.to_thread(_reply, forger) == (mine.request_key, USED)
+            await started("prefill-0")
+            await all_exact(ask(client, 8, 61), 61)
+
+
+def _changed(generate: Generate, **fields: int) -> Generate:
+    """Return a request with other values."""
+    changed = Generate()
+    changed.CopyFrom(generate)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _reply(forger: Peer) -> tuple[int, str]:
+    """Return the next answer to a hand-off: whose it is, and why it was refused."""
+    frame, _ = next(forger.frames(DecodeFrame))
+    return frame.reply.request_key, frame.reply.refusal

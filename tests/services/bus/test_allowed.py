@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_keys(file) == [first, second]
     assert file.stat().st_mode & 0o777 == 0o644
     allowed = AllowList(str(file))
-    expected = Identity("w0", frozenset({Role.WORKER, Role.HANDOFF}), ("w-*", 'odd "\\ é', "[ab]?"))
+    expected = Identity("w0", frozenset({Role.WORKER, Role.HANDOFF}), ("w-*", 'odd "\\ é', "[ab]?"), first.public)
     assert allowed.find(first.public) == expected
     assert allowed.find(second.public) is None
 

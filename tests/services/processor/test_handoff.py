@@ -8,10 +8,13 @@ from tests.services.bench import Bench, BenchWorker
 from tests.services.builders import Wanted, generate_of, rows
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_contracts.generated.stream_pb2 import WorkerRole
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
+from tokenbus_services.bus.transport import ANONYMOUS
+from tokenbus_services.handoff_tickets import is_ticket_for
 
 ADDRESS = "memory://decode"
+KEY = b"k" * 32
 FIRST = [Wanted(1, 0, 1, RowStatus.HANDED_OFF)]
 HANDOFF, LOST = ErrorCode.ERROR_CODE_HANDOFF, ErrorCode.ERROR_CODE_WORKER_LOST
 
@@ -69,6 +72,74 @@ def test_prefill_worker_is_given_the_ticket_and_the_key_that_go_with_the_address
         for worker in (first, mixed)
     ]
     assert given == [[(b"ticket", b"k" * 32)] * 2, [(b"", b"")]]
+
+
+def given(worker: BenchWorker) -> list[Generate]:
+    """Return the requests that a worker was handed since the last time."""
+    return [frame.generate for frame in worker.heard() if frame.HasField("generate")]
+
+
+def void(worker: BenchWorker) -> list[bytes]:
+    """Return the tickets that a decode worker was told are void, since the last time."""
+    return [frame.void_ticket.ticket for frame in worker.heard() if frame.HasField("void_ticket")]
+
+
+def test_each_request_has_a_ticket_of_its_own() -> None:
+    """A ticket is made for a request and the prefill worker that gets it, with the key of the decode worker's hello."""
+    bench = Bench()
+    client, first, second = bench.client(), prefill(bench), prefill(bench, "q")
+    decode(bench, handoff_ticket=b"ticket", handoff_key=KEY)
+    for key in (1, 2):
+        client.ask(generate_of(key))
+    mine, other = given(first)[0], given(second)[0]
+    assert is_ticket_for(mine.handoff_ticket, KEY, mine, "p", ANONYMOUS)
+    assert not is_ticket_for(mine.handoff_ticket, KEY, mine, "q", ANONYMOUS)
+    assert not is_ticket_for(mine.handoff_ticket, KEY, other, "p", ANONYMOUS)
+    assert mine.deadline_unix_ms
+
+
+@pytest.mark.parametrize("end", ["finishes", "fails", "refuses", "goodbye", "goodbye in a group", "deadline"])
+def test_ticket_of_a_request_that_left_its_prefill_worker_is_void(end: str) -> None:
+    """However a request leaves its prefill worker, but by a hand-off, the decode worker hears of its void ticket."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench, processors=int(end == "goodbye in a group"))
+    second = decode(bench, handoff_key=KEY)
+    client.ask(generate_of(1, deadline_ms=1000))
+    ticket = given(first)[0].handoff_ticket
+    match end:
+        case "finishes":
+            first.publish([Wanted(1, 0, 1, RowStatus.FINISHED_STOP)])
+        case "fails":
+            first.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_ENGINE, message="no"))
+        case "refuses":
+            other = prefill(bench, "q")
+            first.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_OVERLOADED, message="it stops"))
+            assert given(other)[0].handoff_ticket != ticket
+        case "deadline":
+            bench.pass_time(1.1, first, second, client)
+        case _:
+            first.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    assert void(second) == [ticket]
+
+
+@pytest.mark.parametrize("way", ["taken", "taken first", "moved"])
+def test_ticket_that_is_used_or_may_be_used_is_not_void(way: str) -> None:
+    """A hand-off has used its ticket, and a prefill worker that goes to another processor hands off there."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench, processors=1)
+    second = decode(bench, handoff_key=KEY)
+    client.ask(generate_of(1))
+    if way == "moved":
+        first.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_MOVED)))
+    elif way == "taken":
+        first.publish(FIRST)
+        second.admit(1)
+    else:
+        second.admit(1)
+        first.publish(FIRST)
+    if way != "moved":
+        second.publish([Wanted(1, 1, 1, RowStatus.FINISHED_STOP)])
+    assert void(second) == []
 
 
 def test_decode_worker_that_leaves_is_not_named() -> None:

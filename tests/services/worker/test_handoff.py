@@ -18,14 +18,18 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.stream_pb2 import Credit, ProcessorFrame, VoidTicket, Welcome
 from tokenbus_services.backports import timeout
-from tokenbus_services.bus import Listener, Role, ZeroMQTransport
+from tokenbus_services.bus import Identity, Listener, Role, ZeroMQTransport
 from tokenbus_services.bus.memory import MemoryTransport
+from tokenbus_services.bus.transport import ANONYMOUS
+from tokenbus_services.handoff_tickets import new_ticket
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.handoff import (
     HandoffReceiver,
     HandoffSender,
+    check_state,
     handoff_of,
     read_handoff,
     read_reply,
@@ -36,12 +40,25 @@ from tokenbus_services.worker.session import HandoffPoint
 
 ADDRESS = "memory://decode"
 CHOSEN = {"worker.handoff_address": ADDRESS, "worker.max_requests": 4}
-TICKET = b"ticket"
+USED = "its ticket was used before, or is void: its request ended or went elsewhere"
+UNTIL_MS = 9_000_000_000_000
+"""The deadline of requests, in milliseconds since 1970: far away."""
 
 
 def request(key: int, address: str = ADDRESS) -> Generate:
     """Return a request as a prefill worker was given it."""
     return generate_of(key, handoff_address=address)
+
+
+def ticketed(
+    receiver: HandoffReceiver, key: int, worker_id: str = "worker-0", identity: Identity = ANONYMOUS
+) -> Generate:
+    """Return a request as the processor hands it to a prefill worker, with a ticket of its own."""
+    point = receiver.point
+    reached: dict[str, Any] = {"handoff_address": point.address, "handoff_server_key": point.server_key}
+    generate = generate_of(key, deadline_unix_ms=UNTIL_MS, **reached)
+    generate.handoff_ticket = new_ticket(point.key, generate, worker_id, identity)
+    return generate
 
 
 @dataclass
@@ -58,8 +75,7 @@ class Pair:
 
     def request(self, key: int) -> Generate:
         """Return a request as the processor hands it to a prefill worker, with the decode worker's ticket."""
-        address, ticket, server_key = self.receiver.point
-        return generate_of(key, handoff_address=address, handoff_ticket=ticket, handoff_server_key=server_key)
+        return ticketed(self.receiver, key, self.settings.worker.id)
 
     async def answered(self) -> None:
         """Let time pass until nothing waits for an answer."""
@@ -87,7 +103,7 @@ async def pair(**changed: object) -> AsyncIterator[Pair]:
     failed: dict[int, str] = {}
     clock = ManualClock()
     async with (
-        HandoffReceiver(chosen, transport) as receiver,
+        HandoffReceiver(chosen, transport, clock) as receiver,
         HandoffSender(chosen, transport, clock, WorkerCounts(), failed.__setitem__) as sender,
     ):
         publisher = Publisher(chosen, epoch=EPOCH)
@@ -169,6 +185,62 @@ async def test_what_comes_twice_is_taken_once() -> None:
         assert both.publisher.take_handoffs() == []
         await connection.close()
     assert both.receiver.counts.taken_over == 1
+
+
+@pytest.mark.parametrize("refusal", ["", "state: 8 bytes, got 5"])
+async def test_ticket_is_taken_once(refusal: str) -> None:
+    """A ticket that one hand-off has used serves no other, whatever became of the first, and however long ago."""
+    async with pair() as both:
+        connection = await both.transport.connect(ADDRESS)
+        wanted = both.request(7)
+        connection.send(handoff_of(wanted, b"state", 5, both.settings))
+        _, answer = (await both.handed_in(1))[7]
+        assert callable(answer)
+        answer(refusal)
+        both.publisher.forget(7)
+        for key in range(100, 120):
+            both.sender.send(both.request(key), b"state")
+            _, answer = (await both.handed_in(1))[key]
+            assert callable(answer)
+            answer("")
+            await both.answered()
+            both.publisher.forget(key)
+        for number in (6, 5):
+            connection.send(handoff_of(wanted, b"state", number, both.settings))
+        replies = [read_reply(await asyncio.wait_for(connection.receive(), MOST)) for _ in range(3)]
+        assert [reply and reply.refusal for reply in replies] == [refusal, USED, refusal]
+        assert both.publisher.take_handoffs() == []
+        await connection.close()
+
+
+async def test_void_ticket_is_refused() -> None:
+    """A processor's word that a ticket is void reaches the listener from the publisher's thread, and counts there."""
+    async with pair() as both:
+        wanted = both.request(7)
+        frame = ProcessorFrame(void_ticket=VoidTicket(ticket=wanted.handoff_ticket))
+        credit = Credit(through_sequence=9, bytes=9)
+        times = {"heartbeat_interval_ms": 1000, "heartbeat_timeout_ms": 3000}
+        welcome = ProcessorFrame(welcome=Welcome(processor_id="p", resume_from=1, credit=credit, **times))
+        for each in (welcome, frame):
+            await asyncio.to_thread(both.publisher.session.receive, [write_frame(each)], 0.0)
+        both.sender.send(wanted, b"state")
+        await both.answered()
+        assert both.publisher.take_handoffs() == []
+    assert both.failed == {7: f"the decode worker at {ADDRESS} refused it: {USED}"}
+
+
+async def test_ticket_of_an_older_processor_is_for_all_requests() -> None:
+    """A processor that makes no tickets passes on the one in the hello; each hand-off is taken once, by its number."""
+    async with pair() as both:
+        for key in (7, 8):
+            wanted = both.request(key)
+            wanted.handoff_ticket = both.receiver.point.ticket
+            both.sender.send(wanted, b"state")
+            _, answer = (await both.handed_in(1))[key]
+            assert callable(answer)
+            answer("")
+            await both.answered()
+    assert (both.receiver.counts.taken_over, both.failed) == (2, {})
 
 
 async def test_key_that_is_in_use_is_refused() -> None:
@@ -297,7 +369,7 @@ async def test_connections_are_bounded() -> None:
         for number, listener in enumerate(listeners):
             both.sender.send(request(10 + number, f"memory://d{number}"), b"state")
             peer, parts = await asyncio.wait_for(listener.receive(), MOST)
-            handoff = read_handoff(parts, b"")
+            handoff = read_handoff(parts)
             assert handoff is not None
             listener.send(peer, reply_of(handoff, ""))
             await both.answered()
@@ -329,19 +401,18 @@ async def test_nonsense_ends_nothing() -> None:
     [
         ({"state_bytes": 4}, "handoff.state_bytes: 5, as it has, got 4"),
         ({"state_crc32": 1}, "handoff.state_crc32: 2744374011, as it has, got 1"),
-        ({"ticket": b""}, "handoff.ticket: the decode worker's"),
     ],
 )
 def test_hand_off_says_what_it_is(changed: dict[str, object], line: str) -> None:
-    """A state of another length, other bytes or another sender than the frame says is refused."""
+    """A state of another length or other bytes than the frame says is refused."""
     chosen = settings(CHOSEN)
-    frame, state = handoff_of(generate_of(7, handoff_ticket=TICKET), b"state", 5, chosen)
+    frame, state = handoff_of(generate_of(7), b"state", 5, chosen)
     handoff = Handoff()
     handoff.CopyFrom(read_frame(PrefillFrame, frame).handoff)
     for name, value in changed.items():
         setattr(handoff, name, value)
     with pytest.raises(ContractError, match=line):
-        read_handoff([write_frame(PrefillFrame(handoff=handoff)), state], TICKET)
+        check_state(handoff, state)
 
 
 def test_replies() -> None:
@@ -371,9 +442,17 @@ class Keyed:
         )
 
     async def handed_off(
-        self, name: str, *, worker_id: str = "prefill-0", ticket: bool = True, keys: bool = True
+        self,
+        name: str,
+        *,
+        worker_id: str = "prefill-0",
+        keys: bool = True,
+        given_to: tuple[str, str] = ("prefill-0", "prefill"),
     ) -> str:
-        """Hand a request off over a real socket; return why it was not taken, empty if it was."""
+        """Hand a request off over a real socket; return why it was not taken, empty if it was.
+
+        Its ticket was given to the prefill worker of an id, which proved the key of a name.
+        """
         chosen = settings(CHOSEN | {"worker.handoff_address": "tcp://127.0.0.1:0", "worker.id": worker_id})
         listening = replace(chosen, bus=self.keyring.listening(chosen.bus))
         sending = replace(chosen, bus=self.keyring.connecting(name, settings=chosen.bus) if name else chosen.bus)
@@ -386,9 +465,8 @@ class Keyed:
             publisher = Publisher(listening, epoch=EPOCH)
             receiver.serve(publisher)
             both = Pair(sender, receiver, publisher, MemoryTransport(chosen.bus), chosen, clock, failed)
-            wanted = both.request(7)
-            if not ticket:
-                wanted.handoff_ticket = b"another"
+            given = Identity("prefill", frozenset(Role), key=self.keyring.public(given_to[1]))
+            wanted = ticketed(receiver, 7, given_to[0], given)
             if not keys:
                 wanted.handoff_server_key = b""
             sender.send(wanted, b"state")
@@ -413,7 +491,9 @@ async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "reason"),
     [
-        ("prefill", {"ticket": False}, "refused"),
+        ("prefill", {"given_to": ("prefill-1", "prefill")}, "refused"),
+        ("prefill", {"given_to": ("prefill-0", "other")}, "refused"),
+        ("observer", {"given_to": ("prefill-0", "observer")}, "refused"),
         ("prefill", {"worker_id": "worker-0"}, "refused"),
         ("observer", {}, "refused"),
         ("", {}, "its listener asks for keys: set bus.key_file"),
@@ -421,7 +501,17 @@ async def test_hand_off_with_key_and_ticket_is_taken(tmp_path: Path) -> None:
         ("prefill", {"keys": False}, "refused"),
         ("", {"keys": False}, "refused"),
     ],
-    ids=["no ticket", "another's name", "no role", "no key", "not allowed", "no CURVE", "NULL"],
+    ids=[
+        "another's ticket",
+        "another key's ticket",
+        "no role with a ticket",
+        "another's name",
+        "no role",
+        "no key",
+        "not allowed",
+        "no CURVE",
+        "NULL",
+    ],
 )
 async def test_hand_off_without_a_right_is_not_taken(
     tmp_path: Path, name: str, given: dict[str, Any], reason: str
@@ -432,9 +522,10 @@ async def test_hand_off_without_a_right_is_not_taken(
 
 
 def test_tickets_are_drawn() -> None:
-    """Each decode worker draws a ticket of its own, too long to be guessed, and says nothing before it listens."""
+    """Each decode worker draws keys of its own, too long to be guessed, and says nothing before it listens."""
     chosen = settings(CHOSEN)
     receivers = [HandoffReceiver(chosen, MemoryTransport(chosen.bus)) for _ in range(2)]
-    assert len({receiver._ticket for receiver in receivers}) == 2
-    assert {len(receiver._ticket) for receiver in receivers} == {32}
+    drawn = [secret for receiver in receivers for secret in (receiver._tickets.key, receiver._tickets.of_this_life)]
+    assert len(set(drawn)) == 4
+    assert {len(secret) for secret in drawn} == {32}
     assert receivers[0].point == HandoffPoint()
