@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, drawn, many
@@ -123,18 +124,21 @@ def unacknowledged_news(target: Target, seconds: float) -> None:
         repeat(lambda: [peer.ask(5, 1, model="m" * 256) for _ in range(500)], seconds, 0.05)
 
 
-def invented_rows(target: Target, seconds: float) -> None:
-    """Publish rows for keys that no client asked for."""
-    with WorkerPeer(target.workers, "evil", 7) as peer:
-        peer.hello()
+def invented_rows(target: Target, seconds: float, workers: int = 1) -> None:
+    """Publish rows for keys that no client asked for, under some worker ids."""
+    with ExitStack() as stack:
+        peers = [stack.enter_context(WorkerPeer(target.workers, f"evil-{place}", 7)) for place in range(workers)]
+        for peer in peers:
+            peer.hello()
         sequence = 0
 
         def attack() -> None:
-            """Publish a step."""
+            """Publish a step of each."""
             nonlocal sequence
             sequence += 1
-            peer.publish(sequence, sequence, [(drawn(), 0) for _ in range(512)])
-            peer.beat(sequence)
+            for peer in peers:
+                peer.publish(sequence, sequence, [(drawn(), 0) for _ in range(512)])
+                peer.beat(sequence)
 
         repeat(attack, seconds, 0.02)
 
@@ -163,6 +167,7 @@ ATTACKS: dict[str, Callable[[Target, float], None]] = {
     "resumes of invented keys": stolen_requests,
     "refusals not acknowledged": unacknowledged_news,
     "rows of invented keys": invented_rows,
+    "rows of invented keys under twelve ids": partial(invented_rows, workers=12),
     "frames that are none": noise,
 }
 
