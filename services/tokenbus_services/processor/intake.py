@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
@@ -51,6 +52,8 @@ class Worker(KnownPeer):
     """Whether it gets no new requests, because it leaves when those it has are done."""
     held_back: tuple[PendingAck, float] | None = None
     """What has held its stream back for the longest, and since when, while too much waits to be acknowledged."""
+    waits_for_room: bool = False
+    """Whether its next item brings more requests that no client asked for than there is room for."""
     reconcile: tuple[int, frozenset[int]] | None = None
     """When the stream has come to that sequence, the worker has no other requests than these."""
 
@@ -92,9 +95,10 @@ class Intake:
         self.defects = 0
 
     def proceed(self, worker: Worker, now: float) -> None:
-        """Hand on everything that is in order, and every step that is ready."""
+        """Hand on everything that is in order and has room, and every step that is ready."""
         stream = worker.stream
-        for entry in stream.in_order():
+        worker.waits_for_room = False
+        for entry in stream.in_order(partial(self._has_room, worker, set())):
             if worker.reconcile is not None and entry.sequence > worker.reconcile[0]:
                 self._reconcile(worker)  # what follows is younger than the worker's handshake
             if isinstance(entry, Lost):
@@ -131,7 +135,7 @@ class Intake:
         if self.step_queue is not None and self.step_queue.is_full:
             return True
         is_over_full = self._settings.processor.slow_consumer == "wait" and self.registry.buffers.is_over_full
-        if is_over_full or self.registry.has_brought_its_most(worker.source):
+        if is_over_full or worker.waits_for_room:
             return True
         # Before it is too much: what is sent again comes in bursts, and a client that comes back then is not slow.
         oldest, share = worker.stream.acks.oldest, self._share_pending(worker)
@@ -143,6 +147,17 @@ class Intake:
         if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
             return True
         return self._core.clients.all_lag(worker.source.stream)
+
+    def _has_room(self, worker: Worker, brought: set[int], entry: Arrived | Lost) -> bool:
+        """Tell whether an item may come; else it waits until clients have claimed what its worker's key brought before.
+
+        `brought` has the unknown requests of the items before it. After a restart, workers that share a key bring more
+        than one of them may, and their clients come at the same time.
+        """
+        if isinstance(entry, Arrived) and isinstance(entry.contents, LogprobBatch):
+            brought |= self.registry.brought_by(entry.contents, worker.source)
+        worker.waits_for_room = len(brought) > self.registry.table.room_for(worker.source.payer)
+        return not worker.waits_for_room
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
         self._core.clients.watchers.show_item(worker, entry)

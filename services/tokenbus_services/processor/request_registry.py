@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate
 from tokenbus_services.clock import Clock
 from tokenbus_services.delivery import AckTracker, PendingAck, RequestTokens
@@ -106,18 +106,24 @@ class RequestRegistry:
 
         A request cannot if its first token here is not known, or if it is one more than its worker may bring unasked.
         """
-        if self.default_route == UNROUTED or source.is_resumed or source.takes_over:
-            may_be = [True] * ids.size
-        else:
-            pairs = zip(ids.tolist(), positions.tolist(), strict=True)
-            may_be = [position == 0 or request_id in source.owners for request_id, position in pairs]
-        numbers = accumulate(may_be)
+        may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
-        return [not each or number > room for each, number in zip(may_be, numbers, strict=True)]
+        return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
 
-    def has_brought_its_most(self, source: Source) -> bool:
-        """Tell whether a worker, or its key, waits for clients to claim what it brought: one more would be refused."""
-        return self.default_route != UNROUTED and self.table.has_its_most(source.payer)
+    def _may_open(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
+        if self.default_route == UNROUTED or source.is_resumed or source.takes_over:
+            return [True] * ids.size
+        pairs = zip(ids.tolist(), positions.tolist(), strict=True)
+        return [position == 0 or request_id in source.owners for request_id, position in pairs]
+
+    def brought_by(self, batch: LogprobBatch, source: Source) -> set[int]:
+        """Return the unknown requests of a batch that wait for room, as others of their worker or its key have it."""
+        if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
+            return set()
+        unknown = np.flatnonzero(self.table.slots_of(batch.request_keys) < 0)
+        ids, positions = batch.request_keys[unknown], batch.positions[unknown]
+        found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
+        return {request_id for request_id, may_open in found if may_open and self.table.ended(request_id) is None}
 
     def turn_away(self, ids: list[int], source: Source) -> None:
         """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""

@@ -278,17 +278,13 @@ class RequestTable:
         """Return which limit keeps one more from being opened for a peer; empty: none."""
         if self.is_full:
             return f"open requests: at most {self._max_requests}"
-        if payer is not None and self.has_its_most(payer):
+        if payer is not None and not self.room_for(payer):
             return f"open requests of one {payer[0]}: at most {self._per_peer}"
         return ""
 
     def room_for(self, payer: Payer) -> int:
         """Return how many more requests may be opened for a peer."""
         return max(0, min(self._per_peer - self.charged_to(payer), self._max_requests - len(self)))
-
-    def has_its_most(self, payer: Payer) -> bool:
-        """Tell whether a peer has as many open requests as one peer may have."""
-        return self.charged_to(payer) >= self._per_peer
 
     def charged_to(self, payer: Payer) -> int:
         """Return how many open requests count against a peer."""

@@ -4,6 +4,7 @@ No sockets and no clock: items come in through `take`, what must be asked for co
 """
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from zlib import crc32
@@ -59,6 +60,10 @@ class Fate(StrEnum):
     """It breaks the contract."""
     FLOOD = "flood"
     """It came without credit."""
+
+
+def _always(_: Arrived | Lost) -> bool:
+    return True
 
 
 @dataclass(slots=True)
@@ -256,10 +261,11 @@ class Stream:
         self._pop_ahead(first)  # it was refused here before; its bytes cost credit all the same
         self._put_ahead(Lost(first, last, reason, ids))
 
-    def in_order(self) -> deque[Arrived | Lost]:
-        """Return what is next in order, and all that follows it without a hole."""
+    def in_order(self, may_come: Callable[[Arrived | Lost], bool] = _always) -> deque[Arrived | Lost]:
+        """Return what is next in order, and all that follows it, up to a hole or one that may not come yet."""
         ready: deque[Arrived | Lost] = deque()
-        while (entry := self._pop_ahead(self.expected)) is not None:
+        while (entry := self._ahead.get(self.expected)) is not None and may_come(entry):
+            self._pop_ahead(self.expected)
             self.expected = entry.last_sequence + 1
             if isinstance(entry, Lost):
                 self.counts.gaps += 1
@@ -281,7 +287,7 @@ class Stream:
 
     def missing(self, now: float) -> tuple[int, int] | None:
         """Return the range to ask for just now, if any; after the last attempt it is declared lost instead."""
-        if self.known_last < self.expected:
+        if self.known_last < self.expected or self.expected in self._ahead:
             return None
         if self._asked_at is not None and now - self._asked_at < self._settings.replay_timeout_ms / 1000:
             return None

@@ -8,7 +8,7 @@ from tests.services.processor.serving import places, resume, serving
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_services.bus import Outcome
+from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.processor import send_queue
 from tokenbus_services.processor.requests import Deadline, RequestTable, Source
 from tokenbus_services.processor.router import BUFFERED
@@ -261,6 +261,31 @@ def test_requests_of_one_key_are_charged_together_and_released_apart() -> None:
     oldest = table.oldest_unasked()
     assert oldest is not None
     assert oldest.id == 1
+
+
+def test_workers_with_one_key_wait_for_room_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that share a key, and together bring more than it may, lose nothing: they wait for their clients."""
+    bench = Bench({"processor.requests_per_peer": 4, "processor.credit_items": 4})
+    identity = Identity("gpu", frozenset(Role))
+    monkeypatch.setattr(bench.core.workers.listener, "identity", lambda _: identity)
+    workers = [bench.worker(name, first_sequence=2, next_sequence=2) for name in ("a", "b")]
+    for place, worker in enumerate(workers):
+        for position in (5, 6):
+            worker.publish(rows(range(1 + 4 * place, 5 + 4 * place), position=position))
+    table = bench.core.registry.table
+    assert sorted(request.id for request in table.open_requests()) == [1, 2, 3, 4]
+    assert [granted(worker) > worker.sequence + 2 for worker in workers] == [True, False]
+    clients = [bench.client(5 + place, name=f"client-{place}") for place in range(2)]
+    for place, client in enumerate(clients):
+        for key in range(1 + 4 * place, 5 + 4 * place):
+            resume(client, key, 5)
+        bench.pass_time(0.1, *workers)
+        assert sorted(places(client)) == sorted(
+            (key, 5 + i, 1) for key in range(1 + 4 * place, 5 + 4 * place) for i in (0, 1)
+        )
+    for worker in workers:
+        assert "abort" not in worker.heard_bodies()
+        assert granted(worker) > worker.sequence + 2
 
 
 def test_invented_requests_are_dropped_a_few_at_a_time() -> None:
