@@ -25,6 +25,9 @@ from tokenbus_services.settings import Settings
 from tokenbus_services.worker import Publisher
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.session import HandoffPoint
+
+_NOWHERE = HandoffPoint()
 
 
 class Node:
@@ -81,9 +84,9 @@ class Node:
 class DrivenPublisher(Publisher):
     """A Publisher without a thread: the test carries its messages, and its engine never waits in earnest."""
 
-    def __init__(self, settings: Settings, epoch: int) -> None:
+    def __init__(self, settings: Settings, epoch: int, handoff: HandoffPoint = _NOWHERE) -> None:
         """Be running from the start."""
-        super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch)
+        super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch, handoff=handoff)
         self._running = True
         self.turn_over = threading.Event()
         self.emitted: dict[int, int] = {}

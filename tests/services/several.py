@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import cast
 
@@ -11,6 +12,7 @@ from tests.services.sending import Sending
 from tests.support.clock import ManualClock
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines.synthetic import SyntheticEngine
@@ -22,15 +24,19 @@ from tokenbus_services.processor.core import Core
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.emitter import Emitter
 from tokenbus_services.worker.engine_loop import EngineLoop
+from tokenbus_services.worker.handoff import HandoffSender
+from tokenbus_services.worker.publisher import ReceivedHandoff
+from tokenbus_services.worker.session import HandoffPoint
 
 _TICK = 0.25
 _SETTLE_SECONDS = 150
 _CAPACITY = 64
+_MAX_REQUESTS = 4
 _OVERRIDES: dict[str, object] = {
     "dead_letters.max_bytes": 1,
     "limits.max_message_bytes": 2048,
     "limits.max_rows": 4,
-    "worker.max_requests": 4,
+    "worker.max_requests": _MAX_REQUESTS,
     "worker.retention_bytes": 200_000,
     "clients.detached_timeout_ms": 30_000,
     "client.resume_timeout_ms": 1_200_000,
@@ -93,7 +99,8 @@ class Site:
         """Let it send its workers away, and take no new request."""
         if self.core is not None and self.runs:
             self.core.workers.is_draining = self.core.clients.is_draining = True
-            self.core.workers.send_away("the processor is closing")
+            workers = self.core.workers
+            workers.send_away(workers.by_id.values(), "the processor is closing")
 
     def close(self) -> None:
         """Let it drain, and end."""
@@ -123,18 +130,43 @@ class Site:
             self.soon.popleft()()
 
 
+class HeldHandoffs:
+    """A prefill worker's hand-offs on their way to decode workers: they wait until the test carries them."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.waiting: deque[tuple[Generate, bytes]] = deque()
+
+    def send(self, generate: Generate, state: bytes) -> None:
+        """Hand a request off."""
+        if not generate.handoff_address:
+            raise ValueError("no decode worker is available")
+        self.waiting.append((generate, state))
+
+
 class MovingWorker(Node):
     """A worker that goes from one processor to the next; what a Link does in an event loop, the test does by hand."""
 
-    def __init__(self, place: int, world: "SeveralWorld") -> None:
+    def __init__(self, place: int, world: "SeveralWorld", role: str, *, parts: int, drafts: bool) -> None:
         """Begin at the first processor of its own order."""
         addresses = [f"memory://{site.place}" for site in world.sites]
-        settings = world.settings({"worker.id": f"worker-{place}", "bus.workers_address": ",".join(addresses)})
+        point = HandoffPoint(f"memory://handoff-{place}", b"ticket") if role == "decode" else HandoffPoint()
+        overrides: dict[str, object] = {"worker.id": f"worker-{place}", "bus.workers_address": ",".join(addresses)}
+        overrides["worker.role"] = role
+        if role == "decode":
+            overrides["worker.handoff_address"] = point.address
+        settings = world.settings(overrides)
         self.settings = settings
         self._world = world
-        self.publisher = DrivenPublisher(settings, next(world.lives))
-        self.engine = SyntheticEngine(tokens_per_step=3)
-        emitter = Emitter(self.publisher, self.engine.vocabulary_size)
+        self.handoffs = HeldHandoffs()
+        self.handoff_address = point.address
+        self.publisher = DrivenPublisher(settings, next(world.lives), point)
+        self.engine = SyntheticEngine(
+            tokens_per_step=3, drafts=drafts, parts=parts, role="prefill" if role == "prefill" else "mixed"
+        )
+        self._messages_per_step = parts * (1 + drafts)
+        sender = cast("HandoffSender", self.handoffs) if role == "prefill" else None
+        emitter = Emitter(self.publisher, self.engine.vocabulary_size, sender)
         self._loop = EngineLoop(self.engine, emitter, unix_ms=world.clock.unix_ms)
         self._order = [addresses.index(address) for address in self.publisher._processors.workers]
         self.site = world.sites[self._order[0]]
@@ -162,6 +194,21 @@ class MovingWorker(Node):
         self.network = self.site.worker_network
         self.wire = self.network.connect()
 
+    def carry_handoffs(self) -> bool:
+        """Carry what this worker hands off to the decode workers; return whether there was anything."""
+        moved = bool(self.handoffs.waiting)
+        while self.handoffs.waiting:
+            generate, state = self.handoffs.waiting.popleft()
+            target = next(each for each in self._world.workers if each.handoff_address == generate.handoff_address)
+            answer = partial(self._answered, generate.request_key)
+            target.publisher.add_handoff(ReceivedHandoff(generate, state, answer))
+            target.turn()  # an engine that stands still for as long as workers are looked for has a request unseen
+        return moved
+
+    def _answered(self, key: int, refusal: str) -> None:
+        if refusal:  # of a request that was sent anew, its first copy may be at the decode worker already
+            self.publisher.failed_request(key, ErrorCode.ERROR_CODE_HANDOFF, refusal)
+
     def forget_left(self) -> None:
         """Lose what had not arrived at the processor that it left."""
         for site, wire in self.left:
@@ -171,7 +218,8 @@ class MovingWorker(Node):
     def turn(self) -> None:
         """Let the engine take its requests and compute one step, where what it publishes has room."""
         retention = self.publisher.retention
-        if len(retention) + self.publisher.waiting_generates + 2 < self.settings.worker.retention_items:
+        messages = self.publisher.waiting_generates + self._messages_per_step + 1
+        if len(retention) + messages < self.settings.worker.retention_items:
             self.publisher.turn_over.clear()
             self._loop.serve(self.publisher.turn_over)
             self.pump()
@@ -260,12 +308,21 @@ class SeveralClient:
 class SeveralWorld:
     """Nothing happens here unless it is asked for, so that every run can be had again."""
 
-    def __init__(
-        self, sites: int, workers: int, clients: int, *, by_columns: bool, overrides: dict[str, object]
+    def __init__(  # noqa: PLR0913 - each but the first three is given by name
+        self,
+        sites: int,
+        workers: int,
+        clients: int,
+        *,
+        by_columns: bool,
+        overrides: dict[str, object],
+        pairs: int = 0,
+        parts: int = 1,
+        drafts: bool = False,
     ) -> None:
         """Start everything, without a message having been carried."""
         self.clock = ManualClock()
-        self._overrides = overrides
+        self._overrides, self._drafts = overrides, drafts
         self.lives = count(1)
         self._keys = count(1)
         self.asked: list[Asked] = []
@@ -274,8 +331,13 @@ class SeveralWorld:
         self.clients: list[SeveralClient] = []
         for place in range(sites):
             self.sites.append(Site(place, self))
-        self.workers += [MovingWorker(place, self) for place in range(workers)]
+        roles = ["mixed"] * workers + ["prefill", "decode"] * pairs
+        self.workers += [
+            MovingWorker(place, self, role, parts=parts, drafts=drafts) for place, role in enumerate(roles)
+        ]
         self.clients += [SeveralClient(self, by_columns=by_columns) for _ in range(clients)]
+        self.places = _MAX_REQUESTS * (workers + pairs)
+        """How many requests the workers take at once."""
         self.pump()
 
     def settings(self, more: dict[str, object]) -> Settings:
@@ -296,7 +358,7 @@ class SeveralWorld:
 
     def ask(self, client: int, max_tokens: int) -> None:
         """Let a client ask for a new request."""
-        asked = Asked(generate_request(next(self._keys), max_tokens, 0, drafts=False))
+        asked = Asked(generate_request(next(self._keys), max_tokens, 0, drafts=self._drafts))
         self.asked.append(asked)
         self.clients[client % len(self.clients)].ask(asked)
 
@@ -322,7 +384,9 @@ class SeveralWorld:
         """Carry one message in each direction between a processor and each of its peers; return whether any moved."""
         moved = bool(site.soon) and site.runs
         for worker in [each for each in self.workers if each.site is site]:
-            moved |= worker.receive() | site.take(worker, is_worker=True)
+            moved |= worker.receive()
+            if worker.site is site:  # what it received may have sent it away
+                moved |= site.take(worker, is_worker=True)
             worker.pump()
         for client in self.clients:
             node = client.nodes[site.place]
@@ -335,12 +399,17 @@ class SeveralWorld:
         """Carry messages in turns, until nothing moves."""
         for _ in range(most):
             self.carry_left()
-            moved = [self.carry(site) for site in self.sites]
+            moved = [self.carry(site) for site in self.sites] + [worker.carry_handoffs() for worker in self.workers]
             for client in self.clients:
                 client.read()
             if not any(moved):
                 return
         raise AssertionError(f"messages go to and fro without an end: more than {most} rounds")
+
+    def carry_from(self, worker: MovingWorker, messages: int) -> None:
+        """Carry some of what a worker sends, and nothing else: the rest of a step may come much later."""
+        for _ in range(messages):
+            worker.site.take(worker, is_worker=True)
 
     def carry_left(self) -> None:
         """Let what workers sent to processors that they have left arrive there, where those take it."""
@@ -372,8 +441,11 @@ class SeveralWorld:
 
     # What must hold.
 
-    def settle(self) -> None:
-        """Let everything go well until nothing is left to do; in bounded time, or it is an error."""
+    def settle(self, standstill: float = 5.0) -> None:
+        """Let everything go well until nothing is left to do; in bounded time, or it is an error.
+
+        So it is if a request that a worker has stands still for longer than `standstill` seconds.
+        """
         for worker in self.workers:
             worker.is_paused = False
         for site in self.sites:
@@ -381,13 +453,26 @@ class SeveralWorld:
                 site.start()
             site.go_on()
         end = self.clock.now() + _SETTLE_SECONDS
+        progress: dict[int, tuple[int, float]] = {}
         while self.clock.now() < end:
             self.work(1)
             self.flush()
             if not self.unsettled():
                 return
+            self.check_progress(progress, standstill)
             self.pass_time(_TICK, carries=True)
         raise AssertionError(f"after {_SETTLE_SECONDS} s: {self.unsettled()}")
+
+    def check_progress(self, progress: dict[int, tuple[int, float]], standstill: float) -> None:
+        """Assert that each request that a worker has goes on: `progress` keeps how far each came, and when."""
+        now = self.clock.now()
+        begun = {key for worker in self.workers for key in worker.publisher.emitted}
+        for _, asked in self.open_requests():
+            tokens, since = progress.get(asked.key, (-1, now))
+            if tokens != len(asked.tokens):
+                progress[asked.key] = len(asked.tokens), now
+            elif asked.key in begun:
+                assert now - since <= standstill, f"request {asked.key} stands still at {tokens} tokens"
 
     def unsettled(self) -> list[str]:
         """Name what has not come to its end."""

@@ -1,6 +1,8 @@
 """Several processors die, stand still and drain while workers move: every request's tokens come once and in order."""
 
 import os
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,8 @@ class Failover(RuleBasedStateMachine):
     """Whatever happens to processors and connections: no token is lost, repeated or out of order."""
 
     world: SeveralWorld
+    standstill = 5.0
+    """How long a request may stand still once the processors stay, in seconds."""
 
     @initialize(
         sites=st.integers(2, 3),
@@ -29,13 +33,14 @@ class Failover(RuleBasedStateMachine):
         by_columns=st.booleans(),
         credit=st.sampled_from([4, 64]),
         window=st.sampled_from([1, 8]),
+        pairs=st.just(0),
+        parts=st.integers(1, 3),
+        drafts=st.booleans(),
     )
-    def begin(  # noqa: PLR0913 - what differs from world to world
-        self, sites: int, workers: int, clients: int, credit: int, window: int, *, by_columns: bool
-    ) -> None:
+    def begin(self, credit: int, window: int, **world: Any) -> None:  # noqa: ANN401 - as SeveralWorld has it
         """Start everything."""
         overrides: dict[str, object] = {"processor.credit_items": credit, "client.window_frames": window}
-        self.world = SeveralWorld(sites, workers, clients, by_columns=by_columns, overrides=overrides)
+        self.world = SeveralWorld(overrides=overrides, **world)
         self.world.flush()
         self.ask(0, [30, 20, 10])
 
@@ -47,7 +52,7 @@ class Failover(RuleBasedStateMachine):
     def ask(self, client: int, tokens: list[int]) -> None:
         """Ask for requests, as long as workers have places for more."""
         for most in tokens:
-            if len(self.world.open_requests()) < 4 * len(self.world.workers):
+            if len(self.world.open_requests()) < self.world.places:
                 self.world.ask(client, most)
 
     @rule(place=_PLACES)
@@ -72,6 +77,11 @@ class Failover(RuleBasedStateMachine):
     def carry(self, place: int) -> None:
         """Carry a message each way between one processor and each of its peers."""
         self.world.carry(self.site(place))
+
+    @rule(worker=_PLACES, messages=st.integers(1, 3))
+    def carry_from(self, worker: int, messages: int) -> None:
+        """Carry a part of what one worker sends, and nothing back."""
+        self.world.carry_from(self.world.workers[worker % len(self.world.workers)], messages)
 
     @rule()
     def carry_all(self) -> None:
@@ -136,7 +146,7 @@ class Failover(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let everything come to its end, and look at how it did."""
         if hasattr(self, "world"):
-            self.world.settle()
+            self.world.settle(self.standstill)
             self.world.check_ends()
             self.check_errors()
 
@@ -148,8 +158,34 @@ class Failover(RuleBasedStateMachine):
                 assert not asked.tokens
 
 
+class HandoffFailover(Failover):
+    """Processors alone fail, and requests go from prefill to decode workers: none notices."""
+
+    @initialize(
+        sites=st.integers(2, 3),
+        workers=st.integers(0, 1),
+        pairs=st.integers(1, 2),
+        clients=st.integers(1, 2),
+        by_columns=st.booleans(),
+        credit=st.sampled_from([4, 64]),
+        window=st.sampled_from([1, 8]),
+        parts=st.integers(1, 3),
+        drafts=st.booleans(),
+    )
+    def begin(self, **world: Any) -> None:  # noqa: ANN401 - as above
+        """Start everything, with prefill and decode workers."""
+        super().begin(**world)
+
+    @rule(place=_PLACES)
+    def hand_off(self, place: int) -> None:
+        """Carry what one prefill worker hands off."""
+        self.world.workers[place % len(self.world.workers)].carry_handoffs()
+
+
 class FaultyFailover(Failover):
     """Workers stand still as well, and all connections together: there may be errors, but no wrong token."""
+
+    standstill = inf
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 2.5]))
     def pass_time_in_silence(self, seconds: float) -> None:
@@ -167,7 +203,7 @@ class FaultyFailover(Failover):
         """Assert nothing more: errors are allowed here."""
 
 
-@pytest.mark.parametrize("machine", [Failover, FaultyFailover])
+@pytest.mark.parametrize("machine", [Failover, FaultyFailover, HandoffFailover])
 def test_no_failover_makes_a_token_wrong(machine: type[Failover]) -> None:
     """Each request has its tokens, each once and in order, and an end; an error only where too much stands still."""
     chosen = settings(
@@ -264,6 +300,127 @@ def test_runs_that_lost_a_request_once(run: list[tuple[str, dict[str, object]]])
         getattr(machine, name)(**arguments)
     machine.teardown()
     assert all(asked.error is None for asked in machine.world.asked)
+
+
+HANDOFF_RUNS: dict[str, tuple[dict[str, int], list[tuple[str, dict[str, object]]]]] = {
+    "a prefill worker begins, and comes where the decode worker is": (
+        {"sites": 2, "workers": 0, "pairs": 1},
+        [
+            ("carry_all", {}),
+            ("carry_all", {}),
+            ("carry_all", {}),
+            ("kill", {"place": 7}),
+        ],
+    ),
+    "the decode worker has done all before the prefill worker comes back": (
+        {"sites": 2, "workers": 0, "pairs": 1},
+        [
+            ("carry_all", {}),
+            ("disconnect", {"worker": 6, "keeps_unsent": False}),
+            ("move", {"worker": 6}),
+        ],
+    ),
+    "a prefill worker goes to and fro with what its client has": (
+        {"sites": 2, "workers": 0, "pairs": 1},
+        [
+            ("work", {"turns": 2}),
+            ("move", {"worker": 4}),
+        ],
+    ),
+    "a request waits at a processor until its time is over": (
+        {"sites": 2, "workers": 0, "pairs": 1},
+        [
+            ("ask", {"client": 6, "tokens": [24, 11]}),
+            ("pass_time", {"seconds": 6.0}),
+        ],
+    ),
+    "a client finds a request that was handed off unseen": (
+        {"sites": 3, "workers": 0, "pairs": 2},
+        [
+            ("drain", {"place": 7, "is_slow": False}),
+            ("pass_time", {"seconds": 3.5}),
+            ("move", {"worker": 4}),
+            ("pass_time", {"seconds": 0.3}),
+        ],
+    ),
+    "an error comes behind the rows that came before it": (
+        {"sites": 3, "workers": 1, "pairs": 2},
+        [
+            ("pass_time", {"seconds": 3.5}),
+            ("start", {"place": 3}),
+        ],
+    ),
+    "a request that was sent anew is handed off, and its first row comes again": (
+        {"sites": 3, "workers": 0, "pairs": 2},
+        [
+            ("drain", {"place": 5, "is_slow": False}),
+            ("kill", {"place": 6}),
+            ("move", {"worker": 5}),
+            ("pass_time", {"seconds": 6.0}),
+            ("work", {"turns": 4}),
+            ("kill", {"place": 7}),
+            ("pass_time", {"seconds": 1.1}),
+        ],
+    ),
+    "all processors close before one is there again": (
+        {"sites": 2, "workers": 0, "pairs": 1},
+        [
+            ("work", {"turns": 3}),
+            ("drain", {"place": 3, "is_slow": True}),
+            ("pass_time", {"seconds": 6.0}),
+            ("drain", {"place": 2, "is_slow": True}),
+            ("pass_time", {"seconds": 3.5}),
+        ],
+    ),
+    "a processor reads a new request when its worker has it from another one": (
+        {"sites": 2, "workers": 1, "pairs": 1},
+        [
+            ("work", {"turns": 2}),
+            ("stop", {"place": 7}),
+            ("ask", {"client": 4, "tokens": [42, 40, 52]}),
+            ("abort", {"place": 3}),
+            ("pass_time", {"seconds": 3.5}),
+            ("pass_time", {"seconds": 3.5}),
+            ("work", {"turns": 2}),
+            ("move", {"worker": 3}),
+        ],
+    ),
+    "a processor wakes up with a request of which the decode worker has come": (
+        {"sites": 2, "workers": 1, "pairs": 2},
+        [
+            ("stop", {"place": 6}),
+            ("ask", {"client": 6, "tokens": [42, 28, 30]}),
+            ("pass_time", {"seconds": 3.5}),
+            ("pass_time", {"seconds": 3.5}),
+            ("move", {"worker": 2}),
+        ],
+    ),
+    "a prefill worker brings again what its client had long ago": (
+        {"sites": 2, "workers": 1, "pairs": 2},
+        [
+            ("stop", {"place": 5}),
+            ("work", {"turns": 4}),
+            ("work", {"turns": 1}),
+            ("work", {"turns": 4}),
+            ("kill", {"place": 0}),
+            ("pass_time", {"seconds": 6.0}),
+        ],
+    ),
+}
+"""What happened in runs that lost or stranded a request once, with prefill and decode workers."""
+
+
+@pytest.mark.parametrize(("world", "run"), HANDOFF_RUNS.values(), ids=HANDOFF_RUNS)
+@pytest.mark.parametrize("credit", [4, 64])
+def test_runs_that_stranded_a_request_once(
+    world: dict[str, int], run: list[tuple[str, dict[str, object]]], credit: int
+) -> None:
+    """Each request goes on, soon after a processor stays."""
+    machine = HandoffFailover()
+    machine.begin(clients=1, credit=credit, window=8, by_columns=False, **world)
+    for name, arguments in run:
+        getattr(machine, name)(**arguments)
+    machine.teardown()
 
 
 def begun(sites: int = 2, workers: int = 2, requests: int = 6, tokens: int = 120) -> SeveralWorld:

@@ -13,9 +13,10 @@ from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
+from tokenbus_services.client.fence import Fence
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
-from tokenbus_services.delivery.errors import request_error
+from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.delivery.tokens import stop_of
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
 _MOST_ENDED_IDS = 1024
 _OVERDUE = 2
 """After how many times the grace of a worker that may come a search ends, whatever processors do meanwhile."""
-_NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
-"""What a processor answers to a new request that another one may take."""
-_NOT_HERE = frozenset(
-    {ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_HANDOFF}
-)
-"""What a processor says of a request whose worker may have gone to another one."""
 
 
 class StepRows(NamedTuple):
@@ -153,8 +148,8 @@ class OpenRequests:
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
         self._homeless: dict[int, OpenRequest] = {}
         self._wake_ups = WakeUps()
-        self._fenced: dict[int, tuple[str, int] | None] = {}
-        """Requests that were sent anew, and the stream that has each: another worker may work on them, too."""
+        self._fences: dict[int, Fence] = {}
+        """Of the requests that were sent anew: other workers may work on them, too."""
         self.sessions: list[ClientSession] = []
         self._ordinals = count(NO_SENDER + 1)
         self._progress = Progress()
@@ -289,7 +284,7 @@ class OpenRequests:
         del self.requests[request_id]
         request.closed_at = self._progress.close(request_id)
         self._homeless.pop(request_id, None)
-        self._fenced.pop(request_id, None)
+        self._fences.pop(request_id, None)
 
     def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
         request.tokens.finish(status, stop)
@@ -356,8 +351,8 @@ class OpenRequests:
         had = is_next.astype(np.intp) - 1
         for place in np.flatnonzero(had).tolist():
             key, status = int(target.request_keys[place]), RowStatus(target.statuses[place])
-            request = self._within_fence((header.worker_id, header.epoch), key)
-            if request is not None:
+            fence, request = self._fences.get(key), self.requests.get(key)
+            if request is not None and (fence is None or fence.admits(target, place)):
                 had[place] = self._row(session, request, step, place, status)
             else:
                 self._late_row(session, key, status)
@@ -377,15 +372,6 @@ class OpenRequests:
             for key, rows in zip(step.rows.request_keys[places].tolist(), waiting, strict=True):
                 if len(rows) > self._max_rows:
                     self._end_slow(self.requests[key])
-
-    def _within_fence(self, stream: tuple[str, int], request_id: int) -> OpenRequest | None:
-        """Return an open request, unless it was sent anew and the rows are another worker's than those before."""
-        if request_id in self._fenced:
-            pinned = self._fenced[request_id]
-            if pinned not in (None, stream):
-                return None
-            self._fenced[request_id] = stream
-        return self.requests.get(request_id)
 
     def _late_row(self, session: "ClientSession", request_id: int, status: RowStatus) -> None:
         """Drop a row of a request that ended here, and end the request at its worker."""
@@ -433,8 +419,6 @@ class OpenRequests:
         elif status in FINISHED:
             self._remove(request)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
-        elif status is RowStatus.HANDED_OFF and request.tokens.request_id in self._fenced:
-            self._fenced[request.tokens.request_id] = None  # another worker goes on with it
         return expected - position
 
     def _end_slow(self, request: OpenRequest) -> None:
@@ -459,7 +443,7 @@ class OpenRequests:
         if request is None:
             return
         # Of a request that was sent anew, only rows say which worker it is.
-        if request.home is session or (request.home is None and request_id not in self._fenced):
+        if request.home is session or (request.home is None and request_id not in self._fences):
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
 
@@ -467,7 +451,7 @@ class OpenRequests:
         """Learn which processor has a request."""
         was_lost = request.home is None
         request.generate, request.is_answered, request.home = None, True, session
-        if request.closed_at is None and request.tokens.request_id not in self._fenced:  # whose rows are all looked at
+        if request.closed_at is None and request.tokens.request_id not in self._fences:  # whose rows are all looked at
             self._progress.set_sender(request.tokens.request_id, session.ordinal)
         if was_lost:
             self._homeless.pop(request.tokens.request_id, None)
@@ -490,12 +474,12 @@ class OpenRequests:
             self._discarded.pop(error.request_key, None)
         elif request.home not in (None, session):
             return  # it went on at another processor
-        elif request.home is None and request.search is not None and error.code in _NOT_HERE | _NOT_TAKEN:
+        elif request.home is None and request.search is not None and error.code in NOT_HERE | NOT_TAKEN:
             request.search.without.add(session)
             self._conclude(request, request.search)
-        elif self.has_several and request.generate is not None and error.code in _NOT_TAKEN:
+        elif self.has_several and request.generate is not None and error.code in NOT_TAKEN:
             self._not_taken(request, session, error)
-        elif self.has_several and error.code in _NOT_HERE:
+        elif self.has_several and error.code in NOT_HERE:
             self._lose_home(request, error)
         elif error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
             if request.is_aborted:
@@ -516,9 +500,10 @@ class OpenRequests:
         for request in chain(self.requests.values(), self._discarded.values()):
             if request.home is not session:
                 continue
-            # An earlier life of the processor may have given it to a worker: sent anew, it could go to another one
-            # beside that. It is sent again only when the processor says that no worker has it.
-            if request.generate is not None and request.sent_to in ("", session.processor_id):
+            # The processor, or an earlier life of it, may have given it to a worker, which may have gone to another
+            # processor: sent anew, it could run twice. It is sent again only when no worker is said to have it.
+            known = ("",) if self.has_several else ("", session.processor_id)
+            if request.generate is not None and request.sent_to in known:
                 self._send(request, session)
             elif not (resumed and request.is_answered):
                 self._forget_answer(request)
@@ -620,10 +605,11 @@ class OpenRequests:
         if not search.is_final:
             return
         left = [each for each in self.sessions if each not in search.without]
-        if search.is_overdue:
-            left = [each for each in left if each.state is SessionState.OPEN]
+        is_open = [each for each in self.sessions if each.state is SessionState.OPEN]
+        if search.is_overdue and is_open:
+            left = [each for each in left if each in is_open]
         if request.generate is None:
-            if not left:
+            if is_open and not left:  # without a processor its worker may still come to the next
                 code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
                 self._broken(request, search.error or request_error(request_id, code, "no processor has it"))
         elif not any(each.state is SessionState.OPEN for each in left):
@@ -631,7 +617,7 @@ class OpenRequests:
             if request.is_aborted:
                 self._never_began(request)
             elif (best := self._best(request.generate.model)) is not None:
-                self._fenced[request.tokens.request_id] = None
+                self._fences[request.tokens.request_id] = Fence()
                 request.search = None
                 self._send(request, best)
 
@@ -667,12 +653,15 @@ class OpenRequests:
         """How long a request's worker may take to come to another processor, in seconds.
 
         It may notice the loss of its processor only after the timeout, asks each processor in turn for an interval, and
-        then again for longer. A request that no worker is known to have does not wait for one: sent anew, it has the
+        then again for longer. A request that no worker is known to have waits for an interval: sent anew, it has the
         rows of one of the two alone.
         """
-        if request.generate is not None:
-            return 0
-        return max((2 * each.timeout + each.interval * len(self.sessions) for each in self.sessions), default=0)
+        is_with_worker = request.generate is None
+        longest = (
+            2 * each.timeout + each.interval * len(self.sessions) if is_with_worker else each.interval
+            for each in self.sessions
+        )
+        return max(longest, default=0)
 
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:

@@ -2,6 +2,14 @@
 
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
+NOT_HERE = frozenset(
+    {ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_HANDOFF}
+)
+"""What a processor says of a request whose worker may be at another one."""
+NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
+"""What a processor says of a new request that another one may take, or this one in a moment."""
+RETRY_MS = 1000
+"""After how long another try makes sense where a request was not taken; a processor that closes says no such time."""
 _PREFIX = len("ERROR_CODE_")
 _LONGEST = 1000
 """In bytes: below what the schema allows."""

@@ -19,6 +19,8 @@ _NOWHERE: deque[tuple[Step, int]] = deque(maxlen=0)
 class RequestBuffers:
     """A consumer that puts each row into its request's RequestTokens, for a client or an iterator to take it."""
 
+    looks_elsewhere = False
+
     def __init__(self, table: RequestTable, max_rows: int) -> None:
         """Let at most so many rows of one request wait."""
         self._table = table

@@ -116,8 +116,7 @@ class ClientConnections(Connections[Session]):
                 if frame.abort.request_key in session.requests:
                     self._registry.abort(frame.abort.request_key)
             case "resume":
-                _check_role(session.may_ask, Role.CLIENT)
-                self.resumes.add(session, frame.resume)
+                self._resume(session, frame.resume)
             case "confirm":
                 self._ack(session, frame.confirm.through_number)
             case "watch":
@@ -137,6 +136,13 @@ class ClientConnections(Connections[Session]):
         self._flush(session)
         self._dispatch.workers.released()
 
+    def _resume(self, session: Session, resume: Resume) -> None:
+        _check_role(session.may_ask, Role.CLIENT)
+        is_known = self._registry.table.knows(resume.request_key) or self._registry.source_of(resume.request_key)
+        if self.is_draining and resume.only_if_here and not is_known:
+            return  # its worker was sent to another processor: this one does not say that none has it
+        self.resumes.add(session, resume)
+
     def _generate(self, session: Session, generate: Generate) -> None:
         _check_role(session.may_ask, Role.CLIENT)
         request_id, table = generate.request_key, self._registry.table
@@ -145,12 +151,16 @@ class ClientConnections(Connections[Session]):
         ended, known = table.ended(request_id), table.get(request_id)
         if ended is not None and has_last_row(session, ended):
             return  # the same, and it has ended since: all of it is on its way
-        if known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner):
-            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker.
+        is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
+        is_at_worker = known is None and ended is None and self._registry.source_of(request_id) is not None
+        if is_open or is_at_worker:
+            # Asked again for the same reason, after an earlier life of this processor had handed it to a worker, or
+            # read late, when another processor has done so.
             again = Resume(
                 request_key=request_id,
                 include_draft_logprobs=generate.include_draft_logprobs,
                 deadline_unix_ms=generate.deadline_unix_ms,
+                only_if_here=session.looks_elsewhere,
             )
             self.resumes.add(session, again)
             return
@@ -185,7 +195,7 @@ class ClientConnections(Connections[Session]):
         if not self._may_shake_hands(session, now):
             return
         session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
-        session.wants_room, session.room = hello.wants_room, None
+        session.looks_elsewhere, session.room = hello.wants_room, None
         is_new = session.peer != peer
         self._connect(session, peer, now)
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
@@ -193,7 +203,7 @@ class ClientConnections(Connections[Session]):
         self._send(session, ServerFrame(welcome=welcome))
         if is_new:
             _log.info("client connected", client=session.name, resumed=resumed)
-        if session.wants_room:
+        if session.looks_elsewhere:
             self._send_room(session, now, is_due=True)
         self._flush(session)
 
@@ -336,6 +346,12 @@ class ClientConnections(Connections[Session]):
             admitted.deadline_unix_ms = request.deadline.unix_ms
             holder.put(Frame(ServerFrame(admitted=admitted)))
 
+    def look_elsewhere(self, request: Request, error: RequestError) -> None:
+        """Tell a request's client why other processors may have a part of it; it keeps its place here."""
+        holder = self._registry.consumer_of(request)
+        if isinstance(holder, Session):
+            holder.put_error(error)
+
     def _check(self, known: Session, now: float) -> None:
         patience = self._settings.clients.detached_timeout_ms / 1000
         silent = now - known.last_heard
@@ -350,7 +366,7 @@ class ClientConnections(Connections[Session]):
             is_due = now >= known.next_heartbeat
             if is_due:
                 self._send_heartbeat(known, now)
-            if known.wants_room:
+            if known.looks_elsewhere:
                 self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:

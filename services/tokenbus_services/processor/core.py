@@ -47,7 +47,7 @@ class Core:
     def begin(self, now: float) -> None:
         """Learn that messages may come from now on."""
         self._back_at = now + self._timeout
-        self.dispatch.begin(now)
+        self.dispatch.expect_workers(now)
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
         """Extend the peers' deadlines after a local stall of some seconds: what looks like their silence was ours."""

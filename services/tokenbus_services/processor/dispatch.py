@@ -7,7 +7,7 @@ from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_contracts.schema import MINOR, bounds_in
-from tokenbus_services.delivery.errors import code_name, request_error
+from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.handoff_tickets import new_ticket
 from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
@@ -15,10 +15,10 @@ from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, S
 from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
-_RETRY_MS = 1000
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
 _MINOR_1 = 9
 """The first sampling parameter that minor 1 of the schema added."""
+_Kind = tuple[str, str, int, str]
 
 
 class Dispatch:
@@ -40,10 +40,10 @@ class Dispatch:
         """How many requests wait for a worker to come."""
         return len(self._waiting)
 
-    def begin(self, now: float) -> None:
+    def expect_workers(self, now: float) -> None:
         """Let requests wait for a worker from now on, as long as a worker that is alive may be silent.
 
-        After a restart, clients may be back before workers are.
+        After a restart, clients may be back before workers are; a worker that was lost may come back.
         """
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
 
@@ -83,14 +83,14 @@ class Dispatch:
     def hand_out_waiting(self) -> None:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
         waiting, self._waiting = self._waiting, []
-        full: set[tuple[str, str]] = set()
+        full: set[_Kind] = set()
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
-            wanted = request.generate.model, request.generate.sampling.lora_adapter
-            worker = None if wanted in full else self._choice(request.generate)
+            kind = _kind(request.generate)
+            worker = None if kind in full else self._choice(request.generate)
             if worker is None:
-                full.add(wanted)
+                full.add(kind)
                 self._waiting.append(request)
                 continue
             self.registry.table.dispatch(request, worker.source.stream)
@@ -106,6 +106,7 @@ class Dispatch:
     def tick(self, now: float) -> None:
         """Hand out what waits and finds a place now, and end the requests that waited long enough."""
         self.hand_out_waiting()
+        self.workers.send_away(self._alone(now), "no decode worker is here")
         if now < self._waits_until:
             return
         self._waits_until = -inf
@@ -116,6 +117,19 @@ class Dispatch:
                 self.registry.fail(request, error.code, error.message)
                 # Another processor may have given it to a worker, which may bring it here.
                 self.registry.table.forget_end(request.id)
+
+    def _alone(self, now: float) -> list[Worker]:
+        """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
+        patience = self._settings.bus.heartbeat_timeout_ms / 1000
+        alone = []
+        for worker in filter(_hands_off, self.workers.by_id.values()):
+            if self._decoders(worker):
+                worker.alone_since = None
+            elif worker.alone_since is None:
+                worker.alone_since = now
+            elif now - worker.alone_since >= patience:
+                alone.append(worker)
+        return alone
 
     def _is_waiting(self, request: Request) -> bool:
         table = self.registry.table
@@ -135,7 +149,7 @@ class Dispatch:
         if table.is_full:
             self.registry.make_room()
         if full := table.limit_for(client_payer(owner)):
-            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=_RETRY_MS)
+            return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full, retry_after_ms=RETRY_MS)
         sampling, most, wrong = generate.sampling, settings.limits.max_top_k, ""
         if sampling.HasField("top_p") and not sampling.top_p > 0:
             wrong = f"sampling.top_p: above 0, got {sampling.top_p}"
@@ -148,11 +162,12 @@ class Dispatch:
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate) -> Worker | None:
-        return self._least_busy(
-            worker
-            for worker in self._candidates(generate)
-            if _obstacle(worker, generate) is None
-            and (not (targets := self._handoff_targets(worker)) or self._least_busy(targets) is not None)
+        able = [each for each in self._candidates(generate) if _obstacle(each, generate) is None]
+        mixed = [each for each in able if not _hands_off(each)]
+        return self._least_busy(mixed) or self._least_busy(
+            each
+            for each in able
+            if not (targets := self._handoff_targets(each)) or self._least_busy(targets) is not None
         )
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
@@ -165,21 +180,24 @@ class Dispatch:
                 chosen, least = worker, has
         return chosen
 
-    def _handoff_targets(self, worker: Worker) -> list[Worker]:
-        """Return the decode workers that a prefill worker may hand requests off to, busy or not.
-
-        One that is not to be sent any gets what it goes on with in a way of its own.
-        """
-        if worker.stream.hello.role != WorkerRole.WORKER_ROLE_PREFILL:
-            return []
+    def _decoders(self, worker: Worker) -> list[Worker]:
+        """Return the decode workers here that go on with what a prefill worker begins, busy or not."""
         return [
             other
             for other in self.workers.by_id.values()
             if other.source.takes_over
-            and other.stream.hello.handoff_address
             and not other.stream.hello.tp_rank
             and other.stream.hello.model == worker.stream.hello.model
         ]
+
+    def _handoff_targets(self, worker: Worker) -> list[Worker]:
+        """Return the decode workers that a prefill worker may be told to hand requests off to.
+
+        One without an address gets what it goes on with in a way of its own.
+        """
+        if not _hands_off(worker):
+            return []
+        return [each for each in self._decoders(worker) if each.stream.hello.handoff_address]
 
     def _candidates(self, generate: Generate) -> list[Worker]:
         """Return the workers that serve what a request asks for, busy or not."""
@@ -196,6 +214,7 @@ class Dispatch:
             and worker.stream.hello.max_requests
             and not worker.stream.hello.tp_rank  # the other ranks compute what the first one is given
             and model in ("", worker.stream.hello.model)
+            and (not _hands_off(worker) or self._decoders(worker))
         ]
 
     def room(self) -> Room:
@@ -218,7 +237,7 @@ class Dispatch:
             code, message = ErrorCode.ERROR_CODE_OVERLOADED, "every worker has as many as it takes"
         else:
             code, message = ErrorCode.ERROR_CODE_NO_WORKER, self._not_served(generate)
-        return request_error(generate.request_key, code, message, retry_after_ms=_RETRY_MS)
+        return request_error(generate.request_key, code, message, retry_after_ms=RETRY_MS)
 
     def _not_served(self, generate: Generate) -> str:
         """Return which model or adapter no worker serves."""
@@ -228,6 +247,10 @@ class Dispatch:
             return f"sampling.lora_adapter: one of {', '.join(known)}, got {adapter!r}"
         what = f"model {generate.model!r}" if generate.model else "requests"
         return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
+
+
+def _hands_off(worker: Worker) -> bool:
+    return worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL
 
 
 def _ticket(request: Request, worker: Worker, hello: Hello) -> bytes:
@@ -247,11 +270,21 @@ def _obstacle(worker: Worker, generate: Generate) -> "tuple[ErrorCode, str] | No
     if hello.schema_minor >= MINOR:
         return None
     # An older worker would ignore what its schema does not have yet.
-    given = (field.name for field, value in generate.sampling.ListFields() if field.number >= _MINOR_1 and value)
-    if (name := next(given, None)) is None:
+    if not (name := _newer_field(generate)):
         return None
     message = f"sampling.{name}: a worker of schema minor {MINOR}, got older ones alone"
     return ErrorCode.ERROR_CODE_INVALID_REQUEST, message
+
+
+def _newer_field(generate: Generate) -> str:
+    """Return a sampling parameter of a request that the schema had not from its beginning, or an empty string."""
+    given = (field.name for field, value in generate.sampling.ListFields() if field.number >= _MINOR_1 and value)
+    return next(given, "")
+
+
+def _kind(generate: Generate) -> _Kind:
+    """Return what decides which workers may have a request: where one finds no place, no other of its kind does."""
+    return generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, _newer_field(generate)
 
 
 def closing_error(request_id: int) -> RequestError:

@@ -46,6 +46,8 @@ class Worker(KnownPeer):
     """When this processor first heard of it."""
     acknowledged: int = 0
     """The last sequence that it was sent an ack for."""
+    alone_since: float | None = None
+    """Since when a prefill worker has had no decode worker here."""
     last_turn: int = 0
     """The number of the last new request that it was given, or was to go on with: it breaks ties in dispatch."""
     takes_no_more: bool = False
@@ -125,6 +127,7 @@ class Intake:
         self.proceed(worker, now)
         for step in worker.assembler.close():
             self._step(worker, step, now, is_last=True)
+        self._core.dispatch.expect_workers(now)
 
     def is_throttled(self, worker: Worker) -> bool:
         """Tell whether a worker gets no more credit for now, because its items are not taken.
@@ -285,6 +288,11 @@ class Intake:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
                 self._core.dispatch.resend(worker, request)
+        for request in self.registry.table.of_handoff_target(worker.source.stream):
+            is_its = request.id in ids or request.early or worker.assembler.has_last_row(request.id)
+            if request.is_taken_over and not is_its:
+                why = f"decode worker {worker.stream.worker_id} does not have it any more"
+                self.registry.fail(request, ErrorCode.ERROR_CODE_HANDOFF, why)
 
     def give_back(self, worker: Worker) -> None:
         """Hand what a worker that says goodbye has not said that it took to another one: it crossed the goodbye.

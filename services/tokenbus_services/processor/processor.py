@@ -120,7 +120,7 @@ class Processor:
         self.workers.is_draining = self.clients.is_draining = True
         for listener in self._listeners:
             listener.retire()
-        self.workers.send_away("the processor is closing")
+        self.workers.send_away(self.workers.by_id.values(), "the processor is closing")
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
         while self._has_work() and (remaining := deadline - self.clock.now()) > 0:
             self._changed.clear()

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch, RowStatus
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_services.clock import Clock
 from tokenbus_services.delivery import AckTracker, PendingAck, RequestTokens
-from tokenbus_services.delivery.errors import code_name, request_error
+from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.buffers import RequestBuffers
 from tokenbus_services.processor.requests import (
@@ -157,13 +157,18 @@ class RequestRegistry:
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
         if state is State.RUNNING and stream != source.stream:
-            if not source.takes_over:
-                self._core.workers.abort(source.stream, request_id)  # asked for again, and another has it now
+            # Asked for again, and another has it now; unless that has gone elsewhere, and this one was asked there.
+            if not (source.takes_over or self.may_be_elsewhere(request)):
+                self._core.workers.abort(source.stream, request_id)
             return
         # A worker that takes over may have it before the stream it came from has let go.
-        if stream == NO_STREAM and state is not State.ENDED and not source.takes_over:
+        if stream != NO_STREAM or state is State.ENDED:
+            return
+        if not source.takes_over:
             self.table.vouch(request, source.stream)
             self.say_found(request)
+        elif state is not State.QUEUED:
+            self.table.expect_take_over(request, source.stream)
 
     def say_found(self, request: Request) -> None:
         """Tell a client that looked for a request which worker has it here: its next row may be long in coming.
@@ -191,8 +196,15 @@ class RequestRegistry:
         return self._core.workers.are_caught_up
 
     def is_unvouched(self, request: Request) -> bool:
-        """Tell whether a request was only resumed: no worker has said yet that it has it."""
-        return self.table.state_of(request) is State.RESUMED
+        """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
+        return self.table.state_of(request) is State.RESUMED and not self._is_continued(request)
+
+    def _is_continued(self, request: Request) -> bool:
+        """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
+        streams = {early.source.stream for early in request.early}
+        if request.is_taken_over:
+            streams.add(int(self.table.handoff_target[request.slot]))
+        return not streams.isdisjoint(self._core.workers.by_stream)
 
     def disown(self, request: Request) -> None:
         """Let a request wait for its owner: it was resumed by another client."""
@@ -208,9 +220,11 @@ class RequestRegistry:
         drafts: bool,
         owner: int = NO_OWNER,
         deadline_unix_ms: int = 0,
+        has_moved: bool = False,
     ) -> Request:
         """Lead a request's further rows to a consumer that has its tokens up to a position.
 
+        `has_moved`: the client looked for it at several processors, and may have tokens from another one.
         The rows that wait already are the caller's to take over, before `settle` hands out those that came early.
         """
         now, table = self._now(), self.table
@@ -220,6 +234,8 @@ class RequestRegistry:
             self.buffers.open(request)
         was_claimed, is_orphaned = request.is_claimed, table.state_of(request) is State.ORPHANED
         table.claim(request, route, owner, drafts=drafts)
+        if has_moved:
+            table.found(request)
         if not was_claimed:
             table.set_deadline(request, self._deadline(deadline_unix_ms))
             if is_orphaned:
@@ -238,6 +254,9 @@ class RequestRegistry:
         if request is None:
             if self.table.ended(request_id) is not None:
                 self._core.workers.abort(source.stream, request_id)
+            else:
+                source.owners.setdefault(request_id, NO_OWNER)
+                self._core.workers.arrivals += 1  # its client may look for it
             return None
         if self.table.state_of(request) is State.HANDED_OFF:
             self._go_on(request, source.stream)
@@ -259,6 +278,19 @@ class RequestRegistry:
             self._go_on(request, int(self.table.handoff_target[request.slot]))
         else:
             self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+            self._let_it_be_found(request)
+
+    def _let_it_be_found(self, request: Request) -> None:
+        """Let a client look elsewhere for a request that was handed off to a worker that is not here."""
+        target, known = int(self.table.handoff_target[request.slot]), self._core.workers.by_stream
+        is_handed_off = self.table.state_of(request) is State.HANDED_OFF
+        if is_handed_off and target not in known and not request.early and self.may_be_elsewhere(request):
+            self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "the decode worker that goes on with it is not here")
+
+    def may_be_elsewhere(self, request: Request) -> bool:
+        """Tell whether a request's client looks for it at other processors."""
+        consumer = self.consumer_of(request)
+        return consumer is not None and consumer.looks_elsewhere
 
     def void_ticket(self, request: Request) -> None:
         """Let nobody hand a request off any more with the ticket that its prefill worker was given."""
@@ -277,6 +309,8 @@ class RequestRegistry:
             self.table.close(request, None)
         elif request.early:
             self.router.recall(request, self._now())
+        else:
+            self._let_it_be_found(request)
 
     # How they end.
 
@@ -297,12 +331,18 @@ class RequestRegistry:
         if self.table.get(request.id) is not request:
             return
         emitted = max(0, int(self.table.next_position[request.slot]))
-        error = request_error(request.id, code, message, emitted_tokens=emitted)
+        retry_after_ms = RETRY_MS if code in NOT_TAKEN else 0
+        error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
         name = code_name(code)
+        may_go_on = code in NOT_HERE and self.may_be_elsewhere(request)
+        if may_go_on and self._is_continued(request):
+            self._wait_for_missing(request, error)
+            return
         # A worker may send any number for a code: a count for each would let it fill the memory.
         counted = name if code in ErrorCode.values() else "other"
         self.counts.failed[counted] = self.counts.failed.get(counted, 0) + 1
-        self._abort_at_workers(request, tell_its_own=tell_worker)
+        if not may_go_on:
+            self._abort_at_workers(request, tell_its_own=tell_worker)
         self._repeated_log.begin(
             name,
             _log.warning,
@@ -319,6 +359,20 @@ class RequestRegistry:
             self.table.close(request, error)
         else:
             self.table.end(request)
+        if may_go_on:
+            self.table.forget_end(request.id)
+
+    def _wait_for_missing(self, request: Request, error: RequestError) -> None:
+        """Let a request go on with the worker that has it once its client has what comes before, here or elsewhere.
+
+        It keeps its place here, and the rows that wait keep theirs: acknowledged, they would be lost.
+        """
+        now = self._now()
+        self.table.lose(request, now)
+        self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
+        self.router.recall(request, now)
+        if self.table.get(request.id) is request and self.table.state_of(request) is State.RESUMED:
+            self._core.clients.look_elsewhere(request, error)
 
     def end_slow(self, request: Request) -> None:
         """End a request that is not read here, and drop its rows, so that they hold no stream back."""
@@ -419,7 +473,8 @@ class RequestRegistry:
         that takes; its silence means something only where one of them is gone.
         """
         target, known = int(self.table.handoff_target[request.slot]), self._core.workers.by_stream
-        return request.handed_off_by in known and target in known
+        is_expected = not request.early and target in known
+        return is_expected and (request.is_taken_over or request.handed_off_by in known)
 
     def _fail_handed_off(self, request: Request) -> None:
         expected = int(self.table.next_position[request.slot])
@@ -469,8 +524,11 @@ class RequestRegistry:
         for request in ended:
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, f"worker {name} is lost: {why}", tell_worker=False)
         for request in self.table.of_handoff_target(stream):
+            was_taken_over = request.is_taken_over
             self.table.forget_handoff_target(request)
-            if request.is_taken_over or self.table.state_of(request) is State.HANDED_OFF:
+            if self.table.state_of(request) is State.RUNNING and self.may_be_elsewhere(request):
+                continue  # until its own worker lets go of it
+            if was_taken_over or self.table.state_of(request) is State.HANDED_OFF:
                 lost = f"decode worker {name} is lost before it went on: {why}"
                 self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, lost)
                 ended.append(request)
@@ -485,6 +543,10 @@ class RequestRegistry:
         """
         for request in self.table.unclaimed_of(source):
             tokens = self.buffers.tokens_of(request)
+            if self._has_rows_of_others(request, acks):  # which would be acknowledged, and lost
+                if self.table.state_of(request) is State.RUNNING and self.table.stream_of(request) == source.stream:
+                    self.table.hand_off(request, self._now())
+                continue
             self._drop_early(request)
             self.buffers.forget(tokens)
             self.table.close(request, None)
@@ -497,6 +559,11 @@ class RequestRegistry:
         for request_id in self._core.clients.unacknowledged_of(acks).union(had):
             self.table.forget_end(request_id)
         return ended
+
+    def _has_rows_of_others(self, request: Request, acks: AckTracker) -> bool:
+        """Tell whether rows of a request wait here that are not of a certain stream."""
+        steps = [step for step, _ in self.buffers.tokens_of(request).waiting] + [early.step for early in request.early]
+        return any(step.pending_ack.stream is not acks for step in steps)
 
     def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
         """End a request that has gone on with the rows of a stream whose worker was lost while they waited.

@@ -70,6 +70,8 @@ class Event(StrEnum):
     """A worker says in its handshake that it has it."""
     DISOWN = auto()
     """A worker says that it belongs to another client than the one that resumed it."""
+    LOSE = auto()
+    """Its stream is lost here, and another one goes on with it: what lies between may come to another processor."""
     HAND_OFF = auto()
     """The stream's last row says that another stream goes on."""
     CONTINUE = auto()
@@ -96,6 +98,11 @@ TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
         State.RESUMED: State.RUNNING,
     },
     Event.DISOWN: {State.RESUMED: State.ORPHANED},
+    Event.LOSE: {
+        State.RUNNING: State.RESUMED,
+        State.HANDED_OFF: State.RESUMED,
+        State.RESUMED: State.RESUMED,
+    },
     Event.HAND_OFF: {State.RUNNING: State.HANDED_OFF},
     Event.CONTINUE: {
         State.QUEUED: State.RUNNING,
@@ -149,7 +156,7 @@ class Source:
     takes_over: bool
     """Whether its worker goes on with requests that other workers began."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
-    """The requests that its worker had at its last handshake, and the owner of each."""
+    """The requests that its worker said that it has, and the owner of each; it may have let go of some since."""
     counts: "StreamCounts | None" = field(default=None, compare=False)
     """Where its rows count."""
     key: str = ""
@@ -447,6 +454,13 @@ class RequestTable:
         self.route[request.slot] = route
         self.due[request.slot] = due
 
+    def lose(self, request: Request, now: float) -> None:
+        """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
+        self._move(request, Event.LOSE)
+        self.stream[request.slot] = NO_STREAM
+        request.released_at = now
+        request.has_moved = True
+
     def hand_off(self, request: Request, now: float) -> None:
         """Take a request from its stream: another one goes on with it."""
         self._move(request, Event.HAND_OFF)
@@ -457,8 +471,10 @@ class RequestTable:
     def go_on(self, request: Request, stream: int) -> None:
         """Give a request that no stream has to the stream that goes on with it."""
         self._run(request, stream, Event.CONTINUE)
-        self.handoff_target[request.slot] = NO_STREAM
-        request.is_taken_over, request.ticket = False, b""
+        request.ticket = b""
+        if not request.is_taken_over or self.handoff_target[request.slot] == stream:
+            self.handoff_target[request.slot] = NO_STREAM
+            request.is_taken_over = False
 
     def end(self, request: Request) -> None:
         """End a request that no client has claimed yet."""
@@ -549,7 +565,7 @@ class RequestTable:
     def forget_handoff_target(self, request: Request) -> None:
         """Note that the stream that was to go on with a request is gone."""
         self.handoff_target[request.slot] = NO_STREAM
-        request.ticket = b""
+        request.is_taken_over, request.ticket = False, b""
 
     def take_ticket(self, request: Request) -> bytes:
         """Forget the ticket of a request's hand-off, and return it; empty: it has none, or it was used."""

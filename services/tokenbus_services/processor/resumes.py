@@ -90,15 +90,12 @@ class Resumes:
         sessions = {session for session, _ in resumed}
         for session in sessions:
             session.gather()
-        endings = []
         for session, resume in resumed:
             error = self._take_up(session, resume, found.get(resume.request_key, []))
             if error is not None:
-                endings.append((session, error))
+                session.put_error(error)
         for session in sessions:
             session.send_gathered()
-        for session, error in endings:
-            session.put_error(error)
 
     def settle_owner(self, request: Request, owner: int) -> None:
         """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
@@ -234,10 +231,10 @@ class Resumes:
             drafts=resume.include_draft_logprobs,
             owner=session.owner,
             deadline_unix_ms=resume.deadline_unix_ms,
+            has_moved=resume.only_if_here,
         )
         session.requests.add(request_id)
         if resume.only_if_here:
-            registry.table.found(request)
             registry.say_found(request)
         error = None
         if not was_claimed:

@@ -35,6 +35,9 @@ Rows = npt.NDArray[np.intp]
 class Consumer(Protocol):
     """Takes the rows of the requests whose route leads to it."""
 
+    looks_elsewhere: bool
+    """Whether it looks for a request at other processors when it ends here because no worker here has it."""
+
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all; a consumer that keeps them counts itself in the step's pending ack."""
 
@@ -68,14 +71,21 @@ class Router:
         self._max_early = max_early
         self.consumers: dict[int, Consumer] = {}
         self.counts = RowCounts()
+        self._let_go: list[Request] = []
+        """What the step that is settled says was handed off, in a row that its client had at another processor."""
 
     def route(self, step: Step, source: Source, now: float) -> None:
         """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""
-        table = self._table
         slots = self._settle(step, source, now)
-        target = step.rows
-        if not slots.size:
-            return
+        let_go, self._let_go = self._let_go, []
+        if slots.size:
+            self._deliver(step, source, slots, now)
+        for request in let_go:
+            if self._table.get(request.id) is request and self._table.stream_of(request) == source.stream:
+                self._leave(request, RowStatus.HANDED_OFF, source, now)
+
+    def _deliver(self, step: Step, source: Source, slots: Slots, now: float) -> None:
+        table, target = self._table, step.rows
         table.advance(slots, target.token_counts)
         self.counts.delivered += slots.size
         self.counts.tokens += target.token_ids.size
@@ -84,7 +94,7 @@ class Router:
         for row in leaving.tolist():
             # Its consumer may have ended it, for what was handed out here was more than may wait.
             if (request := table.get(int(target.request_keys[row]))) is not None:
-                self._leave(request, RowStatus(target.statuses[row]), now)
+                self._leave(request, RowStatus(target.statuses[row]), source, now)
 
     # Settling.
 
@@ -155,10 +165,7 @@ class Router:
             state, stream = State.RUNNING, source.stream
         expected, count = int(table.next_position[request.slot]), int(target.token_counts[row])
         if position < expected and position + count <= expected:
-            if stream == source.stream:
-                self.counts.repeated += 1
-            else:
-                self.counts.foreign += 1
+            self._had(request, RowStatus(target.statuses[row]), is_its=stream == source.stream)
             return None
         if position > expected and stream == source.stream:
             return self._skip_or_fail(request, position, source)
@@ -169,13 +176,22 @@ class Router:
             table.go_on(request, source.stream)
         return expected - position
 
+    def _had(self, request: Request, status: RowStatus, *, is_its: bool) -> None:
+        """Learn of a row whose tokens its request has had: what it says of the request may be new all the same."""
+        if not is_its:
+            self.counts.foreign += 1
+            return
+        self.counts.repeated += 1
+        if status is RowStatus.HANDED_OFF:
+            self._let_go.append(request)
+
     def _skip_or_fail(self, request: Request, position: int, source: Source) -> int | None:
         """Take a row of a request's own stream that is not its next: as far as is known here, tokens are missing.
 
-        Where the request came from another processor, what its client said that it has may be out of date: the row goes
-        to the client, which compares positions itself.
+        Where the request may have been at another processor, what its client said that it has may be out of date: the
+        row goes to the client, which compares positions itself.
         """
-        if request.has_moved:
+        if request.has_moved or self._registry.may_be_elsewhere(request):
             self._table.skip_to(request, position)
             return 0
         expected = int(self._table.next_position[request.slot])
@@ -229,7 +245,8 @@ class Router:
         if route != UNROUTED:
             self.consumers[route].give(step, slots, rows)
 
-    def _leave(self, request: Request, status: RowStatus, now: float) -> None:
+    def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
+        source.owners.pop(request.id, None)
         if status is not RowStatus.HANDED_OFF:
             self._registry.finish(request, status)
             return

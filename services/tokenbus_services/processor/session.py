@@ -29,6 +29,8 @@ class _Gathered:
         self._pieces: dict[PendingAck, list[_Piece]] = {}
         self._order: TopologicalSorter[PendingAck] = TopologicalSorter()
         self._latest: dict[int, PendingAck] = {}
+        self.errors: list[RequestError] = []
+        """What its requests ended with, to be sent behind their rows."""
 
     def add(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
         """Take rows, those of each request in its order; their step stays unacknowledged as long as they are here."""
@@ -80,7 +82,8 @@ class Session(KnownPeer):
     wants_status: bool = False
     """Whether a status request has not been answered."""
     next_status: float = 0.0
-    wants_room: bool = False
+    looks_elsewhere: bool = False
+    """Whether it has other processors: it wants to know how much room there is here, and looks for requests there."""
     room: Room | None = None
     """How much room it was last told that there is."""
     room_at: float = 0.0
@@ -122,6 +125,8 @@ class Session(KnownPeer):
             target = LogprobBatch.joined([target for target, _ in pieces])
             self.put_outputs(target, LogprobBatch.joined(drafts) if drafts else None, pending_ack)
             pending_ack.release()
+        for error in gathered.errors:
+            self.put_error(error)
 
     def put_outputs(self, target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck) -> None:
         """Send rows of its own."""
@@ -137,7 +142,10 @@ class Session(KnownPeer):
         self.on_frame(self)
 
     def put_error(self, error: RequestError) -> None:
-        """Say how a request ended, or why it was not taken."""
+        """Say how a request ended, or why it was not taken: behind the rows that are gathered."""
+        if self._gathered is not None:
+            self._gathered.errors.append(error)
+            return
         self.put(Frame(ServerFrame(error=error)))
 
     def finish(self, request: Request, _status: RowStatus) -> None:

@@ -272,9 +272,9 @@ class WorkerConnections(Connections[Worker]):
         may_come_back = goodbye.reason == GoodbyeReason.GOODBYE_REASON_MOVED
         self._fence(worker, worker.stream.epoch + (not may_come_back), now)
 
-    def send_away(self, why: str) -> None:
-        """Say goodbye to the workers that know another processor; their clients find them there."""
-        for worker in [each for each in self.by_id.values() if each.stream.hello.processors]:
+    def send_away(self, workers: Iterable[Worker], why: str) -> None:
+        """Say goodbye to those of some workers that know another processor; their clients find them there."""
+        for worker in [each for each in workers if each.stream.hello.processors]:
             self._say_goodbye(worker, GoodbyeReason.GOODBYE_REASON_RESTARTING, why)
             self._lose(worker, why)
 

@@ -26,6 +26,8 @@ def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, h
 class Recorder:
     """A consumer that keeps what it is given, and holds nothing."""
 
+    looks_elsewhere = False
+
     def __init__(self) -> None:
         """Begin with nothing."""
         self.rows: list[tuple[Any, ...]] = []

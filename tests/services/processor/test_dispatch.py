@@ -123,9 +123,9 @@ def test_request_that_crosses_goodbyes_is_passed_on_once() -> None:
 def test_request_of_a_prefill_worker_that_says_goodbye_ends() -> None:
     """It may have handed the request over, and not said so yet: another one must not begin it as well."""
     bench = Bench()
+    bench.worker("c", role=WorkerRole.WORKER_ROLE_DECODE)
     leaving, staying = [bench.worker(name, role=WorkerRole.WORKER_ROLE_PREFILL) for name in "ab"]
     client = bench.client()
-    bench.worker("c", role=WorkerRole.WORKER_ROLE_DECODE)
     client.ask(generate_of(1))
     assert keys(leaving) == [1]
     leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
@@ -179,7 +179,7 @@ def test_worker_that_does_not_serve_a_request_is_not_asked(hello: dict[str, Any]
     bench = Bench()
     bench.worker(**hello)
     assert code(submit(bench, generate_of(1, model="mine"))) == ErrorCode.ERROR_CODE_NO_WORKER
-    bench.worker("b", model="mine", role=WorkerRole.WORKER_ROLE_PREFILL)
+    bench.worker("b", model="mine")
     assert submit(bench, generate_of(1, model="mine")) is None
     assert submit(bench, generate_of(2, model="")) is None
 
@@ -349,3 +349,24 @@ def test_request_that_waited_and_ended_is_not_handed_out() -> None:
     assert request is not None
     bench.core.registry.fail(request, ErrorCode.ERROR_CODE_ABORTED, "over")
     assert keys(bench.worker()) == []
+
+
+def test_request_waits_behind_none_of_another_kind() -> None:
+    """One that no worker can be sent holds up its like alone: another tokenizer's goes to the worker that comes."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    for key, digest in ((1, 8), (2, 7), (3, 8)):
+        client.ask(generate_of(key, tokenizer_digest=digest))
+    assert set(keys(bench.worker(tokenizer_digest=7))) == {2}
+
+
+def test_new_request_waits_for_a_worker_that_was_lost() -> None:
+    """As after a restart: it may come back, or another one in its place, as long as a worker may be silent."""
+    bench = Bench()
+    leaving = bench.worker("a")
+    client = bench.client()
+    leaving.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
+    client.ask(generate_of(1))
+    assert client.errors() == {}
+    assert set(keys(bench.worker("b"))) == {1}

@@ -26,7 +26,8 @@ def prefill(bench: Bench, name: str = "p", **hello: Any) -> BenchWorker:  # noqa
 
 def decode(bench: Bench, name: str = "d", **hello: Any) -> BenchWorker:  # noqa: ANN401 - as the message has them
     """Return a decode worker that said hello, and takes hand-offs."""
-    return bench.worker(name, role=WorkerRole.WORKER_ROLE_DECODE, **({"handoff_address": ADDRESS} | hello))
+    said: dict[str, Any] = {"role": WorkerRole.WORKER_ROLE_DECODE, "handoff_address": ADDRESS}
+    return bench.worker(name, **(said | hello))
 
 
 def told(worker: BenchWorker) -> dict[int, str]:
@@ -165,14 +166,36 @@ def test_worker_that_does_all_is_told_nobody() -> None:
     assert told(worker) == {1: ""}
 
 
-@pytest.mark.parametrize("hello", [{"handoff_address": ""}, {"model": "other"}, {"tp_rank": 1}])
-def test_decode_worker_that_takes_no_hand_off_is_not_named(hello: dict[str, Any]) -> None:
-    """One that is given requests in another way, serves another model, or only computes with others, is not named."""
+def test_decode_worker_without_an_address_is_not_named() -> None:
+    """It gets what it goes on with in a way of its own."""
+    bench = Bench()
+    client, first = bench.client(), prefill(bench)
+    decode(bench, handoff_address="")
+    client.ask(generate_of(1))
+    assert told(first) == {1: ""}
+
+
+@pytest.mark.parametrize("hello", [{"model": "other"}, {"tp_rank": 1}, {"role": WorkerRole.WORKER_ROLE_MIXED}])
+def test_prefill_worker_without_a_decode_worker_gets_no_request(hello: dict[str, Any]) -> None:
+    """One of another model, one that only computes with others, and one that does all, go on with none of its."""
     bench = Bench()
     client, first = bench.client(), prefill(bench)
     decode(bench, **hello)
     client.ask(generate_of(1))
-    assert told(first) == {1: ""}
+    assert told(first) == {}
+    decode(bench, "d2")
+    client.ask(generate_of(2))
+    assert told(first) == ({} if "role" in hello else {2: ADDRESS}), "a worker that does all goes first"
+
+
+def test_prefill_worker_that_stays_alone_is_sent_to_the_next_processor() -> None:
+    """A decode worker may be there; with one of its own, or without another processor, it stays."""
+    bench = Bench()
+    alone, single = prefill(bench, "a", processors=1), prefill(bench, "b")
+    paired, second = prefill(bench, "c", processors=1, model="m"), decode(bench, model="m")
+    everyone = (alone, single, paired, second)
+    bench.pass_time(bench.settings.bus.heartbeat_timeout_ms / 1000 + 1.5, *everyone)
+    assert [each for each in everyone if each.worker_id not in bench.core.workers.by_id] == [alone]
 
 
 def test_full_decode_workers_are_as_good_as_full() -> None:
