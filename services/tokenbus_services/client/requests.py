@@ -78,7 +78,9 @@ class Search:
     """Since when no processor has come or come back, in seconds."""
     is_final: bool = False
     """Whether its worker has had the time to come: what a processor says now counts."""
-    began: float | None = None
+    looked_at: float | None = None
+    searched: float = 0.0
+    """For how long there was a processor that could have had it."""
     is_overdue: bool = False
     """Whether its worker, which a processor has lost, has not come for twice that time: processors that come and go
     meanwhile, and never answer, delay the end no longer.
@@ -628,8 +630,7 @@ class OpenRequests:
             if search is None:
                 continue
             search.since = now if search.since is None else search.since
-            search.began = now if search.began is None else search.began
-            search.is_overdue = search.error is not None and now - search.began >= _OVERDUE * self._grace(request)
+            self._count_search(request, search, now)
             if search.quiet_since is None or not self.sessions:  # where none is known, none can have said anything
                 search.quiet_since, search.is_final = now, False
             if now - search.since >= self._patience:
@@ -649,19 +650,27 @@ class OpenRequests:
                     self._ask(session, request)
         self._flush_ends()
 
+    def _count_search(self, request: OpenRequest, search: Search, now: float) -> None:
+        if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
+            search.searched += now - search.looked_at
+        search.looked_at = now
+        search.is_overdue = search.error is not None and search.searched >= _OVERDUE * self._grace(request)
+
     def _grace(self, request: OpenRequest) -> float:
         """How long a request's worker may take to come to another processor, in seconds.
 
         It may notice the loss of its processor only after the timeout, asks each processor in turn for an interval, and
-        then again for longer. A request that no worker is known to have waits for an interval: sent anew, it has the
-        rows of one of the two alone.
+        then again for longer. A request that no worker is known to have does not wait for so late a worker: sent anew,
+        it has the rows of one of the two alone.
         """
         is_with_worker = request.generate is None
-        longest = (
-            2 * each.timeout + each.interval * len(self.sessions) if is_with_worker else each.interval
-            for each in self.sessions
+        return max(
+            (
+                (2 * each.timeout if is_with_worker else each.interval) + each.interval * len(self.sessions)
+                for each in self.sessions
+            ),
+            default=0,
         )
-        return max(longest, default=0)
 
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
