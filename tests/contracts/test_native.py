@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.fuzz import Maker
+from tests.contracts.other_encodings import record, varint
 from tokenbus_contracts import ContractError, Limits, decode, encode, native, wire
+from tokenbus_contracts.generated import logprob_batch_pb2 as pb
 from tokenbus_contracts.native.rules import rules_for
+from tokenbus_contracts.schema import COLUMNS, Column
 from tokenbus_contracts.validate import check_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,12 +78,38 @@ def test_it_agrees_on_every_vector(name: str) -> None:
 def test_it_accepts_nothing_that_python_refuses() -> None:
     """Of tens of thousands of damaged messages it accepts only what the checks in Python accept, and reads it alike."""
     accepted = 0
-    for data in _mutated(40_000):
+    maker = Maker(20261121)
+    for data in (*_mutated(30_000), *(maker.message(index)[0] for index in range(10_000))):
         if native.accepts(data, Limits.default()):
             accepted += 1
             assert _holds_in_python(data), data.hex()
             assert native.read(data, Limits.default()) == wire.read(data)
     assert accepted > 200  # else the damage is too rough to prove anything
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("column", COLUMNS, ids=[column.name for column in COLUMNS])
+def test_column_without_elements_is_not_plain(column: Column) -> None:
+    """A column that is there and has no elements is left to the generated classes by both, which read it as none."""
+    empty = varint(column.key) + b"\0"
+    data = MESSAGES["empty_step"]
+    assert native.accepts(data, Limits.default())
+    assert not native.accepts(data + empty, Limits.default())
+    assert wire.read(data + empty) is None
+    assert decode(data + empty) == decode(data)
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("digit", [1, 2, 3, 0x7F])
+def test_number_above_64_bits_is_not_accepted(digit: int) -> None:
+    """A varint of ten bytes may have one bit in its last: what has more is left to Python, as parsers differ there."""
+    batch = pb.LogprobBatch.FromString(MESSAGES["one_row"])
+    number = batch.header.DESCRIPTOR.fields_by_name["step"].number
+    batch.header.ClearField("step")
+    header = batch.header.SerializeToString() + varint(number << 3) + b"\x85" + b"\x80" * 8 + bytes([digit])
+    batch.ClearField("header")
+    data = record(1, 2, header) + batch.SerializeToString()
+    assert native.accepts(data, Limits.default()) == (digit == 1)
 
 
 @pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
@@ -116,6 +146,18 @@ def test_it_takes_the_rows_that_numpy_takes(name: str) -> None:
 def test_it_takes_no_row_that_is_not_there(rows: list[int]) -> None:
     """A place that is no row's, or is named twice, is refused in the same words, whatever the batch is made of."""
     data = MESSAGES["one_row"]
+    _assert_not_there(data, rows)
+
+
+@pytest.mark.skipif(not native.available(), reason="not run: the compiled check is not installed")
+@pytest.mark.parametrize("rows", [[1, 1], [0, 0], [0, 1, 0], [3, 2, 3]])
+def test_it_takes_no_row_twice(rows: list[int]) -> None:
+    """A row of several that is named twice is refused, though there are as many rows: they need not fit their block."""
+    _assert_not_there(MESSAGES["stops"], rows)
+
+
+def _assert_not_there(data: bytes, rows: list[int]) -> None:
+    """Fail unless C and numpy refuse the same places in the same words."""
     read, arrays = native.read(data, Limits.default()), wire.read(data)
     assert read is not None
     assert arrays is not None

@@ -133,7 +133,8 @@ static int lay_out(const uint8_t *data, int64_t size, const struct rules *rules,
         if (!(at = varint(at, end, KEY_BYTES, &key))) return 0;
         while (column < COLUMN_COUNT && (int64_t)key != rules->column_keys[column]) column++;
         if (column == COLUMN_COUNT) return 0;
-        if (!(at = varint(at, end, KEY_BYTES, &length)) || length > (uint64_t)(end - at) || length % ITEM_BYTES[column]) return 0;
+        if (!(at = varint(at, end, KEY_BYTES, &length)) || !length || length > (uint64_t)(end - at) || length % ITEM_BYTES[column])
+            return 0; /* a column without elements is none: the codec does not write it, and Python does not call it plain */
         layout->at[column] = at - data;
         layout->items[column] = (int64_t)length / ITEM_BYTES[column];
         at += length;
