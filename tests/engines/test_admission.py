@@ -1,13 +1,14 @@
 """Sampling parameters: each one that an engine does not offer is refused by its name, unless it changes nothing."""
 
-import contextlib
+import math
+import re
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.services.builders import generate_of
 from tokenbus_contracts import ContractError
@@ -26,6 +27,7 @@ ENGINES: dict[str, Callable[[Generate], object]] = {
     "paddle": lambda generate: parameters_of(generate, PaddleOptions(), ByteTokenizer(), Request),
     "synthetic": SyntheticEngine().admit,
 }
+PROMPT_TOKENS = 3
 _KEYS = iter(range(1, 10_000))
 
 
@@ -62,10 +64,12 @@ def test_every_parameter_is_offered_or_refused(name: str, admit: Callable[[Gener
         admit(asked(effective(name)))
 
 
-@pytest.mark.parametrize("admit", ENGINES.values(), ids=ENGINES)
-def test_value_that_changes_nothing_is_taken(admit: Callable[[Generate], object]) -> None:
-    """A client that writes every default out is not refused."""
+@pytest.mark.parametrize("engine", ENGINES)
+def test_value_that_changes_nothing_is_taken(engine: str) -> None:
+    """A client that writes every default out is not refused, and gets what one gets that writes none."""
+    admit = ENGINES[engine]
     neutral = SamplingParameters(
+        seed=7,
         min_p=0,
         presence_penalty=0,
         frequency_penalty=0,
@@ -75,26 +79,50 @@ def test_value_that_changes_nothing_is_taken(admit: Callable[[Generate], object]
         lora_adapter="",
         priority=0,
     )
-    admit(asked(neutral))
+    taken, expected = admit(asked(neutral)), admit(asked(SamplingParameters(seed=7)))
+    if isinstance(taken, Request) and isinstance(expected, Request):
+        assert replace(taken, key=1) == replace(expected, key=1)
+    else:
+        assert taken == expected == PROMPT_TOKENS
 
 
-FULL = SamplingParameters()
-for _name in FIELDS:
-    FULL.MergeFrom(effective(_name))
-
-
-@given(st.integers(0, 2**16), st.integers(0, 255))
-def test_damaged_request_is_read_and_refused_or_taken(place: int, value: int) -> None:
-    """A request with every parameter and one wrong byte is a ContractError, refused in one line, or taken."""
-    data = bytearray(write_frame(ClientFrame(generate=asked(FULL))))
-    data[place % len(data)] = value
+def _outcome(data: bytes) -> tuple[str, str]:
+    """Return what became of a frame with a request, "unread", "refused", "taken" or "other", and the error's text."""
     try:
-        frame = read_frame(ClientFrame, bytes(data))
-    except ContractError:
-        return
-    if frame.HasField("generate"):
-        with contextlib.suppress(ValueError):
-            parameters_of(frame.generate, PaddleOptions(), ByteTokenizer(), Request)
+        frame = read_frame(ClientFrame, data)
+    except ContractError as error:
+        return "unread", str(error)
+    if not frame.HasField("generate"):
+        return "other", ""
+    try:
+        taken = parameters_of(frame.generate, PaddleOptions(), ByteTokenizer(), Request)
+    except ValueError as error:
+        return "refused", str(error)
+    sampling = frame.generate.sampling
+    assert (taken.key, taken.top_k) == (frame.generate.request_key, sampling.top_k)
+    assert taken.is_seeded == sampling.HasField("seed")
+    assert taken.seed == sampling.seed or not taken.is_seeded
+    assert 0 < taken.top_p <= 1
+    assert 0 <= taken.temperature < math.inf
+    assert 1 <= taken.most <= PaddleOptions().context
+    return "taken", ""
+
+
+def test_damaged_request_is_read_and_refused_or_taken() -> None:
+    """A request with every parameter and one wrong byte is a ContractError, refused in one line, or taken as it is."""
+    full = SamplingParameters(seed=7)
+    for name in OFFERED:
+        full.MergeFrom(effective(name))
+    whole = write_frame(ClientFrame(generate=asked(full)))
+    assert _outcome(whole) == ("taken", "")
+    outcomes: Counter[str] = Counter()
+    for place in range(len(whole)):
+        for value in (0, 1, 0x7F, 0x80, 0xFF, *(whole[place] ^ 1 << bit for bit in range(8))):
+            outcome, line = _outcome(whole[:place] + bytes([value]) + whole[place + 1 :])
+            outcomes[outcome] += 1
+            assert outcome != "refused" or re.fullmatch(r"[a-z_.]+(\[\d+\])?: .+, got .+", line), line
+            assert "\n" not in line
+    assert min(outcomes[each] for each in ("unread", "refused", "taken")) > len(whole) // 4, outcomes
 
 
 @pytest.mark.parametrize(

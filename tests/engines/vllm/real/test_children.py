@@ -52,5 +52,7 @@ def test_message_without_a_wake_up_is_seen() -> None:
 
 def test_engine_without_processes_waits_for_none() -> None:
     """An executor that runs the model itself, and a worker with a queue of another kind, are left as they are."""
-    for executor in (SimpleNamespace(), SimpleNamespace(workers=[SimpleNamespace(), SimpleNamespace(rank=0)])):
+    bare, workers = SimpleNamespace(), [SimpleNamespace(), SimpleNamespace(rank=0)]
+    for executor in (bare, SimpleNamespace(workers=workers)):
         sleep_while_they_compute(executor)
+    assert [vars(each) for each in (bare, *workers)] == [{}, {}, {"rank": 0}]
