@@ -98,12 +98,13 @@ async def test_request_gets_its_tokens() -> None:
 
 
 async def test_key_is_drawn_where_there_is_none() -> None:
-    """A request without an id gets one of its own, which no other request gets."""
+    """A request without an id gets one of its own, of 64 random bits, which no other request gets."""
     _, client, _ = await meeting({"client.drain_timeout_ms": 0})
     async with client:
         keys = {client.generate(generate_of(0)).request_id for _ in range(100)}
     assert len(keys) == 100
     assert 0 not in keys
+    assert all(sum(key >> bit & 1 for key in keys) not in (0, 100) for bit in range(64))
 
 
 async def test_open_key_is_refused_here() -> None:

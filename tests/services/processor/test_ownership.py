@@ -7,7 +7,7 @@ from tests.services.builders import Wanted, client_hello, generate_of, rows
 from tests.services.processor.serving import places, resume, serving
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.processor.clients import owner_of
@@ -271,3 +271,55 @@ def test_admission_tells_the_deadline() -> None:
     worker.admit(1)
     (admitted,) = [heard.frame.admitted for heard in client.heard() if heard.body == "admitted"]
     assert admitted.deadline_unix_ms == bench.clock.unix_ms() + 5000
+
+
+def test_proof_without_the_owners_key_takes_no_session() -> None:
+    """A proof that leaked is worth nothing to another key, or to another name: the session stays its owner's."""
+    bench = Bench()
+    owner = client_of(bench, 5, "team-a")
+    owner.heard()
+    for key, name in (("team-b", "client"), ("", "client"), ("", "other")):
+        thief = BenchClient(bench, 5)
+        thief.peer = f"thief {key} {name}".encode()
+        bench.peers.identities[thief.peer] = Identity(key, ALL)
+        thief.say_hello(name=name)
+        assert [heard.frame.refusal.reason for heard in thief.heard()] == [RefusalReason.REFUSAL_REASON_SESSION_TAKEN]
+    owner.say_hello()
+    assert [heard.body for heard in owner.heard()] == ["welcome"]
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+def test_how_a_request_ended_is_its_owners_alone(*, is_error: bool) -> None:
+    """Another client learns nothing of a request that has ended, not even how, or after how many tokens."""
+    bench, worker, client = serving(1, 2)
+    thief = bench.client(6, name="other")
+    resume(thief, 2, 0)
+    (unknown,) = [heard.frame.error for heard in thief.heard() if heard.body == "error"]
+    if is_error:
+        error = RequestError(request_key=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="it failed", emitted_tokens=0)
+        worker.fail(error)
+    else:
+        worker.publish([Wanted(1, 0, 3, FINISHED)])
+    assert client.heard()
+    client.ack()
+    resume(thief, 1, 0)
+    (answer,) = [heard.frame.error for heard in thief.heard() if heard.body == "error"]
+    unknown.request_key = 1
+    assert answer == unknown
+    resume(client, 1, 0)
+    assert client.errors() == {1: ErrorCode.ERROR_CODE_INTERNAL if is_error else UNKNOWN}
+
+
+def test_worker_spoils_no_request_of_another_worker() -> None:
+    """Rows, the end and an error of a request come from the worker that has it: another one's reach no client."""
+    bench, worker, client = serving(1)
+    client.heard()
+    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1]
+    liar = bench.worker("worker-1")
+    liar.publish(rows([1]))
+    liar.publish([Wanted(1, 0, 1, FINISHED)])
+    liar.fail(RequestError(request_key=1, code=ErrorCode.ERROR_CODE_INTERNAL, message="forged"))
+    assert client.heard() == []
+    worker.publish([Wanted(1, 0, 2)])
+    worker.publish([Wanted(1, 2, 1, FINISHED)])
+    assert places(client) == [(1, 0, 2), (1, 2, 1)]
