@@ -6,6 +6,9 @@ EXAMPLES ?= 2000
 KILLS ?= 200
 MINUTES ?= 10
 STEPS ?= 100000
+# What the long form of the tests draws its examples from: another seed each time, printed, and given to repeat it.
+SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+NEW_EXAMPLES := --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 # Seconds after which a test has hung, and fails.
 HUNG ?= 600
 # What `make unit` leaves out: what starts a process, and what takes seconds.
@@ -42,7 +45,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm test-gpu coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,9 +87,13 @@ test: check ## Run every check, then the tests
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup --timeout $(HUNG) -o faulthandler_timeout=$$((2 * $(HUNG)))
 
-test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, in an environment of its own
-	@echo "==> pytest: the real vLLM"
-	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true tests/engines/vllm/real
+test-vllm: $(VLLM_INSTALLED) ## Run the engine vllm with the real vLLM, and gpu_ops with its PyTorch, in an environment of their own
+	@echo "==> pytest: the real vLLM, and PyTorch's arrays"
+	@TOKENBUS_NEEDS_VLLM=1 $(VLLM) -m pytest -q -o faulthandler_timeout=$(HUNG) -o faulthandler_exit_on_timeout=true \
+		tests/engines/vllm/real tests/gpu_ops/test_frameworks.py
+
+test-gpu: ## Run the tests of gpu_ops that need a card, on a machine that has one (PYTHON with PyTorch and cuda-core)
+	@TOKENBUS_CHECK=tests PYTHON="$(PYTHON)" gpu_ops/check_gpu.sh
 
 # What vLLM has that no test needs (torchvision and the like) is not in the lock, so pip is not to look for it.
 VLLM_INSTALL := $(VLLM) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile
@@ -155,10 +162,11 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUTES=10)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
-	@echo "==> soak: the bus under random faults"
-	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/services/test_state_machine.py
-	@echo "==> soak: the tests' campaigns in their long form"
-	@SOAK=1 $(BIN)/python -m pytest -n 2 -m "long or fuzz"
+	@echo "==> soak: the bus under random faults, SEED=$(SEED)"
+	@SOAK_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) \
+		tests/services/test_state_machine.py tests/services/test_failover.py
+	@echo "==> soak: the tests' campaigns in their long form, and new examples of every property, SEED=$(SEED)"
+	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
 	@echo "==> soak: the processor killed $(KILLS) times, over each bus"
 	@for bus in ipc nats found; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --bus $$bus || exit 1; done
 	@echo "==> soak: every variant of the attacks"

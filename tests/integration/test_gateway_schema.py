@@ -10,6 +10,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import positive_data_acceptance
 
 from tests.integration.serving import Served, served
+from tests.support.campaigns import IS_SOAK, many
 
 pytestmark = pytest.mark.xdist_group("gateway")
 POSTS = ("/v1/completions", "/v1/chat/completions", "/inspect", "/tokenize", "/detokenize")
@@ -40,10 +41,8 @@ def test_made_up_requests_get_what_the_document_says(
     cases = document[path][method].as_strategy(generation_mode=mode)
 
     @settings(
-        max_examples=25,
-        deadline=None,
-        derandomize=True,
-        database=None,
+        max_examples=many(250, 25),
+        derandomize=not IS_SOAK,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     @given(cases)
