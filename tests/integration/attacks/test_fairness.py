@@ -19,9 +19,12 @@ from tests.integration.serving import served
 from tests.integration.test_keys import keys_of, listening
 from tests.services.bus.keyed import Keyring
 from tests.support.waiting import MOST, until
+from tokenbus_contracts.generated.client_pb2 import ServerFrame
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame
 from tokenbus_services.client import Client
 
+_SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 FAST = 1500
 """Steps a second: what may wait for consumers is full in a second or two."""
 
@@ -73,8 +76,10 @@ async def test_ten_clients_that_acknowledge_nothing_lose_their_own_requests(depl
                         peer.ask(tokens=100_000, top_logprobs=20)
                         peer.beat()
 
-                while not at.processor.lines('"slow client"'):  # however slow the machine is
+                while not (slow := at.processor.lines('"slow client"')):  # however slow the machine is
                     repeat(ask, 3.0, 0.5)
+                evicted = next(peer for place, peer in enumerate(peers) if f'"hoarder-{place}"' in slow[0])
+                assert any(frame.error.code == _SLOW for frame, _ in evicted.frames(ServerFrame))
 
         async with asyncio.timeout(MOST):
             await asyncio.to_thread(attack)

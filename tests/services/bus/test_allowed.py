@@ -42,6 +42,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert allowed.find(second.public) is None
 
 
+def test_role_that_is_not_listed_is_not_had() -> None:
+    """An identity may do what its roles say, under the names that it may use, and nothing else."""
+    worker = Identity("w0", frozenset({Role.WORKER}), ("w-*",))
+    assert [role for role in Role if worker.may(role)] == [Role.WORKER]
+    assert [name for name in ("w-1", "w0", "x") if worker.may(Role.WORKER, name)] == ["w-1"]
+    assert not worker.may(Role.CLIENT, "w-1")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -5,7 +5,7 @@ import pytest
 from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import Wanted, generate_of, rows
 from tests.services.processor.serving import places, resume, serving
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import Limits, LogprobBatch, RowStatus, decode
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Identity, Outcome, Role
@@ -232,6 +232,39 @@ def test_requests_of_one_client_are_bounded() -> None:
     other = bench.client(6, name="other")
     other.ask(generate_of(4))
     assert other.errors() == {}
+
+
+def test_resumes_of_invented_requests_are_bounded() -> None:
+    """A client that resumes requests that never were has its share of the table too, and others find room at once."""
+    bench, _, client = serving(processor__requests_per_peer=2)
+    for key in range(1, 5):
+        resume(client, key, 0)
+    assert client.errors() == {3: OVERLOADED, 4: OVERLOADED}
+    assert len(bench.core.registry.table) == 2
+    other = bench.client(6, name="other")
+    resume(other, 5, 0)
+    assert other.errors() == {}
+
+
+def test_resume_decodes_the_frames_that_have_its_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that waits for the life before, a resume costs the work of its own request's frames, and no more."""
+    bench, worker, client = serving(1, 2)
+    for position in range(50):
+        worker.publish(rows([2], position=position))
+    worker.publish(rows([1]))
+    bench.outcomes[client.peer] = Outcome.GONE
+    again = bench.client(6)
+    decoded = []
+
+    def counted(data: bytes, limits: Limits) -> LogprobBatch:
+        """Decode, and count."""
+        decoded.append(len(data))
+        return decode(data, limits)
+
+    monkeypatch.setattr(send_queue, "decode", counted)
+    resume(again, 1, 0)
+    assert places(again) == [(1, 0, 1)]
+    assert len(decoded) == 1
 
 
 def test_rows_that_were_not_asked_for_are_charged_to_their_worker() -> None:

@@ -264,6 +264,20 @@ def test_deadline_survives_a_restart() -> None:
     assert client.errors() == {1: ErrorCode.ERROR_CODE_DEADLINE}
 
 
+@pytest.mark.parametrize("later", [0, 60_000])
+def test_resume_moves_no_deadline(later: int) -> None:
+    """A client that resumes its request with a later moment, or with none, has no more time than the first one gave."""
+    bench, worker, client = serving()
+    client.ask(generate_of(1, deadline_unix_ms=bench.clock.unix_ms() + 2000))
+    bench.outcomes[client.peer] = Outcome.GONE
+    again = bench.client(6)
+    resume(again, 1, 0, deadline_unix_ms=later and bench.clock.unix_ms() + later)
+    bench.pass_time(1.9, worker, again, most=0.1)
+    assert again.errors() == {}
+    bench.pass_time(0.2, worker, again, most=0.1)
+    assert again.errors() == {1: ErrorCode.ERROR_CODE_DEADLINE}
+
+
 def test_admission_tells_the_deadline() -> None:
     """A client learns the moment that the processor settled on, which is never later than what it allows."""
     bench, worker, client = serving(processor__request_timeout_ms=5000)

@@ -36,7 +36,9 @@ def test_item_beyond_the_credit_ends_the_connection() -> None:
     assert worker.refusals() == [HELLO_FIRST]
 
 
-@pytest.mark.parametrize("message", ["no parts", "no payload", "two payloads", "epoch", "length", "gap backwards"])
+@pytest.mark.parametrize(
+    "message", ["no parts", "no payload", "two payloads", "epoch", "length", "gap backwards", "vast gap"]
+)
 def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> None:
     """A frame with the wrong parts, epoch or lengths is dropped and counted, and the stream goes on."""
     bench = Bench()
@@ -44,6 +46,7 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
     data = encoded(rows([1]), 1)
     frame = WorkerFrame(epoch=7, item=item_of(data, 1))
     backwards = Gap(first_sequence=5, last_sequence=4, reason=GapReason.GAP_REASON_RETENTION)
+    vast = Gap(first_sequence=1, last_sequence=2**61 + 1, reason=GapReason.GAP_REASON_RETENTION)
     messages = {
         "no parts": [],
         "no payload": [write_frame(frame)],
@@ -51,6 +54,7 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
         "epoch": [write_frame(WorkerFrame(epoch=8, item=item_of(data, 1))), data],
         "length": [write_frame(frame), data + b"x"],
         "gap backwards": [write_frame(WorkerFrame(epoch=7, gap=backwards))],
+        "vast gap": [write_frame(WorkerFrame(epoch=7, gap=vast))],
     }
     worker.heard()
     bench.core.workers.receive(worker.peer, messages[message], bench.clock.now())
@@ -81,6 +85,18 @@ def test_lost_last_item_is_found_by_the_heartbeat() -> None:
     worker.beat(last_sequence=2)
     (frame,) = worker.heard()
     assert (frame.replay.first_sequence, frame.replay.last_sequence) == (1, 2)
+
+
+@pytest.mark.parametrize("claimed", [101, 2**62])
+def test_heartbeat_claims_no_more_than_was_granted(claimed: int) -> None:
+    """A worker that says that it has sent what it had no credit for is asked for no more than that credit."""
+    bench = Bench({"processor.credit_items": 100})
+    worker = bench.worker()
+    worker.heard()
+    worker.beat(last_sequence=claimed)
+    (frame,) = worker.heard()
+    assert (frame.replay.first_sequence, frame.replay.last_sequence) == (1, 100)
+    assert worker.known.stream.lag == 100
 
 
 def test_recovery_ends() -> None:
