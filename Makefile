@@ -45,7 +45,7 @@ AS_TESTED := --constraint requirements/dev.txt
 # Every process that is started would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo unit test test-vllm test-gpu coverage check format proto vectors baseline fuzz soak bench lock sbom audit clean
+.PHONY: help setup demo unit test test-vllm test-gpu coverage check format proto vectors baseline fuzz sabotage soak bench lock sbom audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -159,7 +159,11 @@ fuzz: setup ## Feed the decoder damaged messages (MESSAGES=2000000)
 	@echo "==> fuzz"
 	@$(BIN)/python -m tests.contracts.fuzz --messages $(MESSAGES)
 
-soak: fuzz ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUTES=10)
+sabotage: setup ## Break each line behind a claim of docs/security.md: its test must fail (LINES='keys.py nats' for some)
+	@echo "==> sabotage"
+	@$(BIN)/python -m tests.sabotage $(LINES)
+
+soak: fuzz sabotage ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUTES=10)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults, SEED=$(SEED)"

@@ -31,7 +31,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
         for name, installed in NATIVE.items():
             source = Path(self.root, f"{name}.c")
             library = Path(self._folder.name, f"{source.stem}.so")
-            fault = _compile(source, library)
+            fault = compile_library(source, library)
             in_place = source.with_suffix(".so")
             if version == "editable":
                 in_place.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[type-arg]
             self._folder.cleanup()
 
 
-def _compile(source: Path, library: Path) -> str:
+def compile_library(source: Path, library: Path) -> str:
     """Compile the library; return what went wrong, or nothing."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:

@@ -1,0 +1,61 @@
+"""The table in lines.toml: what docs/security.md claims, the line that makes it true, and the test that must notice."""
+
+import ast
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = Path("docs/security.md")
+TABLE = Path(__file__).with_name("lines.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line that is broken."""
+
+    claim: str
+    """Words of the page, exactly, where line breaks are spaces."""
+    file: str
+    """The source, from the root of the repository."""
+    text: str
+    """What makes the claim true; it occurs in the source exactly once."""
+    broken: str
+    """What it is replaced by: a program that still starts, and does not keep the claim."""
+    test: str
+    """The test that must fail then, as pytest names it."""
+
+    def __str__(self) -> str:
+        """Return the line's file and the claim, for a list."""
+        return f"{self.file}: {self.claim}"
+
+
+def lines(path: Path = TABLE) -> list[Line]:
+    """Return the table's lines; a field that is missing or unknown raises TypeError."""
+    return [Line(**entry) for entry in tomllib.loads(path.read_text())["line"]]
+
+
+def faults(line: Line, root: Path = ROOT) -> list[str]:
+    """Return why a line of the table cannot be used: the page, the source or the tests have changed."""
+    found = []
+    if line.claim not in " ".join((root / PAGE).read_text().split()):
+        found.append(f"{PAGE} does not say: {line.claim}")
+    source = root / line.file
+    count = source.read_text().count(line.text) if source.is_file() else 0
+    if count != 1:
+        found.append(f"{line.file}: exactly once, got {count} times: {line.text}")
+    if line.text == line.broken:
+        found.append(f"{line.file}: broken is the text itself: {line.text}")
+    if not _exists(root, line.test):
+        found.append(f"no such test: {line.test}")
+    return found
+
+
+def _exists(root: Path, test: str) -> bool:
+    file, _, name = test.partition("::")
+    path = root / file
+    if not path.is_file():
+        return False
+    tree = ast.parse(path.read_text())
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(node, functions) and node.name == name.partition("[")[0] for node in tree.body)

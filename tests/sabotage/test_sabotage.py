@@ -1,0 +1,78 @@
+"""The table of `make sabotage` fits the page, the sources and the tests; and what it runs tells a test from none."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sabotage.table import ROOT, faults, lines
+
+_LEAST = 40
+_KILLED = """
+[[line]]
+claim = "A key has the roles that its entry lists and no other."
+file = "services/tokenbus_services/bus/transport.py"
+text = "return role in self.roles and ("
+broken = "return ("
+test = "tests/services/bus/test_allowed.py::test_role_that_is_not_listed_is_not_had"
+"""
+_SURVIVES = _KILLED.replace("return (", "return role in set(self.roles) and (")
+_INVALID = _KILLED.replace("return (", "return role of self.roles and (")
+
+
+def test_table_fits_the_page_the_sources_and_the_tests() -> None:
+    """Each line's claim is on the page, its text is in its source exactly once, and its test exists."""
+    found = lines()
+    assert len(found) >= _LEAST
+    assert [fault for line in found for fault in faults(line)] == []
+    assert len({(line.file, line.text, line.test) for line in found}) == len(found)
+
+
+def test_line_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    """A claim that the page lost, a source that has changed and a test that is gone are faults, each in one line."""
+    table = tmp_path / "lines.toml"
+    table.write_text(
+        _KILLED.replace("no other.", "all others.").replace("in self.roles", "of").replace("::test", "::x")
+    )
+    (line,) = lines(table)
+    assert faults(line) == [
+        "docs/security.md does not say: A key has the roles that its entry lists and all others.",
+        "services/tokenbus_services/bus/transport.py: exactly once, got 0 times: return role of and (",
+        "no such test: tests/services/bus/test_allowed.py::x_role_that_is_not_listed_is_not_had",
+    ]
+
+
+def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.sabotage", "--processes", "1", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.process
+def test_broken_line_is_killed_by_a_test_that_fails(tmp_path: Path) -> None:
+    """A line is killed where its test fails; one that changes nothing survives, and one that cannot start is none."""
+    table, results = tmp_path / "lines.toml", tmp_path / "results.json"
+    table.write_text(_KILLED + _SURVIVES + _INVALID)
+    run = _run("--table", table, "--json", results)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert [result["outcome"] for result in json.loads(results.read_text())] == ["killed", "survived", "invalid"]
+    assert run.stdout.splitlines()[-1] == "3 lines broken, 2 survivors"
+
+
+@pytest.mark.process
+def test_lines_that_are_all_killed_are_no_failure() -> None:
+    """A line of the table itself is killed, in a copy: the tree is as it was."""
+    run = _run("test_what_is_written_is_read")
+    assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "1 lines broken, 0 survivors"), run.stdout + run.stderr
+    assert [fault for line in lines() for fault in faults(line)] == []
+
+
+@pytest.mark.process
+def test_table_that_does_not_fit_is_not_run(tmp_path: Path) -> None:
+    """Where a text of the table is not in its source, nothing is run, and the status says that it is no survivor."""
+    table = tmp_path / "lines.toml"
+    table.write_text(_KILLED.replace("in self.roles", "of"))
+    run = _run("--table", table)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "exactly once, got 0 times" in run.stderr
