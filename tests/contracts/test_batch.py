@@ -242,6 +242,19 @@ def test_part_without_stops_joins_one_with_them() -> None:
     assert LogprobBatch.joined([silent, stopped([ACTIVE], [], first=3)]).stops.size == 0
 
 
+def test_joined_batch_has_the_header_of_its_last_part() -> None:
+    """Parts that came together are one part, whose sequence is the last one's; all else of their headers is alike."""
+    made = stopped([STOP, ACTIVE, STOP, LENGTH], [1, 0])
+    header = made.header._replace(part_count=2)
+    parts = [
+        LogprobBatch.of_views(header._replace(part_index=place, sequence=8 + place), made.select(rows).columns)
+        for place, rows in enumerate(([0, 1], [2, 3]))
+    ]
+    joined = LogprobBatch.joined(parts)
+    assert joined.header == header._replace(part_index=0, part_count=1, sequence=9)
+    assert joined.request_keys.tolist() == made.request_keys.tolist()
+
+
 def test_batch_of_the_first_minor_and_for_it() -> None:
     """A reader of minor 0 reads all that it knows of a batch with stops; of one of its own no stop is known."""
     made = stopped([STOP, ACTIVE, STOP, LENGTH, STOP, STOP], [1, 0, 17, 3])

@@ -303,6 +303,16 @@ def test_first_try_of_a_request_that_was_sent_anew_is_fenced_off() -> None:
     assert positions(source) == [(0, 2), (2, 1)]
 
 
+def test_fence_is_open_once_its_worker_has_handed_the_request_off() -> None:
+    """A request that was sent anew goes on with the worker to which the one that has it hands it off."""
+    two, source = sent_anew()
+    two.b.rows(Wanted(5, 0, 2, RowStatus.HANDED_OFF))
+    decoded = [Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH)]
+    two.b.numbered(encode(batch(decoded, worker_id="decode-0", epoch=3, selection=True)), outputs=Outputs())
+    assert positions(source) == [(0, 2), (2, 1)]
+    assert source.status is RowStatus.FINISHED_LENGTH
+
+
 def test_abort_of_a_request_that_is_looked_for_is_said_where_it_is_found() -> None:
     """Not before: what no processor is known to have, none can end."""
     two, source = begun()

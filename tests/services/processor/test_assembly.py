@@ -206,12 +206,13 @@ def test_missing_part_is_waited_for_until_the_timeout() -> None:
     """A step whose part does not come is given up when its time is over, and says that it is not whole."""
     made = assembler()
     made.add(parts_of(rows([1, 2]), [0, 1], [1], step=1)[1], 10.0)
-    made.add(batch(rows([3]), step=2), 10.5)
+    for later in (2, 3, 4):  # beyond those for which a draft is waited for
+        made.add(batch(rows([3]), step=later), 10.5)
     assert numbers(made, 10.0 + WAIT - 0.01) == []
-    step, later = made.ready(10.0 + WAIT)
+    step, *whole = made.ready(10.0 + WAIT)
     assert not step.is_whole
     assert step.target.request_keys.tolist() == [2]
-    assert later.is_whole
+    assert [(each.number, each.is_whole) for each in whole] == [(2, True), (3, True), (4, True)]
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])

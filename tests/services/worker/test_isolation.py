@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.services.builders import generate_of, ids
+from tests.services.builders import Wanted, arrays_of, batch, generate_of, ids
 from tests.services.worker.test_service import batches, events, running
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import EngineBrokenError, EngineStepError, Publisher, StepArrays
@@ -290,6 +290,16 @@ def test_rows_that_break_the_contract_are_logged_once(caplog: pytest.LogCaptureF
     assert len(made.errors()) == 19
     (line,) = caplog.messages
     assert line.startswith("requests ended: their batch breaks the contract")
+
+
+def test_draft_ends_no_request() -> None:
+    """What a draft says of a request's end is about tokens that may be refused: only a target ends it."""
+    emitter = Emitter(running(), 0)
+    emitter.active.add(generate_of(7))
+    emitter.emit(arrays_of(batch([Wanted(7)], draft_follows=True)))
+    emitter.emit(arrays_of(batch([Wanted(7, 0, 1, RowStatus.FINISHED_LENGTH)], kind=BatchKind.DRAFT)))
+    emitter.emit(arrays_of(batch([Wanted(8, 0, 1, RowStatus.FINISHED_LENGTH)], step=2)))
+    assert emitter.active.end([7, 8]) == [7]
 
 
 def state_of(key: int, position: int) -> bytes:

@@ -90,19 +90,23 @@ def test_engine_may_use_its_arrays_again() -> None:
 
 def test_engine_waits_when_too_much_is_not_published() -> None:
     """No more batches wait than may: the engine's thread waits for room, and goes on when there is some (case 20)."""
-    gated, passed = Gated(), threading.Event()
+    gated, passed, handed = Gated(), threading.Event(), list[int]()
 
     def engine() -> None:
         """Hand over more than fits."""
-        for number in range(4):
+        assert gated.began.wait(MOST)
+        for number in range(1, 4):
             outbox.emit(step(number))
+            handed.append(number)
         passed.set()
 
     with gated.outbox(most=2) as outbox:
         thread = threading.Thread(target=engine)
         thread.start()
-        assert gated.began.wait(MOST)
-        assert not passed.is_set()
+        outbox.emit(step(0))
+        while not (outbox._is_waited_for or passed.is_set()):
+            threading.Event().wait(0.001)
+        assert handed == [1, 2]
         gated.gate.set()
         thread.join(MOST)
         assert passed.is_set()

@@ -131,6 +131,15 @@ def test_replay_of_what_was_not_sent_is_refused(first: int, last: int) -> None:
     assert peer.sequences() == [3]
 
 
+def test_hello_names_as_many_requests_as_it_may() -> None:
+    """A worker with more requests than a hello may name says hello all the same, with as many as fit."""
+    peer = Peer()
+    peer.session.requests.update(range(1, 65_538))
+    hello = peer.says()
+    assert hello is not None
+    assert list(hello.hello.request_keys) == list(range(1, 65_537))
+
+
 def test_replays_that_wait_are_bounded() -> None:
     """At most 64 replays wait; one more is left out, as it will be asked for again."""
     peer = opened(items=1)
