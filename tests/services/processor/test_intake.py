@@ -122,16 +122,48 @@ def test_part_that_is_known_to_be_lost_ends_its_own_requests_alone(lost: int) ->
     assert [each.frame.error.request_key for each in heard if each.body == "error"] == [lost + 1]
 
 
-def test_gap_of_earlier_steps_explains_no_later_one() -> None:
+@pytest.mark.parametrize("whole", [1, 3])
+def test_gap_of_earlier_steps_explains_no_later_one(whole: int) -> None:
     """What was lost long before says nothing of a part that is missing now: its rows are unknown."""
     bench, worker, client = asked(1, 2, 3, step_timeout_ms=1000)
     worker.sequence = 1
     gap(worker, 1, 1, 3)
-    for step in (1, 2, 3):
+    for step in range(1, whole + 1):
         worker.publish(rows([1], position=step - 1), step=step)
-    worker.publish(rows([1], position=3), part=(0, 2), step_rows=2, step=4)
+    worker.publish(rows([1], position=whole), part=(0, 2), step_rows=2, step=whole + 1)
     bench.pass_time(1.0, worker, client)
     assert client.errors() == {2: GAP, 3: GAP}
+
+
+def _half_a_step() -> tuple[Bench, BenchWorker, BenchClient]:
+    """Return a worker whose step of two requests lacks its second part, which is waited for, for two seconds."""
+    bench, worker, client = asked(1, 2, step_timeout_ms=2000)
+    worker.publish(rows([1]), step=1, part=(0, 2), step_rows=2)
+    return bench, worker, client
+
+
+def _assert_whole(worker: BenchWorker, client: BenchClient) -> None:
+    """Publish the second part, and fail unless the step comes whole."""
+    worker.publish(rows([2]), step=1, part=(1, 2), step_rows=2, indices=[1])
+    heard = client.heard()
+    assert [each.batches[0].request_keys.tolist() for each in heard if each.body == "outputs"] == [[1, 2]]
+    assert [each for each in heard if each.body == "error"] == []
+
+
+def test_own_standstill_does_not_count_against_a_step() -> None:
+    """While the processor stood still no part could come: an open step is given its time anew."""
+    bench, worker, client = _half_a_step()
+    bench.clock.advance(60.0)
+    bench.core.extend_deadlines(60.0, bench.clock.now())
+    bench.core.tick(bench.clock.now())
+    _assert_whole(worker, client)
+
+
+def test_silence_of_a_worker_does_not_count_against_its_step() -> None:
+    """A worker whose link stalls cannot send the rest of its step: it has that step's time anew."""
+    bench, worker, client = _half_a_step()
+    bench.pass_time(2.5, client, most=0.25)
+    _assert_whole(worker, client)
 
 
 def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
