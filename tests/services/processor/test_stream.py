@@ -263,6 +263,18 @@ def test_gap_over_waiting_items_swallows_them() -> None:
     assert made.credit_left[1] == left - len(payload(3)) - len(payload(5))
 
 
+def test_gap_over_a_refused_item_counts_its_bytes() -> None:
+    """A refused item that its worker then has not any more has cost its credit all the same, and takes no room."""
+    made = stream()
+    data = payload(2)[:-1]
+    assert made.take(item_of(data, 2, checksum=crc32(data)), data) is Fate.REFUSED
+    left = made.credit_left[1]
+    made.declare_lost(2, 3, GONE, NO_REQUESTS)
+    take(made, 1)
+    assert come(made) == [1, (2, 3)]
+    assert made.credit_left[1] == left - len(payload(1)) - len(data)
+
+
 def test_refused_payload_names_its_requests_only_where_they_can_be_known() -> None:
     """A refused batch that can be read names the requests that lost rows; a part of a step, or rubbish, names none."""
     whole: dict[str, Any] = {"epoch": 8}

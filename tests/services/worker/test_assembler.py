@@ -393,3 +393,20 @@ def test_parts_are_cut_by_their_size() -> None:
     parts = [sent(made) for made in assembler.assemble(arrays_of(whole))]
     assert all(len(encode(part)) <= 3000 for part in parts)
     assert values_by_key(LogprobBatch.joined(parts)) == values_by_key(whole)
+
+
+@pytest.mark.parametrize("most", [700, 1000, 2000, 3000])
+def test_parts_are_cut_by_their_proposals_too(most: int) -> None:
+    """What a draft proposes for rows may be most of a step: it counts like tokens, and each message fits."""
+    counts, places = np.full(60, 8), np.arange(60)
+    given = StepArrays(
+        request_keys=places + 1,
+        positions=places,
+        token_counts=np.ones(60, int),
+        token_ids=places,
+        proposal_counts=counts,
+        proposal_token_ids=np.arange(480),
+    )
+    parts = [sent(made) for made in StepAssembler(replace(Limits.default(), max_message_bytes=most), 0).assemble(given)]
+    assert all(len(encode(part)) <= most for part in parts)
+    assert LogprobBatch.joined(parts).proposal_token_ids.tolist() == list(range(480))
