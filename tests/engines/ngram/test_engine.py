@@ -288,6 +288,7 @@ def test_no_request_that_wants_drafts_no_drafts() -> None:
     generate = asked(1, seed=1, max_tokens=10, top_logprobs=2)
     generate.include_draft_logprobs = True
     run = Run(NgramOptions(speculate=0), [generate]).to_the_end()
+    assert len(run.batches) >= 10
     assert all(len(batches) == 1 and not batches[0].header.draft_follows for batches in run.batches)
 
 

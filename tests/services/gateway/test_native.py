@@ -100,7 +100,9 @@ def test_what_it_cannot_write_python_writes(vocabulary: str, most: int, scoring:
     random = np.random.default_rng(1)
     step = _drawn(random, 9, most, scoring)
     for is_chat in (False, True):
-        assert all(map(json.loads, _written(step, vocabulary_of(vocabulary), is_chat=is_chat)))
+        written = _written(step, vocabulary_of(vocabulary), is_chat=is_chat)
+        assert len(written) == step.row_count
+        assert all(map(json.loads, written))
 
 
 @pytest.mark.parametrize("seed", range(10))
