@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -43,6 +45,57 @@ def test_contracts_need_numpy_and_protobuf_alone() -> None:
     """The contract's package imports nothing that is not Python's own but numpy and protobuf."""
     found = set().union(*(_imported(path) for path in PACKAGES["tokenbus_contracts"].rglob("*.py")))
     assert found - sys.stdlib_module_names == {"numpy", "google", "tokenbus_contracts"}
+
+
+class _Definition(NamedTuple):
+    """A function or class of the tests: whether it asserts, and the names in it."""
+
+    place: str
+    asserts: bool
+    names: frozenset[str]
+
+
+def _definitions(path: Path) -> dict[str, list[_Definition]]:
+    """Return the functions and classes of a module by their names."""
+    found: defaultdict[str, list[_Definition]] = defaultdict(list)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inside = list(ast.walk(node))
+            names = {each.id for each in inside if isinstance(each, ast.Name)}
+            names |= {each.attr for each in inside if isinstance(each, ast.Attribute)}
+            asserts = any(isinstance(each, ast.Assert) for each in inside) or bool(names & {"raises", "warns", "fail"})
+            found[node.name].append(_Definition(f"{path}::{node.name}", asserts, frozenset(names)))
+    return found
+
+
+def _without_assertion(folder: Path) -> list[str]:
+    """Return the tests that assert nothing, not by a helper either: one each of whose definitions does."""
+    found: defaultdict[str, list[_Definition]] = defaultdict(list)
+    for path in folder.rglob("*.py"):
+        for name, definitions in _definitions(path).items():
+            found[name] += definitions
+    asserting: set[str] = set()
+    while more := {
+        name
+        for name, definitions in found.items()
+        if name not in asserting and all(each.asserts or each.names & asserting for each in definitions)
+    }:
+        asserting |= more
+    tests = [each for name, definitions in found.items() if name.startswith("test_") for each in definitions]
+    return [each.place for each in tests if not each.asserts and not each.names & asserting]
+
+
+def test_every_test_asserts_something(tmp_path: Path) -> None:
+    """A test that only runs what it is about passes whatever that does; one that asserts through a helper is found."""
+    assert _without_assertion(ROOT / "tests") == []
+    (tmp_path / "test_made.py").write_text(
+        "def check(x): assert x\n"
+        "def checked(x): check(x)\n"
+        "def run(x): x()\n"
+        "def test_by_helper(): checked(1)\n"
+        "async def test_of_nothing(): run(print)\n"
+    )
+    assert _without_assertion(tmp_path) == [f"{tmp_path}/test_made.py::test_of_nothing"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.stem)
