@@ -23,7 +23,14 @@ from google.protobuf.message import DecodeError
 
 from tests.support.waiting import MOST
 from tokenbus_contracts import BatchHeader, LogprobBatch, RowStatus, Scoring, ValueKind, encode
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientHello, Confirm, Resume, ServerFrame
+from tokenbus_contracts.generated.client_pb2 import (
+    ClientFrame,
+    ClientHello,
+    Confirm,
+    Resume,
+    ServerFrame,
+    StatusRequest,
+)
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.generated.stream_pb2 import (
@@ -210,6 +217,15 @@ class ClientPeer(Peer):
     def tell(self, frame: ClientFrame) -> None:
         """Say a frame, whatever the bounds are that it breaks."""
         self.say(frame.SerializeToString())
+
+    def read_out(self) -> None:
+        """Wait until the processor has read all that was said: one that vanishes sooner has not attacked.
+
+        A status is answered past every window, and a client that has been ended is refused.
+        """
+        self.tell(ClientFrame(status=StatusRequest()))
+        if self.heard("status", "refusal") is None:
+            raise AssertionError("the processor does not answer")
 
     def heard(self, *bodies: str, seconds: float = MOST) -> ServerFrame | None:
         """Return the next frame of some kinds, and pass over others."""

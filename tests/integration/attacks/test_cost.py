@@ -10,14 +10,16 @@ from tests.integration.asking import all_failed, ask, begun
 from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, WorkerPeer, drawn, request
 from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame, StatusRequest
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 
 _LARGEST = 1 << 62
 """The largest sequence that the schema allows."""
 _WIDEST = (1 << 64) - 1
+_QUEUE_BYTES = 1 << 24
+"""What waits for a client at most, where frames fill it; the default is four times as much."""
 _MORE_MIB = 192
-"""What the processor may take above what it had: three times what waits for one client at most."""
+"""What the processor may take above what it had: three times what waits for one client by default."""
 
 
 def _leave_frames(peer: ClientPeer, count: int = 800) -> list[int]:
@@ -51,7 +53,8 @@ async def test_frames_of_ended_requests_cost_no_decoding(deployment: Deployment,
                         hoarder.resume(key, number % 60)
                     else:
                         hoarder.tell(ClientFrame(generate=request(key, 60)))
-                hoarders[0].heard("error", seconds=2)
+                for hoarder in hoarders:
+                    hoarder.read_out()
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
@@ -158,7 +161,7 @@ async def test_clients_numbers_at_their_ends_harm_no_other(deployment: Deploymen
 @pytest.mark.parametrize("kind", variants("refusals", long=("damaged frames", "requests that end at once")))
 async def test_news_that_is_not_acknowledged_is_bounded_by_its_size(deployment: Deployment, kind: str) -> None:
     """A client that asks for refusals without end, and acknowledges none, has no more memory than its bound allows."""
-    async with scene(deployment, steps_per_second=1000) as at:
+    async with scene(deployment, steps_per_second=1000, clients__send_queue_bytes=_QUEUE_BYTES) as at:
         before = at.peak
 
         def attack() -> None:
@@ -173,13 +176,11 @@ async def test_news_that_is_not_acknowledged_is_bounded_by_its_size(deployment: 
                     message = [ClientFrame(generate=request(5, 1, top_logprobs=100)).SerializeToString()]
                 else:
                     message = [ClientFrame(generate=request(5, 1, handoff_address="m" * 257)).SerializeToString()]
-                for number in range(131_000 if kind != "requests that end at once" else 20_000):
+                for number in range(2 * _QUEUE_BYTES // 1024 if kind != "requests that end at once" else 20_000):
                     peer.say(message[number % len(message)])
                     if not number % 512:
                         peer.beat()  # a damaged frame is no sign of life
-                # The last frame is answered past the window, or refused where the client has been ended.
-                peer.tell(ClientFrame(status=StatusRequest()))
-                assert peer.heard("status", "refusal") is not None
+                peer.read_out()
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()

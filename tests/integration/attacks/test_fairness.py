@@ -223,13 +223,13 @@ async def test_resumes_of_invented_keys_fill_no_table(deployment: Deployment, cl
         def attack() -> None:
             """Resume what never was."""
             with ExitStack() as stack:
-                for _ in range(clients):
-                    peer = stack.enter_context(ClientPeer(at.clients))
+                peers = [stack.enter_context(ClientPeer(at.clients)) for _ in range(clients)]
+                for peer in peers:
                     peer.hello()
                     for _ in range(70_000 // clients):
                         peer.resume(drawn())
-                    peer.beat()
-                stack.enter_context(ClientPeer(at.clients)).listen(2)
+                for peer in peers:
+                    peer.read_out()
 
         await asyncio.to_thread(attack)
         await at.victim.unharmed()
