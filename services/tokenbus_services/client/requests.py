@@ -82,8 +82,8 @@ class Search:
     searched: float = 0.0
     """For how long there was a processor that could have had it."""
     is_overdue: bool = False
-    """Whether its worker, which a processor has lost, has not come for twice that time: processors that come and go
-    meanwhile, and never answer, delay the end no longer.
+    """Whether no worker came with it for twice that time, though a processor lost its worker, or none was known to have
+    it: processors that come and go meanwhile, and never answer, delay the end no longer.
     """
 
 
@@ -654,7 +654,8 @@ class OpenRequests:
         if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
             search.searched += now - search.looked_at
         search.looked_at = now
-        search.is_overdue = search.error is not None and search.searched >= _OVERDUE * self._grace(request)
+        is_lost = search.error is not None or request.generate is not None
+        search.is_overdue = is_lost and search.searched >= _OVERDUE * self._grace(request)
 
     def _grace(self, request: OpenRequest) -> float:
         """How long a request's worker may take to come to another processor, in seconds.
