@@ -44,10 +44,13 @@ async def test_requests_go_on_at_decode_workers(deployment: Deployment) -> None:
 
 async def test_request_that_ends_with_its_first_token_is_not_handed_off(deployment: Deployment) -> None:
     """A request of one token is done where it began."""
-    async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
-        await asyncio.to_thread(start, deployment, "prefill-0")
+    async with Processor(deployment.settings(processor__drain_timeout_ms=0)) as processor:
+        for name in ("decode-0", "prefill-0"):
+            await asyncio.to_thread(start, deployment, name)
         async with client_of(deployment) as client:
             await all_exact(ask(client, 4, 1), 1)
+        rows = processor.workers.by_id["decode-0"].stream.counts.rows
+    assert rows == 0
 
 
 async def test_killed_processor_loses_no_hand_off(deployment: Deployment) -> None:
@@ -96,11 +99,11 @@ async def test_decode_worker_that_does_not_answer_ends_what_it_was_sent(deployme
     assert [each.audit.position for each in asked] == [1] * 4
 
 
-async def test_without_a_decode_worker_the_first_token_is_the_last(deployment: Deployment) -> None:
-    """A request that no decode worker can go on with ends with an error that says so."""
+async def test_without_a_decode_worker_no_request_begins(deployment: Deployment) -> None:
+    """A request that no decode worker can go on with is given to no prefill worker."""
     async with Processor(deployment.settings(processor__drain_timeout_ms=0)):
         await asyncio.to_thread(start, deployment, "prefill-0")
         async with client_of(deployment) as client:
             asked = ask(client, 2, 50)
-            await all_failed(asked, ErrorCode.ERROR_CODE_HANDOFF)
-    assert all("no decode worker is available" in str(each.audit.error) for each in asked)
+            await all_failed(asked, ErrorCode.ERROR_CODE_NO_WORKER)
+    assert all(each.audit.position == 0 for each in asked)

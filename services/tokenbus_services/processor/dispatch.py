@@ -162,23 +162,28 @@ class Dispatch:
         return request_error(request_id, ErrorCode.ERROR_CODE_INVALID_REQUEST, wrong) if wrong else None
 
     def _choice(self, generate: Generate) -> Worker | None:
+        """Return the least busy worker that may be sent a request; of those that are alike, one that does all of it."""
         able = [each for each in self._candidates(generate) if _obstacle(each, generate) is None]
-        mixed = [each for each in able if not _hands_off(each)]
-        return self._least_busy(mixed) or self._least_busy(
-            each
-            for each in able
-            if not (targets := self._handoff_targets(each)) or self._least_busy(targets) is not None
-        )
+        loads = [(load, each) for each in able if (load := self._load(each)) is not None]
+        return min(loads, key=lambda it: (it[0], _hands_off(it[1]), it[1].last_turn), default=(0, None))[1]
+
+    def _load(self, worker: Worker) -> int | None:
+        """Return how many requests a worker has, or the decode worker that goes on with them; None: it is full."""
+        targets = self._handoff_targets(worker)
+        target = self._least_busy(targets)
+        if not self._takes_more(worker) or (targets and target is None):
+            return None
+        load_of = self.registry.table.load_of
+        return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
 
     def _least_busy(self, workers: Iterable[Worker]) -> Worker | None:
         """Return the worker with the fewest requests, of those that take one more; of several, they take turns."""
-        chosen, least = None, (0, 0)
-        for worker in workers:
-            has = self.registry.table.load_of(worker.source.stream), worker.last_turn
-            takes_more = has[0] < worker.stream.hello.max_requests and not worker.takes_no_more
-            if takes_more and (chosen is None or has < least):
-                chosen, least = worker, has
-        return chosen
+        load_of, able = self.registry.table.load_of, filter(self._takes_more, workers)
+        return min(able, key=lambda each: (load_of(each.source.stream), each.last_turn), default=None)
+
+    def _takes_more(self, worker: Worker) -> bool:
+        load = self.registry.table.load_of(worker.source.stream)
+        return load < worker.stream.hello.max_requests and not worker.takes_no_more
 
     def _decoders(self, worker: Worker) -> list[Worker]:
         """Return the decode workers here that go on with what a prefill worker begins, busy or not."""
