@@ -32,6 +32,7 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
+_MOST_TICKETS = 1024
 
 
 class HandoffPoint(NamedTuple):
@@ -86,6 +87,8 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
+        self._tickets: dict[int, bytes] = {}
+        """Of the requests that came last to be handed off, the oldest first."""
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
@@ -138,12 +141,16 @@ class WorkerSession(ReconnectingSession):
                 self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
             case "generate":
                 # The processor sends a request again where it cannot know whether it arrived.
-                if frame.generate.request_key not in self.requests:
+                if frame.generate.request_key not in self.requests and not self._has_handed_off(frame.generate):
                     self._take_request(frame.generate, now)
             case "abort":
                 self._on_request(frame.abort)
             case "void_ticket":
                 self.on_void_ticket(frame.void_ticket.ticket)
+
+    def _has_handed_off(self, generate: Generate) -> bool:
+        """Tell whether a request came before, with the same ticket: a prefill worker may be done with it by now."""
+        return bool(generate.handoff_ticket) and self._tickets.get(generate.request_key) == generate.handoff_ticket
 
     def _take_request(self, generate: Generate, now: float) -> None:
         try:
@@ -152,6 +159,10 @@ class WorkerSession(ReconnectingSession):
             self._greet_again(now + self._interval)  # the next hello does not name it, so the processor sends it again
             raise
         self.add_request(generate)
+        if generate.handoff_ticket:
+            self._tickets[generate.request_key] = generate.handoff_ticket
+            if len(self._tickets) > _MOST_TICKETS:
+                del self._tickets[next(iter(self._tickets))]
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.resume_from > self._retention.next_sequence:

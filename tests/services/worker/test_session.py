@@ -1,8 +1,10 @@
 """WorkerSession: which items go out, in which order, with how much credit, and which go out again."""
 
+from typing import Any
+
 import pytest
 
-from tests.services.builders import BATCH, EPOCH
+from tests.services.builders import BATCH, EPOCH, generate_of
 from tests.services.worker.peer import Peer, opened
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame
@@ -258,3 +260,14 @@ def test_room_is_told_only_when_there_is_some() -> None:
     peer.hear(ack=Ack(through_sequence=1))
     peer.hear(ack=Ack(through_sequence=1))
     assert told == [1]
+
+
+def test_request_that_was_handed_off_already_is_not_begun_again() -> None:
+    """The processor sends it again where it cannot know whether it arrived; with a new ticket it is another try."""
+    peer = opened()
+    taken: list[Any] = []
+    peer.on_request = taken.append
+    for ticket in (b"first", b"first", b"second"):
+        peer.hear(generate=generate_of(1, handoff_ticket=ticket))
+        peer.session.requests.discard(1)  # as when it has gone to its decode worker
+    assert [request.handoff_ticket for request in taken] == [b"first", b"second"]
