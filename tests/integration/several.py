@@ -1,7 +1,8 @@
 """Two processors and more of a test's own: workers and clients have a list of them, or find them over NATS."""
 
 import json
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 from tests.integration.deployment import COMMAND, Deployment, Overrides
 from tests.integration.programs import Program
@@ -23,24 +24,37 @@ SHORT: Overrides = {
 class Several:
     """The processors of a deployment: each at addresses of its own, or all at one NATS server where they are found."""
 
-    def __init__(self, deployment: Deployment, count: int = 2, server: NatsServer | None = None) -> None:
-        """Take how many there are, and the server; they are started one by one."""
+    def __init__(
+        self,
+        deployment: Deployment,
+        count: int = 2,
+        server: NatsServer | None = None,
+        addresses: Sequence[Sequence[str]] = (),
+        **own: Any,  # noqa: ANN401 - settings
+    ) -> None:
+        """Take how many there are, and the server; they are started one by one.
+
+        `addresses` has each one's addresses for workers and for clients, in the place of sockets in the deployment's
+        folder, and `own` what the processors alone are started with.
+        """
         self._deployment = deployment
-        self._places = [Path(f"{deployment.folder}/{place}") for place in range(count)]
+        folder = deployment.folder
+        self._places = addresses or [[f"ipc://{folder}/{place}{kind}" for kind in "wc"] for place in range(count)]
         self._is_found = server is not None
+        self._own = own
         if server is not None:
             workers, clients = server.address("workers.*"), server.address("clients.*")
         else:
-            workers, clients = (",".join(f"ipc://{place}{kind}" for place in self._places) for kind in "wc")
+            workers, clients = (",".join(each) for each in zip(*self._places, strict=True))
         self._all = {"bus__workers_address": workers, "bus__clients_address": clients}
         self.processors: dict[int, Program] = {}
 
     def start(self, place: int, *, is_awaited: bool = True) -> Program:
         """Start a processor at its place."""
-        at = self._places[place]
-        own = {"bus__workers_address": f"ipc://{at}w", "bus__clients_address": f"ipc://{at}c"}
+        workers, clients = self._places[place]
+        at = self._all if self._is_found else {"bus__workers_address": workers, "bus__clients_address": clients}
         program = self._deployment.start_processor(
-            is_awaited=is_awaited, processor__id=f"processor-{place}", **(self._all if self._is_found else own), **SHORT
+            is_awaited=is_awaited, processor__id=f"processor-{place}", **at, **SHORT, **self._own
         )
         self.processors[place] = program
         return program
@@ -50,10 +64,17 @@ class Several:
         for place in range(len(self._places)):
             self.start(place)
 
-    def worker(self, name: str, *arguments: str, place: int | None = None, model: str = "") -> Program:
+    def worker(
+        self,
+        name: str,
+        *arguments: str,
+        place: int | None = None,
+        model: str = "",
+        **more: Any,  # noqa: ANN401 - settings
+    ) -> Program:
         """Start a worker that knows all of them, or the one at a place."""
-        own = self._all if place is None else {"bus__workers_address": f"ipc://{self._places[place]}w"}
-        return self._deployment.start_worker(name, *arguments, **own, **SHORT, worker__model=model)
+        own = self._all if place is None else {"bus__workers_address": self._places[place][0]}
+        return self._deployment.start_worker(name, *arguments, **own, **SHORT, worker__model=model, **more)
 
     def gateway(self) -> str:
         """Start a gateway that knows all of them, and return where it serves."""
