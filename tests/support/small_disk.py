@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Self
 
 from tests.support.waiting import MOST
 
@@ -35,7 +34,7 @@ class SmallDisk:
         self.before: list[str] = []
         """What runs a command where the file system is."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "SmallDisk":
         """Mount it, for as long as a process of its own holds the namespace."""
         command = ["unshare", "-rm", "sh", "-c", _HELD.format(size=self._size, folder=self._folder)]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -221,11 +221,22 @@ class ClientPeer(Peer):
     def read_out(self) -> None:
         """Wait until the processor has read all that was said: one that vanishes sooner has not attacked.
 
-        A status is answered past every window, and a client that has been ended is refused.
+        A status is answered past every window, and a client that has been ended is refused; asked while its connection
+        is being cut off, it is not heard.
         """
-        self.tell(ClientFrame(status=StatusRequest()))
-        if self.heard("status", "refusal") is None:
-            raise AssertionError("the processor does not answer")
+        for _ in range(round(MOST)):
+            self.tell(ClientFrame(status=StatusRequest()))
+            if self.heard("status", "refusal", seconds=1) is not None:
+                return
+        raise AssertionError("the processor does not answer")
+
+    def come_back(self) -> None:
+        """Say hello until it is answered, as clients do: a connection that is being cut off is not heard."""
+        for _ in range(round(MOST)):
+            self.greet()
+            if self.heard("welcome", "refusal", seconds=1) is not None:
+                return
+        raise AssertionError("the processor does not answer")
 
     def heard(self, *bodies: str, seconds: float = MOST) -> ServerFrame | None:
         """Return the next frame of some kinds, and pass over others."""

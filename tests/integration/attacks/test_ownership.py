@@ -174,7 +174,7 @@ async def test_client_that_lost_its_request_to_its_next_life_is_told(deployment:
                 taken = next_life.heard("outputs", "error", seconds=10)
                 assert taken is not None
                 assert taken.HasField("outputs"), taken
-                owner.hello()
+                owner.come_back()
                 for frame, _ in owner.frames(ServerFrame, 3):
                     if frame.error.request_key == key:
                         return frame

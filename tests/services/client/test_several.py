@@ -13,6 +13,8 @@ from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
 from tokenbus_services.client.requests import OpenRequests
 
 GRACE = 2 * TIMEOUT + 2 * INTERVAL
+SHORT_GRACE = INTERVAL + 2 * INTERVAL
+"""That of a request that no worker is known to have."""
 PATIENCE = 30.0
 UNKNOWN, LOST = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_WORKER_LOST
 FULL, NO_WORKER = ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER
@@ -275,7 +277,9 @@ def sent_anew() -> tuple[Two, Any]:
     source = two.requests.open(generate_of(5))
     assert keys(two.a, "generate") == [5]
     two.pass_time(TIMEOUT + 1, two.b)
+    error(two.b, UNKNOWN)
     assert keys(two.b, "generate") == []
+    two.pass_time(SHORT_GRACE, two.b)
     error(two.b, UNKNOWN)
     assert keys(two.b, "generate") == [5]
     return two, source
