@@ -254,7 +254,7 @@ class RequestRegistry:
         if request is None:
             if self.table.ended(request_id) is not None:
                 self._core.workers.abort(source.stream, request_id)
-            else:
+            elif len(source.owners) < self._settings.max_requests:  # a worker may invent any number
                 source.owners.setdefault(request_id, NO_OWNER)
                 self._core.workers.arrivals += 1  # its client may look for it
             return None

@@ -381,3 +381,12 @@ def test_claim_gives_a_hand_off_no_more_time() -> None:
     assert client.errors() == {}
     bench.pass_time(0.2, first, client)
     assert client.errors() == {1: HANDOFF}
+
+
+def test_requests_that_a_decode_worker_claims_are_bounded() -> None:
+    """It may say of any number that it goes on with them; no more are kept in mind than may be open."""
+    bench = Bench({"processor.max_requests": 4})
+    second = decode(bench)
+    for key in range(1, 9):
+        second.admit(key)
+    assert len(second.known.source.owners) == 4
