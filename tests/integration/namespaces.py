@@ -1,28 +1,19 @@
 """Two network namespaces with a cable between them, where the kernel permits such to its users."""
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from typing import Self
 
+from tests.support.permitted import why_not_permitted
 from tests.support.waiting import MOST
 
 _FIRST, _SECOND = "10.203.0.1", "10.203.0.2"
-_REFUSALS = ("not permitted", "denied", "not supported", "No space left", "Unknown device type")
 
 
-def why_not_permitted() -> str:
+def why_no_cable() -> str:
     """Say why no cable between two namespaces can be made here; empty where it can. Any other failure is raised."""
-    missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
     probe = ["unshare", "-rn", "ip", "link", "add", "name", "probe0", "type", "veth", "peer", "name", "probe1"]
-    tried = subprocess.run(probe, check=False, capture_output=True, text=True, timeout=MOST)
-    if tried.returncode == 0:
-        return ""
-    if any(refusal in tried.stderr for refusal in _REFUSALS):
-        return tried.stderr.strip()
-    raise RuntimeError(tried.stderr)
+    return why_not_permitted(probe, ("unshare", "nsenter", "ip"), "Unknown device type")
 
 
 class TwoHosts:

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import TCP, working
-from tests.integration.namespaces import TwoHosts, why_not_permitted
+from tests.integration.namespaces import TwoHosts, why_no_cable
 from tests.integration.proxy import Proxy
 from tests.support.nats import NatsServer
 from tests.support.waiting import until
@@ -122,7 +122,7 @@ async def test_cable_between_two_hosts_is_pulled(
 
     Where the kernel permits no namespaces, the proxy's tests above are all the proof there is; the report says so.
     """
-    reason = why_not_permitted()
+    reason = why_no_cable()
     record_property("form", reason or "namespaces")
     if reason:
         pytest.skip(f"no namespaces here: {reason}")

@@ -1,27 +1,17 @@
 """A small file system of a test's own, in a namespace, where the kernel permits such to its users."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
-from tests.support.waiting import MOST
+from tests.support.permitted import why_not_permitted
 
-_REFUSALS = ("not permitted", "denied", "not supported", "No space left", "Invalid argument")
 _HELD = "mount -t tmpfs -o size={size} tmpfs '{folder}' && echo held && exec cat"
 
 
-def why_not_permitted(folder: Path) -> str:
+def why_no_small_disk(folder: Path) -> str:
     """Say why no file system can be mounted here; empty where it can. Any other failure is raised."""
-    missing = [tool for tool in ("unshare", "nsenter", "mount") if shutil.which(tool) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
     probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    tried = subprocess.run(probe, check=False, capture_output=True, text=True, timeout=MOST)
-    if tried.returncode == 0:
-        return ""
-    if any(refusal in tried.stderr for refusal in _REFUSALS):
-        return tried.stderr.strip()
-    raise RuntimeError(tried.stderr)
+    return why_not_permitted(probe, ("unshare", "nsenter", "mount"), "Invalid argument")
 
 
 class SmallDisk:

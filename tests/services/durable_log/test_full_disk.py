@@ -17,7 +17,7 @@ from tests.services.durable_log.using import read
 from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
-from tests.support.small_disk import why_not_permitted
+from tests.support.small_disk import why_no_small_disk
 from tests.support.waiting import MOST, until
 from tokenbus_services.durable_log.stream import LogStream
 
@@ -96,7 +96,7 @@ async def test_full_disks_of_a_durable_log_lose_nothing(tmp_path: Path) -> None:
 
     A NATS server that found no room takes nothing until it starts again, so its supervisor has to notice that.
     """
-    if reason := why_not_permitted(tmp_path):
+    if reason := why_no_small_disk(tmp_path):
         pytest.skip(reason)
     with cluster(tmp_path, limit=", max_file_store: 1GB", disk_bytes=8_000_000) as nodes:
         chosen = settings(
