@@ -163,7 +163,7 @@ def _answers(*children: Child) -> list[Any]:
 def _end_with_the_parent(connection: Connection) -> None:
     """End this process, whatever it waits for, when the connection's other end is closed."""
     closing = select.poll()
-    closing.register(connection, 0)  # for no event but the connection's end, which is always told
+    closing.register(connection, 0)  # for no event but the connection's end, which is always reported
     closing.poll()
     os._exit(1)
 

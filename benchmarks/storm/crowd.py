@@ -1,7 +1,7 @@
 """A crowd of peers in one process, each the real thing: `python -m benchmarks.storm.crowd CLIENTS WORKERS`.
 
-It prints `ready`, connects all of its peers when it is told `go`, and prints how long it took from each command until
-all were connected. Told `again`, it waits until all have met another life of the processor.
+It prints `ready`, connects all of its peers when it reads `go`, and prints how long it took from each command until
+all were connected. When it reads `again`, it waits until all have met another life of the processor.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ _ABOUT = """\
 Written by `python -m benchmarks.storm --write-docs`. A processor with keys over tcp, a worker and a client with eight
 requests, 40 steps/s; then {clients} clients and {workers} workers connect at once, and once more after the processor
 was killed and started again. All of the crowd are real clients and workers in one process. "All are back" counts from
-the moment in which the crowd is told to connect, or the new processor listens. "Share" is what the first client's
+the moment in which the crowd begins to connect, or the new processor listens. "Share" is what the first client's
 tokens/s were until then, of those before; what waited while there was no processor comes after it, so it may be above
 1. "Growth" is of the processor's resident memory, at its peak, above what it was before the crowd came.
 """

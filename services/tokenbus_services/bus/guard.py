@@ -134,7 +134,7 @@ class Guard:
         """Evict connections that have not introduced themselves, as far as there are too many in all.
 
         Those that leave go first, then those that have sent nothing, then the others; of both the oldest. A peer of
-        ours speaks at once, so it keeps its place during a flood of silent connections, and where all speak, nobody is
+        ours speaks at once, so it keeps its place during a flood of silent connections, and where all speak, none is
         cut off before all places are taken. If the newest were refused, a peer of ours would have to wait for one of
         their places.
         """

@@ -89,7 +89,7 @@ DURABLE_LOG: tuple[Family[ProcessorView], ...] = (
     ),
     gauge(
         "tokenbus_log_missing_replicas",
-        "Replicas of the log that are away, as far as a server has told; nothing is written without most of them.",
+        "Replicas of the log that are away, as far as a server says; nothing is written without most of them.",
         _one(lambda log: log.writer.missing_replicas),
     ),
     gauge(
