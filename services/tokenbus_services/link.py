@@ -83,6 +83,8 @@ class ReconnectingSession(ABC):
         self.loss = ""
         """Why the processor was lost, until that is logged."""
         self.handshakes = 0
+        self.welcomed_at = 0.0
+        """When the processor last welcomed it, in seconds."""
 
     @property
     @abstractmethod
@@ -126,6 +128,7 @@ class ReconnectingSession(ABC):
             return
         if body == "welcome":
             self._welcome(frame.welcome)
+            self.welcomed_at = now
         elif body == "refusal":
             self._refused(frame.refusal, now)
         elif self.state is SessionState.OPEN:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_ENDED_IDS = 1024
 _OVERDUE = 2
-"""After how many times the grace of a worker that may come a search ends, whatever processors do meanwhile."""
+"""After how many times the grace of a worker that may come a search ends, if one processor stayed for that grace."""
 
 
 class StepRows(NamedTuple):
@@ -83,7 +83,7 @@ class Search:
     """For how long there was a processor that could have had it."""
     is_overdue: bool = False
     """Whether no worker came with it for twice that time, though a processor lost its worker, or none was known to have
-    it: processors that come and go meanwhile, and never answer, delay the end no longer.
+    it: other processors that come and go meanwhile, and never answer, delay the end no longer.
     """
 
 
@@ -654,8 +654,10 @@ class OpenRequests:
         if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
             search.searched += now - search.looked_at
         search.looked_at = now
-        is_lost = search.error is not None or request.generate is not None
-        search.is_overdue = is_lost and search.searched >= _OVERDUE * self._grace(request)
+        is_lost, grace = search.error is not None or request.generate is not None, self._grace(request)
+        # Where none stayed, a worker that lives may have found none.
+        has_stayed = any(each.state is SessionState.OPEN and now - each.welcomed_at >= grace for each in self.sessions)
+        search.is_overdue = is_lost and has_stayed and search.searched >= _OVERDUE * grace
 
     def _grace(self, request: OpenRequest) -> float:
         """How long a request's worker may take to come to another processor, in seconds.

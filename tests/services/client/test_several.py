@@ -270,6 +270,23 @@ def test_loss_of_a_worker_is_not_put_off_by_processors_that_come_and_go() -> Non
     assert 2 * GRACE <= looks <= 2 * GRACE + 2
 
 
+def test_worker_counts_as_lost_only_once_a_processor_has_stayed() -> None:
+    """While each of them goes before a worker can have come to it, the request waits; so it does not for long after."""
+    two, source = begun()
+    error(two.a, LOST)
+    for life in range(2 * round(GRACE)):
+        for peer, other in ((two.a, two.b), (two.b, two.a)):
+            peer.session.disconnected(peer.now)
+            two.pass_time(1, other)
+            error(other, UNKNOWN)
+            peer.welcome(processor_id=f"{life}")
+    assert not source.has_ended
+    two.pass_time(GRACE, two.b)
+    error(two.b, UNKNOWN)
+    assert source.error is not None
+    assert source.error.code == LOST
+
+
 def sent_anew() -> tuple[Two, Any]:
     """Return a client whose request `a` took with it, and which `b` was sent."""
     two = Two()
