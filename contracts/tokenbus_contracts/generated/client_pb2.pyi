@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientFrame(_message.Message):
-    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye", "status")
+    __slots__ = ("hello", "generate", "abort", "resume", "confirm", "watch", "heartbeat", "goodbye", "status", "ended")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class ClientFrame(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     hello: ClientHello
     generate: _request_pb2.Generate
     abort: _request_pb2.Abort
@@ -30,7 +31,8 @@ class ClientFrame(_message.Message):
     heartbeat: _stream_pb2.Heartbeat
     goodbye: _stream_pb2.Goodbye
     status: StatusRequest
-    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ...) -> None: ...
+    ended: Ended
+    def __init__(self, hello: _Optional[_Union[ClientHello, _Mapping]] = ..., generate: _Optional[_Union[_request_pb2.Generate, _Mapping]] = ..., abort: _Optional[_Union[_request_pb2.Abort, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., watch: _Optional[_Union[Watch, _Mapping]] = ..., heartbeat: _Optional[_Union[_stream_pb2.Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[_stream_pb2.Goodbye, _Mapping]] = ..., status: _Optional[_Union[StatusRequest, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
     __slots__ = ("number", "welcome", "refusal", "admitted", "outputs", "error", "watched_stream", "watched_item", "heartbeat", "goodbye", "status", "room")
@@ -107,6 +109,12 @@ class Resume(_message.Message):
     deadline_unix_ms: int
     only_if_here: bool
     def __init__(self, request_key: _Optional[int] = ..., next_position: _Optional[int] = ..., include_draft_logprobs: bool = ..., deadline_unix_ms: _Optional[int] = ..., only_if_here: bool = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("request_keys",)
+    REQUEST_KEYS_FIELD_NUMBER: _ClassVar[int]
+    request_keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Confirm(_message.Message):
     __slots__ = ("through_number",)

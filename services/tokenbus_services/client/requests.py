@@ -1,6 +1,6 @@
 """OpenRequests: a client's open requests, which processor has each, and where those are looked for that lost theirs."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, count, repeat
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.frames import write_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
 from tokenbus_services.client.fence import Fence
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
 
 _MOST_ENDED_IDS = 1024
+_MOST_OVER = 1024
+"""As many as the schema lets one frame name."""
 _OVERDUE = 2
 """After how many times the grace of a worker that may come a search ends, if one processor stayed for that grace."""
 
@@ -146,6 +148,9 @@ class OpenRequests:
         """Ends that go into the output stream once the rows before them are there."""
         self._ended_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
+        self._over: OrderedDict[int, int] = OrderedDict()
+        """The requests that ended last, each with its number, of which workers may still bring rows to a processor."""
+        self._over_numbers = count(1)
         self._discarded: dict[int, OpenRequest] = {}
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
         self._homeless: dict[int, OpenRequest] = {}
@@ -233,6 +238,7 @@ class OpenRequests:
 
     def _add(self, request: OpenRequest, position: int) -> None:
         self.requests[request.tokens.request_id] = request
+        self._over.pop(request.tokens.request_id, None)
         self._progress.open(request.tokens.request_id, position, request.tokens.waiting)
         request.closed_at = None
 
@@ -420,6 +426,7 @@ class OpenRequests:
             self._end_slow(request)
         elif status in FINISHED:
             self._remove(request)
+            self._is_over(request.tokens.request_id)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
@@ -499,6 +506,8 @@ class OpenRequests:
         homeless = list(self._homeless.values())
         if not resumed:
             self.lost(session)
+            session.said_over = 0
+        self._say_over(session)
         for request in chain(self.requests.values(), self._discarded.values()):
             if request.home is not session:
                 continue
@@ -518,6 +527,22 @@ class OpenRequests:
                 request.search.since = request.search.quiet_since = None
                 request.search.is_final = False
             self._ask(session, request)
+
+    def _is_over(self, request_id: int) -> None:
+        """Remember that nothing more of a request is wanted, whatever its worker still has of it."""
+        self._over[request_id] = next(self._over_numbers)
+        if len(self._over) > _MOST_OVER:
+            self._over.popitem(last=False)
+
+    def _say_over(self, session: "ClientSession") -> None:
+        """Tell a processor which requests have ended since it was told so."""
+        found: list[int] = []
+        for request_id, number in reversed(self._over.items()):
+            if number <= session.said_over:
+                break
+            found.append(request_id)
+        if found and session.say(ClientFrame(ended=Ended(request_keys=found))):
+            session.said_over = self._over[found[0]]
 
     def _send(self, request: OpenRequest, session: "ClientSession") -> None:
         """Send a new request to a processor, perhaps again."""
@@ -545,6 +570,7 @@ class OpenRequests:
             self._lose_home(request, None)
         for request_id in [key for key, request in self._discarded.items() if request.home is session]:
             del self._discarded[request_id]
+            self._is_over(request_id)
 
     def forget(self, session: "ClientSession") -> None:
         """Ask a processor nothing more: it has gone for good."""
@@ -571,7 +597,8 @@ class OpenRequests:
             self._send(request, session)  # it keeps in mind which processors have refused it
 
     def arrived(self, session: "ClientSession") -> None:
-        """Learn that a worker came to a processor: it may have brought a request that is looked for."""
+        """Learn that a worker came to a processor: it may have brought a request that is looked for, or has ended."""
+        self._say_over(session)
         self._forget_refusals(session)
         for request in list(self._homeless.values()):
             self._ask(session, request)

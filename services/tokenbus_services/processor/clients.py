@@ -13,6 +13,7 @@ from tokenbus_contracts.generated.client_pb2 import (
     ClientFrame,
     ClientHello,
     ClientWelcome,
+    Ended,
     Resume,
     Room,
     ServerFrame,
@@ -113,10 +114,11 @@ class ClientConnections(Connections[Session]):
             case "generate":
                 self._generate(session, frame.generate)
             case "abort":
-                if frame.abort.request_key in session.requests:
-                    self._registry.abort(frame.abort.request_key)
+                self._abort(session, frame.abort.request_key)
             case "resume":
                 self._resume(session, frame.resume)
+            case "ended":
+                self._ended(session, frame.ended)
             case "confirm":
                 self._ack(session, frame.confirm.through_number)
             case "watch":
@@ -129,6 +131,15 @@ class ClientConnections(Connections[Session]):
                 self._send_status(session, session.last_heard)
             case "goodbye":
                 self._end(session, "it said goodbye")
+
+    def _abort(self, session: Session, request_id: int) -> None:
+        if request_id in session.requests:
+            self._registry.abort(request_id)
+
+    def _ended(self, session: Session, ended: Ended) -> None:
+        _check_role(session.may_ask, Role.CLIENT)
+        for request_id in ended.request_keys:
+            self._registry.let_go(request_id, session.owner)
 
     def _ack(self, session: Session, number: int) -> None:
         if not session.send_queue.ack(number):

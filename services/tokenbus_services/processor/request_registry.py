@@ -123,7 +123,7 @@ class RequestRegistry:
         unknown = np.flatnonzero(self.table.slots_of(batch.request_keys) < 0)
         ids, positions = batch.request_keys[unknown], batch.positions[unknown]
         found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
-        return {request_id for request_id, may_open in found if may_open and self.table.ended(request_id) is None}
+        return {request_id for request_id, may_open in found if may_open and not self.table.is_over(request_id)}
 
     def turn_away(self, ids: list[int], source: Source) -> None:
         """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""
@@ -148,7 +148,7 @@ class RequestRegistry:
         """Learn from a handshake that a stream has a request, before any row of it came."""
         request = self.table.get(request_id)
         if request is None:
-            if self.table.ended(request_id) is not None:  # as when its worker had been given up
+            if self.table.is_over(request_id):  # as when its worker had been given up
                 self._core.workers.abort(source.stream, request_id)
             return
         if self.is_unvouched(request):
@@ -252,7 +252,7 @@ class RequestRegistry:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
         request = self.table.get(request_id)
         if request is None:
-            if self.table.ended(request_id) is not None:
+            if self.table.is_over(request_id):
                 self._core.workers.abort(source.stream, request_id)
             elif len(source.owners) < self._settings.max_requests:  # a worker may invent any number
                 source.owners.setdefault(request_id, NO_OWNER)
@@ -493,13 +493,33 @@ class RequestRegistry:
         if request.has_moved:
             self.table.forget_end(request.id)
 
-    def _drop_unclaimed(self, request: Request) -> None:
-        self.counts.unclaimed += 1
+    def let_go(self, request_id: int, owner: int) -> None:
+        """Learn that a request has ended at its client: what workers bring of it, and no client asks for, is not kept.
+
+        They still have what was not acknowledged when a processor was lost. Kept, it would hold up what comes after it.
+        """
+        request = self.table.get(request_id)
+        if request is None:
+            source = self.source_of(request_id)
+            if source is None:
+                self.table.let_go(request_id, owner)
+            elif source.owners[request_id] in (NO_OWNER, owner):
+                self.table.let_go(request_id, owner)
+                self._core.workers.abort(source.stream, request_id)
+        elif not request.is_claimed and request.owner in (NO_OWNER, owner):
+            self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        """Forget what came of a request that no client has claimed, and end it at its workers."""
         tokens = self.buffers.tokens_of(request)
         self._abort_at_workers(request)
         self._drop_early(request)
         self.buffers.forget(tokens)
         self.table.close(request, tokens.error)
+
+    def _drop_unclaimed(self, request: Request) -> None:
+        self.counts.unclaimed += 1
+        self._drop(request)
         self._repeated_log.begin("unclaimed", _log.warning, "request dropped: no client claimed it", request=request.id)
 
     def _abort_at_workers(self, request: Request, *, tell_its_own: bool = True) -> None:

@@ -253,6 +253,8 @@ class RequestTable:
         self._slots = SlotMap()
         self._requests: list[Request | None] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
+        self._let_go: OrderedDict[int, int] = OrderedDict()
+        """The owners of requests that had ended at their clients before any worker brought them here."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
         self.peak = 0
@@ -328,9 +330,24 @@ class RequestTable:
         """Return how a request ended, if that is still known."""
         return self._ended.get(request_id)
 
+    def is_over(self, request_id: int) -> bool:
+        """Tell whether a request ended here, or had ended at its client before."""
+        return request_id in self._ended or request_id in self._let_go
+
     def knows(self, request_id: int) -> bool:
-        """Tell whether a request is open, or its end is remembered."""
-        return request_id in self._slots or request_id in self._ended
+        """Tell whether a request is open, or its end is known."""
+        return request_id in self._slots or self.is_over(request_id)
+
+    def let_go(self, request_id: int, owner: int) -> None:
+        """Remember that a request that is not known here has ended at the client that says that it owns it."""
+        self._let_go[request_id] = owner
+        if len(self._let_go) > self._ended_requests:
+            self._let_go.popitem(last=False)
+
+    def belongs_to(self, request_id: int, owner: int) -> None:
+        """Learn from a worker who owns a request: what another client said of it does not count."""
+        if owner != NO_OWNER and self._let_go.get(request_id, owner) != owner:
+            del self._let_go[request_id]
 
     def forget_end(self, request_id: int) -> None:
         """Forget how a request ended: a worker may come with it."""
@@ -376,6 +393,7 @@ class RequestTable:
             self._add_slot()
         request = self._requests[slot] = Request(request_id, slot, position, deadline)
         self._ended.pop(request_id, None)
+        self._let_go.pop(request_id, None)
         self.next_position[slot] = position
         self.stream[slot] = stream
         self.state[slot] = state

@@ -247,6 +247,8 @@ class WorkerConnections(Connections[Worker]):
         worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
         # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
         # are answered when a client resumes them: a hello may make up as many as it likes.
+        for request_id, owner in worker.source.owners.items():
+            registry.table.belongs_to(request_id, owner)
         for request_id in filter(registry.table.knows, hello.request_keys):
             registry.answer(request_id, worker.source)
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
@@ -389,10 +391,13 @@ class WorkerConnections(Connections[Worker]):
             worker.assembler.renew(now)
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Do not count some seconds in which this processor stood still as the workers' silence, nor their steps'."""
+        """Do not count some seconds in which this processor stood still as the peers' silence, nor their steps'."""
         super().extend_deadlines(seconds, now)
         for worker in self.by_id.values():
             worker.assembler.renew(now)
+            if worker.held_back is not None:  # clients that it was to hear of may come now
+                oldest, since = worker.held_back
+                worker.held_back = oldest, min(now, since + seconds)
 
     def _flush(self, known: Worker) -> None:
         self.acknowledge(known, at_once=True)

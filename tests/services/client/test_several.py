@@ -414,6 +414,33 @@ def test_next_life_of_a_processor_is_asked_like_the_others() -> None:
         assert (frame.next_position, frame.only_if_here) == (2, True)
 
 
+def test_processors_hear_which_requests_have_ended() -> None:
+    """A new life hears of those that ended last, as workers may still have their rows; another one of news alone."""
+    two, _ = begun()
+    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_STOP))
+    two.room(two.b, arrivals=2)
+    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
+    two.room(two.b, arrivals=3)
+    assert "ended" not in two.b.bodies()
+    for key in (6, 7):
+        two.requests.open(generate_of(key))
+        two.a.rows(Wanted(key, 0, 1, RowStatus.FINISHED_STOP))
+    two.requests.open(generate_of(6))
+    two.room(two.b, arrivals=4)
+    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[7]]
+    two.b.welcome(processor_id="b-2")
+    assert [sorted(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5, 7]]
+
+
+def test_request_that_was_closed_at_a_lost_processor_has_ended() -> None:
+    """Its worker, which has not heard so, may be at another one by now."""
+    two, _ = begun()
+    two.requests.discard(5)
+    two.requests.lost(two.a.session)
+    two.room(two.b, arrivals=2)
+    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
+
+
 def test_one_processor_alone_is_waited_for() -> None:
     """With a single address there is no search: the request stays, and goes on in the way that it always did."""
     peer = Peer(requests=OpenRequests(100, PATIENCE))

@@ -7,7 +7,7 @@ from tests.services.builders import Wanted, client_hello, generate_of, rows
 from tests.services.processor.serving import places, resume, serving
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason
 from tokenbus_services.bus import Outcome
@@ -84,6 +84,25 @@ def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
     (heard,) = client.heard()
     error = heard.frame.error
     assert (error.code, error.emitted_tokens) == (ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, 3)
+
+
+@pytest.mark.parametrize("is_said_first", [False, True])
+def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -> None:
+    """A new processor keeps no rows of a request that its client had to the end, and the worker need not either."""
+    bench = Bench()
+    worker, client = bench.worker(), bench.client()
+    if is_said_first:
+        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker.publish([Wanted(1, 0, 3)])
+    worker.publish([Wanted(1, 3, 1, FINISHED)])
+    if not is_said_first:
+        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    bench.advance(0.1)
+    assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 2
+    assert bench.core.registry.counts.unclaimed == 0
+    client.ask(generate_of(1))  # the key is free again
+    worker.publish([Wanted(1, 0, 1)])
+    assert places(client) == [(1, 0, 1)]
 
 
 @pytest.mark.parametrize(("position", "expected"), [(1, [(1, 1, 1), (1, 2, 1)]), (2, [(1, 2, 1)])])

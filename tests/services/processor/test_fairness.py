@@ -365,6 +365,21 @@ def test_rows_that_wait_for_vanished_clients_make_no_other_wait() -> None:
     assert {request.id for request in bench.core.registry.table.open_requests()} == {2}
 
 
+def test_own_standstill_gives_up_nothing_that_waits_for_clients() -> None:
+    """When the processor itself stood still, the clients of what waits have that time to come as well."""
+    bench = Bench({"processor.pending_items": 64, "processor.credit_items": 64})
+    worker = bench.worker(request_keys=[1], next_sequence=1)
+    bench.pass_time(2.0, worker)
+    for position in range(40):
+        worker.publish(rows([1], position=position))
+    bench.clock.advance(60.0)
+    bench.core.extend_deadlines(60.0, bench.clock.now())
+    bench.core.workers.tick(bench.clock.now())
+    client = bench.client()
+    resume(client, 1, 0)
+    assert len(places(client)) == 40
+
+
 def test_late_resume_is_told_that_its_client_was_away() -> None:
     """A killed client's request ends before `clients.detached_timeout_ms` where its tokens fill the stream's bound.
 

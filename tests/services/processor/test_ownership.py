@@ -6,7 +6,7 @@ from tests.services.bench import Bench, BenchClient
 from tests.services.builders import Wanted, client_hello, generate_of, rows
 from tests.services.processor.serving import places, resume, serving
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Watch
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Watch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
@@ -143,6 +143,36 @@ def test_restarted_processor_knows_owners_from_workers(*, thief_first: bool) -> 
     worker.publish(rows([1]))
     assert thief.errors() == {1: UNKNOWN}
     assert places(owner) == [(1, 0, 1)]
+
+
+@pytest.mark.parametrize("thief_first", [False, True])
+def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_first: bool) -> None:
+    """After a restart a worker says whose its requests are: what is said of those of others does not count."""
+    bench = Bench()
+    owner, thief = bench.client(5, name="owner"), bench.client(6, name="thief")
+    if thief_first:
+        thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
+    if not thief_first:
+        thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker.publish(rows([1]))
+    thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+    assert "abort" not in worker.heard_bodies()
+    resume(owner, 1, 0)
+    assert places(owner) == [(1, 0, 1)]
+
+
+@pytest.mark.parametrize("is_said_first", [False, True])
+def test_worker_ends_a_request_that_has_ended_at_its_client(*, is_said_first: bool) -> None:
+    """After a restart it may still generate for it, as where the client closed it while no processor was there."""
+    bench = Bench()
+    client = bench.client(5, name="owner")
+    if is_said_first:
+        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
+    if not is_said_first:
+        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1]
 
 
 def test_owner_may_come_after_a_thief_was_refused() -> None:
