@@ -103,7 +103,8 @@ class Connections:
                     link.stop(max(0.0, self._closes_at - self._clock.now()))
             now, known = self._clock.now(), set(self._processors.workers)
             for address, (session, _) in tuple(self._links.items()):
-                if address in known or session.state is SessionState.OPEN:  # one that is heard has not gone
+                session.has_gone = address not in known and session.state is not SessionState.OPEN
+                if not session.has_gone:
                     self._gone_since.pop(address, None)
                 elif now - self._gone_since.setdefault(address, now) >= patience:
                     self._remove(address)

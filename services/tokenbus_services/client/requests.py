@@ -525,7 +525,7 @@ class OpenRequests:
         for request in homeless:
             if request.search is not None:  # its worker may be on its way to this processor
                 request.search.since = request.search.quiet_since = None
-                request.search.is_final = False
+                request.search.is_final = request.search.is_overdue
             self._ask(session, request)
 
     def _is_over(self, request_id: int) -> None:
@@ -681,10 +681,13 @@ class OpenRequests:
         if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
             search.searched += now - search.looked_at
         search.looked_at = now
-        is_lost, grace = search.error is not None or request.generate is not None, self._grace(request)
-        # Where none stayed, a worker that lives may have found none.
-        has_stayed = any(each.state is SessionState.OPEN and now - each.welcomed_at >= grace for each in self.sessions)
-        search.is_overdue = is_lost and has_stayed and search.searched >= _OVERDUE * grace
+        grace = self._grace(request)
+        if request.generate is None:  # where none stayed, a worker that lives may have found none
+            open_ones = (each for each in self.sessions if each.state is SessionState.OPEN)
+            may_end = search.error is not None and any(now - each.welcomed_at >= grace for each in open_ones)
+        else:
+            may_end = True
+        search.is_overdue = may_end and search.searched >= _OVERDUE * grace
 
     def _grace(self, request: OpenRequest) -> float:
         """How long a request's worker may take to come to another processor, in seconds.
@@ -693,14 +696,9 @@ class OpenRequests:
         then again for longer. A request that no worker is known to have does not wait for so late a worker: sent anew,
         it has the rows of one of the two alone.
         """
-        is_with_worker = request.generate is None
-        return max(
-            (
-                (2 * each.timeout if is_with_worker else each.interval) + each.interval * len(self.sessions)
-                for each in self.sessions
-            ),
-            default=0,
-        )
+        silence = (2 * each.timeout if request.generate is None else each.interval for each in self.sessions)
+        asking = sum(each.interval for each in self.sessions if not each.has_gone)
+        return max(silence, default=0) + asking
 
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:

@@ -309,6 +309,41 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
+def test_request_that_no_processor_answered_is_sent_anew_while_processors_come_and_go() -> None:
+    """None need stay for that: what a worker may have of it is fenced off."""
+    two = Two()
+    two.room(two.b, any=1)
+    two.requests.open(generate_of(5))
+    assert keys(two.b, "generate") == [5]
+    looks, sent = 0, False
+    while not sent and looks < PATIENCE:
+        two.b.session.disconnected(two.b.now)
+        two.pass_time(1, two.a)
+        two.b.welcome(processor_id=f"b-{looks}")
+        error(two.a, UNKNOWN)
+        error(two.b, UNKNOWN)
+        sent = bool(keys(two.a, "generate") + keys(two.b, "generate"))
+        looks += 1
+    assert 2 * SHORT_GRACE <= looks <= 2 * SHORT_GRACE + 3
+
+
+def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
+    """A request waits for its worker to ask each processor that there is, and not those that were there before."""
+    two, source = begun()
+    gone = [Peer(requests=two.requests) for _ in range(20)]
+    for peer in gone:
+        peer.session.has_gone = True
+    error(two.a, LOST)
+    two.pass_time(GRACE + 1, two.a, two.b)
+    for peer in (two.a, two.b):
+        error(peer, UNKNOWN)
+    for peer in gone:
+        two.requests.forget(peer.session)
+    two.pass_time(1, two.a, two.b)
+    assert source.error is not None
+    assert source.error.code == LOST
+
+
 def test_first_try_of_a_request_that_was_sent_anew_is_fenced_off() -> None:
     """Two workers may have it: rows of the one that did not give the first never reach it, and it is asked to end."""
     two, source = sent_anew()
