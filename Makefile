@@ -4,6 +4,7 @@ PYTHON ?= python3
 MESSAGES ?= 2000000
 EXAMPLES ?= 2000
 KILLS ?= 200
+FAULTS ?= 190
 MINUTES ?= 10
 STEPS ?= 100000
 # What the long form of the tests draws its examples from: another seed each time, printed, and given to repeat it.
@@ -163,7 +164,7 @@ sabotage: setup ## Break each line behind a claim of docs/security.md: its test 
 	@echo "==> sabotage"
 	@$(BIN)/python -m tests.sabotage $(LINES)
 
-soak: fuzz sabotage ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100000 MINUTES=10)
+soak: fuzz sabotage ## Run the long campaigns (KILLS=200 FAULTS=190 EXAMPLES=2000 STEPS=100000 MINUTES=10)
 	@echo "==> soak: FastDeploy's ops beside its own queue, $(STEPS) steps"
 	@$(BIN)/python -m tests.engines.fastdeploy.campaign --steps $(STEPS)
 	@echo "==> soak: the bus under random faults, SEED=$(SEED)"
@@ -173,6 +174,9 @@ soak: fuzz sabotage ## Run the long campaigns (KILLS=200 EXAMPLES=2000 STEPS=100
 	@SOAK=1 $(BIN)/python -m pytest -n 2 $(NEW_EXAMPLES) -m "long or fuzz or hypothesis"
 	@echo "==> soak: the processor killed $(KILLS) times, over each bus"
 	@for bus in ipc nats found; do $(BIN)/python -m tests.integration.campaign --kills $(KILLS) --bus $$bus || exit 1; done
+	@echo "==> soak: faults of two processors that overlap, $(FAULTS) of each, over each bus, SEED=$(SEED)"
+	@for bus in keys found; do \
+		$(BIN)/python -m tests.integration.overlapping --faults $(FAULTS) --bus $$bus --seed $(SEED) || exit 1; done
 	@echo "==> soak: every variant of the attacks"
 	@SOAK=1 $(BIN)/python -m pytest -n 2 tests/integration/attacks
 	@echo "==> soak: clients that vanish, for $(MINUTES) minutes"

@@ -37,6 +37,7 @@ _CLIENTS, _EACH = 4, 6
 _MOST_SECONDS = 90.0
 _BETWEEN, _AWAY, _STILL = (0.5, 3.5), (0.0, 1.0), (0.2, 5.0)
 """How long one processor runs between two faults, is away after a kill, and stands still, in seconds."""
+_LOOK_SECONDS = 0.05
 _KILLS = 0.7
 """So many of the faults are kills."""
 
@@ -55,6 +56,8 @@ class Found:
     unfinished: int = 0
     longest_standstill_ms: int = 0
     """Of one request between two of its rows, however many processors were there."""
+    went_on_ms: int = 0
+    """How long after the last fault the last of the open requests went on."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -81,7 +84,7 @@ class _Watched(Asked):
             if seen != self.audit.position:
                 seen, since = self.audit.position, time.monotonic()
             self.standstill = max(self.standstill, time.monotonic() - since)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 class Overlapping:
@@ -93,6 +96,8 @@ class Overlapping:
         self._workers = workers
         self._client = client
         self._random = random.Random(seed)  # noqa: S311 - a campaign can be run again
+        self._faults = [random.Random(f"{seed} {place}") for place in (0, 1)]  # noqa: S311
+        """What decides each processor's faults, whatever comes between them."""
         self._over = asyncio.Event()
         self._asked: list[_Watched] = []
         self.found = Found(seed)
@@ -108,6 +113,7 @@ class Overlapping:
             asking = [asyncio.create_task(self._ask_on(client)) for client in clients for _ in range(_EACH)]
             await asyncio.gather(*(self._trouble(place, faults) for place in (0, 1)))
             self._over.set()
+            self.found.went_on_ms = await self._until_all_go_on()
             _, pending = await asyncio.wait(asking, timeout=_MOST_SECONDS)
             for task in pending:
                 task.cancel()
@@ -116,20 +122,30 @@ class Overlapping:
         self._sum_up()
         return self.found
 
+    async def _until_all_go_on(self) -> int:
+        """Wait until each open request has had its next row or its end, and return how long that took, in ms."""
+        began = time.monotonic()
+        waiting = [(each, each.audit.position) for each in self._asked if not each.task.done()]
+        while waiting and time.monotonic() - began < _MOST_SECONDS:
+            await asyncio.sleep(_LOOK_SECONDS)
+            waiting = [(each, had) for each, had in waiting if each.audit.position == had and not each.task.done()]
+        return round((time.monotonic() - began) * 1000)
+
     async def _trouble(self, place: int, faults: int) -> None:
         """Kill a processor, or let it stand still, again and again; at the end it is there."""
+        chance = self._faults[place]
         for _ in range(faults):
-            await asyncio.sleep(self._random.uniform(*_BETWEEN))
+            await asyncio.sleep(chance.uniform(*_BETWEEN))
             program = self._several.processors[place]
-            if self._random.random() < _KILLS:
+            if chance.random() < _KILLS:
                 self.found.kills += 1
                 await asyncio.to_thread(program.kill)
-                await asyncio.sleep(self._random.uniform(*_AWAY))
+                await asyncio.sleep(chance.uniform(*_AWAY))
                 await asyncio.to_thread(self._several.start, place, is_awaited=False)
             else:
                 self.found.stops += 1
                 await asyncio.to_thread(program.stop)
-                await asyncio.sleep(self._random.uniform(*_STILL))
+                await asyncio.sleep(chance.uniform(*_STILL))
                 program.go_on()
 
     async def _ask_on(self, client: Client) -> None:
