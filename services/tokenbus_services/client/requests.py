@@ -148,6 +148,8 @@ class OpenRequests:
         """Ends that go into the output stream once the rows before them are there."""
         self._ended_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
+        self._most_workers = 0
+        """How many workers the processors had together when they had the most."""
         self._over: OrderedDict[int, int] = OrderedDict()
         """The requests that ended last, each with its number, of which workers may still bring rows to a processor."""
         self._over_numbers = count(1)
@@ -534,6 +536,10 @@ class OpenRequests:
         if len(self._over) > _MOST_OVER:
             self._over.popitem(last=False)
 
+    @property
+    def _workers(self) -> int:
+        return sum(session.workers for session in self.sessions if session.state is SessionState.OPEN)
+
     def _say_over(self, session: "ClientSession") -> None:
         """Tell a processor which requests have ended since it was told so."""
         found: list[int] = []
@@ -630,8 +636,13 @@ class OpenRequests:
             self._broken(request, search.error)
 
     def _conclude(self, request: OpenRequest, search: Search) -> None:
-        """End the search for a request when all have said that they do not have it."""
-        if not search.is_final:
+        """End the search for a request when all have said that they do not have it.
+
+        One that no worker is known to have need not wait for workers on their way where all that there were are back:
+        only its processor is gone, and none of them was lost with it.
+        """
+        is_with_none = request.generate is not None and search.error is None
+        if not (search.is_final or (is_with_none and self._workers >= self._most_workers > 0)):
             return
         left = [each for each in self.sessions if each not in search.without]
         is_open = [each for each in self.sessions if each.state is SessionState.OPEN]
@@ -652,6 +663,7 @@ class OpenRequests:
 
     def look(self, now: float) -> None:
         """End the searches whose time is over; to be called once a heartbeat's interval."""
+        self._most_workers = max(self._most_workers, self._workers)
         for request in list(self._homeless.values()):
             search = request.search
             if search is None:
@@ -672,6 +684,7 @@ class OpenRequests:
                 self._conclude(request, search)
             elif self.sessions and (search.is_overdue or now - search.quiet_since >= self._grace(request)):
                 search.is_final = True
+                self._most_workers = self._workers  # the others had the time to come, and did not
                 search.without.clear()
                 for session in self.sessions:
                     self._ask(session, request)

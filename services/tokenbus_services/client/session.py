@@ -94,6 +94,11 @@ class ClientSession(ReconnectingSession):
         used = sum(self._used[room.model] for room in rooms) + (0 if "" in self._room else self._used[""])
         return (sum(room.free_requests for room in rooms) - used) / workers if workers else -inf
 
+    @property
+    def workers(self) -> int:
+        """How many workers it has that take requests, as far as is known."""
+        return sum(room.workers for room in self._room.values())
+
     def used(self, model: str) -> None:
         """Count a request that was sent to it."""
         self._used[model] += 1
@@ -193,6 +198,7 @@ class ClientSession(ReconnectingSession):
         self._number = self._acked = 0
         if not resumed:
             self._outgoing.clear()
+            self._room.clear()
             self.is_closing = False  # what closed was the life before, if the connection came back before it was missed
         self._requests.welcomed(self, resumed=resumed)
         if self._watched is not None:

@@ -309,6 +309,23 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
+def test_request_is_sent_anew_at_once_where_all_workers_are_back_and_none_has_it() -> None:
+    """What is waited for is a worker that may be on its way; with as many there as before, there is none."""
+    two = Two()
+    two.room(two.a, one=9)
+    two.room(two.b, other=1)
+    two.pass_time(1, two.a, two.b)
+    two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.pass_time(TIMEOUT + 1, two.b)
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == []
+    two.room(two.b, arrivals=2, one=9, other=1)
+    assert keys(two.b, "resume") == [5]
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == [5]
+
+
 def test_request_that_no_processor_answered_is_sent_anew_while_processors_come_and_go() -> None:
     """None need stay for that: what a worker may have of it is fenced off."""
     two = Two()
