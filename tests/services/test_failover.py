@@ -406,6 +406,18 @@ HANDOFF_RUNS: dict[str, tuple[dict[str, int], list[tuple[str, dict[str, object]]
             ("pass_time", {"seconds": 6.0}),
         ],
     ),
+    "a processor that stood still has it queued, and gets the decode worker that goes on with it": (
+        {"sites": 3, "workers": 0, "pairs": 1},
+        [
+            ("work", {"turns": 4}),
+            ("kill", {"place": 2}),
+            ("stop", {"place": 6}),
+            ("pass_time", {"seconds": 6.0}),
+            ("kill", {"place": 4}),
+            ("ask", {"client": 4, "tokens": [20, 44, 60]}),
+            ("move", {"worker": 1}),
+        ],
+    ),
 }
 """What happened in runs that lost or stranded a request once, with prefill and decode workers."""
 

@@ -87,6 +87,10 @@ class Dispatch:
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
+            if self.registry.is_continued(request):  # sent anew, it is given to no other worker
+                self.registry.go_on_elsewhere(request)
+                self._waiting.append(request)
+                continue
             kind = _kind(request.generate)
             worker = None if kind in full else self._choice(request.generate)
             if worker is None:

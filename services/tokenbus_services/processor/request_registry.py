@@ -197,9 +197,9 @@ class RequestRegistry:
 
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
-        return self.table.state_of(request) is State.RESUMED and not self._is_continued(request)
+        return self.table.state_of(request) is State.RESUMED and not self.is_continued(request)
 
-    def _is_continued(self, request: Request) -> bool:
+    def is_continued(self, request: Request) -> bool:
         """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
         streams = {early.source.stream for early in request.early}
         if request.is_taken_over:
@@ -335,7 +335,7 @@ class RequestRegistry:
         error = request_error(request.id, code, message, emitted_tokens=emitted, retry_after_ms=retry_after_ms)
         name = code_name(code)
         may_go_on = code in NOT_HERE and self.may_be_elsewhere(request)
-        if may_go_on and self._is_continued(request):
+        if may_go_on and self.is_continued(request):
             self._wait_for_missing(request, error)
             return
         # A worker may send any number for a code: a count for each would let it fill the memory.
@@ -361,6 +361,11 @@ class RequestRegistry:
             self.table.end(request)
         if may_go_on:
             self.table.forget_end(request.id)
+
+    def go_on_elsewhere(self, request: Request) -> None:
+        """Let a request that waits for a worker go on with the one that has it already, as far as its client allows."""
+        if self.may_be_elsewhere(request):
+            self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "another processor gave it to a worker")
 
     def _wait_for_missing(self, request: Request, error: RequestError) -> None:
         """Let a request go on with the worker that has it once its client has what comes before, here or elsewhere.

@@ -71,7 +71,7 @@ class Event(StrEnum):
     DISOWN = auto()
     """A worker says that it belongs to another client than the one that resumed it."""
     LOSE = auto()
-    """Its stream is lost here, and another one goes on with it: what lies between may come to another processor."""
+    """No stream here has it now, and another one goes on with it: what lies between may come to another processor."""
     HAND_OFF = auto()
     """The stream's last row says that another stream goes on."""
     CONTINUE = auto()
@@ -99,6 +99,7 @@ TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
     },
     Event.DISOWN: {State.RESUMED: State.ORPHANED},
     Event.LOSE: {
+        State.QUEUED: State.RESUMED,
         State.RUNNING: State.RESUMED,
         State.HANDED_OFF: State.RESUMED,
         State.RESUMED: State.RESUMED,
@@ -475,6 +476,7 @@ class RequestTable:
     def lose(self, request: Request, now: float) -> None:
         """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
         self._move(request, Event.LOSE)
+        request.generate = None
         self.stream[request.slot] = NO_STREAM
         request.released_at = now
         request.has_moved = True
