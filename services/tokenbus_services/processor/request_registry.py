@@ -123,7 +123,7 @@ class RequestRegistry:
         unknown = np.flatnonzero(self.table.slots_of(batch.request_keys) < 0)
         ids, positions = batch.request_keys[unknown], batch.positions[unknown]
         found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
-        return {request_id for request_id, may_open in found if may_open and not self.table.is_over(request_id)}
+        return {request_id for request_id, may_open in found if may_open and not self.table.is_over(request_id, source)}
 
     def turn_away(self, ids: list[int], source: Source) -> None:
         """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""
@@ -148,7 +148,7 @@ class RequestRegistry:
         """Learn from a handshake that a stream has a request, before any row of it came."""
         request = self.table.get(request_id)
         if request is None:
-            if self.table.is_over(request_id):  # as when its worker had been given up
+            if self.table.is_over(request_id, source):  # as when its worker had been given up
                 self._core.workers.abort(source.stream, request_id)
             return
         if self.is_unvouched(request):
@@ -245,14 +245,22 @@ class RequestRegistry:
         if is_orphaned:
             table.resume(request, position, now)
         elif request.has_moved and position > table.next_position[request.slot]:
+            self._end_copy(request, now)
             table.skip_to(request, position)
         return request
+
+    def _end_copy(self, request: Request, now: float) -> None:
+        """End what this processor began of a request that has had more tokens elsewhere: it was sent anew, and runs."""
+        if request.is_asked_here and self.table.state_of(request) in (State.QUEUED, State.RUNNING):
+            self._core.workers.abort(self.table.stream_of(request), request.id)
+            self.table.lose(request, now)
+            self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
 
     def take_over(self, request_id: int, source: Source) -> Request | None:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
         request = self.table.get(request_id)
         if request is None:
-            if self.table.is_over(request_id):
+            if self.table.is_over(request_id, source):
                 self._core.workers.abort(source.stream, request_id)
             elif len(source.owners) < self._settings.max_requests:  # a worker may invent any number
                 source.owners.setdefault(request_id, NO_OWNER)
@@ -314,9 +322,11 @@ class RequestRegistry:
 
     # How they end.
 
-    def finish(self, request: Request, status: RowStatus) -> None:
+    def finish(self, request: Request, status: RowStatus, source: Source) -> None:
         """End a request that has had its last row."""
         self.counts.finished += 1
+        if not request.is_claimed or self.may_be_elsewhere(request):
+            self.table.finished(request, source.name)
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request, status)
         self._drop_early(request)
@@ -513,6 +523,7 @@ class RequestRegistry:
                 self._core.workers.abort(source.stream, request_id)
         elif not request.is_claimed and request.owner in (NO_OWNER, owner):
             self._drop(request)
+            self.table.let_go(request_id, owner)
 
     def _drop(self, request: Request) -> None:
         """Forget what came of a request that no client has claimed, and end it at its workers."""

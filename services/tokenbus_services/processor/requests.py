@@ -208,6 +208,8 @@ class Request:
     """Rows that came out of order."""
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
+    is_asked_here: bool = False
+    """Whether a client asked for it here, and the worker that was given it, if any, had it from nowhere else."""
     has_moved: bool = False
     """Whether its client looked for it at several processors, and found it here."""
     payer: Payer | None = None
@@ -217,6 +219,8 @@ class Request:
     """The stream that brought it unasked."""
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
+    finished_by: str = ""
+    """The stream that brought its last row, where another processor's worker may have a copy of it; empty: none may."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -227,6 +231,7 @@ class Ended:
     tokens: int
     owner: int
     last_frame: tuple[int, int] | None
+    finished_by: str = ""
 
 
 _EMPTY: Mapping[str, float] = {
@@ -331,13 +336,14 @@ class RequestTable:
         """Return how a request ended, if that is still known."""
         return self._ended.get(request_id)
 
-    def is_over(self, request_id: int) -> bool:
-        """Tell whether a request ended here, or had ended at its client before."""
-        return request_id in self._ended or request_id in self._let_go
+    def is_over(self, request_id: int, source: Source) -> bool:
+        """Tell whether a request that a stream has, or brings, ended here, or had ended at its client before."""
+        ended = self._ended.get(request_id)
+        return (ended is not None and ended.finished_by in ("", source.name)) or request_id in self._let_go
 
     def knows(self, request_id: int) -> bool:
         """Tell whether a request is open, or its end is known."""
-        return request_id in self._slots or self.is_over(request_id)
+        return request_id in self._slots or request_id in self._ended or request_id in self._let_go
 
     def let_go(self, request_id: int, owner: int) -> None:
         """Remember that a request that is not known here has ended at the client that says that it owns it."""
@@ -410,6 +416,7 @@ class RequestTable:
         request.generate.CopyFrom(generate)
         request.generate.owner = owner
         request.generate.deadline_unix_ms = deadline.unix_ms
+        request.is_asked_here = True
         self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
         return request
 
@@ -476,7 +483,7 @@ class RequestTable:
     def lose(self, request: Request, now: float) -> None:
         """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
         self._move(request, Event.LOSE)
-        request.generate = None
+        request.generate, request.is_asked_here = None, False
         self.stream[request.slot] = NO_STREAM
         request.released_at = now
         request.has_moved = True
@@ -508,7 +515,8 @@ class RequestTable:
         self._slots.remove(request.id)
         self._charge(request, None)
         self._requests[slot] = None
-        self._ended[request.id] = Ended(error, int(self.next_position[slot]), request.owner, request.last_frame)
+        tokens = int(self.next_position[slot])
+        self._ended[request.id] = Ended(error, tokens, request.owner, request.last_frame, request.finished_by)
         for name, value in _EMPTY.items():
             getattr(self, name)[slot] = value
         self.contexts[slot] = None
@@ -524,6 +532,7 @@ class RequestTable:
         self._move(request, event)
         self.stream[request.slot] = stream
         request.released_at = None
+        request.is_asked_here &= event in (Event.DISPATCH, Event.GIVE_BACK)
 
     # Changes within a state.
 
@@ -600,6 +609,10 @@ class RequestTable:
         """Note when a request's end was asked for, and when to look whether it has come."""
         request.aborted_at = now
         self.look_again(request, due)
+
+    def finished(self, request: Request, stream: str) -> None:
+        """Note that a stream brought a request's last row, and that another one may have a copy of the request."""
+        request.finished_by = stream
 
     def sent_last_row(self, request: Request, session: int, frame: int) -> None:
         """Note which frame of which session has a request's last row."""

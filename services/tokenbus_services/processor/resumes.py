@@ -180,7 +180,6 @@ class Resumes:
         if full := self._registry.table.limit_for(client_payer(session.owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full)
         self._claim(session, resume)
-        self._unvouched[request_id] = not resume.only_if_here
         if source is not None:
             self._registry.answer(request_id, source)
         return None
@@ -234,6 +233,8 @@ class Resumes:
             has_moved=resume.only_if_here,
         )
         session.requests.add(request_id)
+        if registry.is_unvouched(request):
+            self._unvouched[request_id] = not resume.only_if_here
         if resume.only_if_here:
             registry.say_found(request)
         error = None

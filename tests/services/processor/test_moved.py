@@ -3,7 +3,7 @@
 import pytest
 
 from tests.services.bench import Bench
-from tests.services.builders import generate_of, rows, settings
+from tests.services.builders import Wanted, generate_of, rows, settings
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -94,6 +94,56 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
     client.say(resume(2, 4))
     other.publish(rows([2], position=4, tokens=1))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
+
+
+def test_request_that_waits_here_and_runs_elsewhere_is_given_to_no_worker() -> None:
+    """Its client, which sent it to another processor as well, says how far it has come there."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client(wants_room=True)
+    client.ask(generate_of(1))
+    client.say(resume(1, 40))
+    bench.advance(0.1)
+    assert client.errors() == {1: UNKNOWN}
+    worker = bench.worker(max_requests=9)
+    bench.advance(0.1)
+    assert "generate" not in worker.heard_bodies()
+
+
+def test_copy_of_a_request_that_is_further_elsewhere_is_ended() -> None:
+    """What goes on is the copy whose tokens its client has, and its worker may be on its way to this processor."""
+    bench = Bench()
+    copies, client = bench.worker("copies", max_requests=9), bench.client(wants_room=True)
+    client.ask(generate_of(1))
+    copies.admit(1)
+    copies.publish(rows([1], tokens=3))
+    copies.heard()
+    client.heard()
+    client.say(resume(1, 40))
+    assert [frame.abort.request_key for frame in copies.heard() if frame.HasField("abort")] == [1]
+    worker = bench.worker(processors=2, first_sequence=9, next_sequence=9, request_keys=[1])
+    client.say(resume(1, 40))
+    worker.sequence = 8
+    worker.publish(rows([1], position=40, tokens=2))
+    copies.publish([Wanted(1, 3, 0, RowStatus.ABORTED)])
+    worker.publish(rows([1], position=42, tokens=2))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[40], [42]]
+
+
+def test_end_of_a_copy_is_no_end_for_the_worker_that_goes_on() -> None:
+    """A client of several processors may drop what one worker sent, and have the rest from another one."""
+    bench = Bench()
+    copies, client = bench.worker("copies", max_requests=9), bench.client(wants_room=True)
+    client.ask(generate_of(1))
+    copies.publish(rows([1], tokens=3, status=RowStatus.FINISHED_LENGTH))
+    client.heard()
+    client.ack()
+    worker = bench.worker(processors=2, first_sequence=9, next_sequence=9, request_keys=[1])
+    assert "abort" not in worker.heard_bodies()
+    worker.sequence = 8
+    worker.publish(rows([1], position=40, tokens=2))
+    client.say(resume(1, 40))
+    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[40]]
 
 
 def test_clients_hear_of_many_workers_at_once() -> None:
