@@ -84,7 +84,7 @@ class ReconnectingSession(ABC):
         """Why the processor was lost, until that is logged."""
         self.handshakes = 0
         self.welcomed_at = 0.0
-        """When the processor last welcomed it, in seconds."""
+        """When this life of the processor first welcomed it, in seconds."""
 
     @property
     @abstractmethod
@@ -127,8 +127,10 @@ class ReconnectingSession(ABC):
         if body is None or self.state is SessionState.LEFT:
             return
         if body == "welcome":
+            before = self.processor_id
             self._welcome(frame.welcome)
-            self.welcomed_at = now
+            if self.processor_id != before:
+                self.welcomed_at = now
         elif body == "refusal":
             self._refused(frame.refusal, now)
         elif self.state is SessionState.OPEN:

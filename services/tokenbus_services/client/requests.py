@@ -4,6 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, count, repeat
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ _MOST_ENDED_IDS = 1024
 _MOST_OVER = 1024
 """As many as the schema lets one frame name."""
 _OVERDUE = 2
-"""After how many times the grace of a worker that may come a search ends, if one processor stayed for that grace."""
+"""A search ends after so many graces; where a worker was lost, only if one processor was there for a whole one."""
 
 
 class StepRows(NamedTuple):
@@ -84,9 +85,7 @@ class Search:
     searched: float = 0.0
     """For how long there was a processor that could have had it."""
     is_overdue: bool = False
-    """Whether no worker came with it for twice that time, though a processor lost its worker, or none was known to have
-    it: other processors that come and go meanwhile, and never answer, delay the end no longer.
-    """
+    """Whether the search has lasted so long that processors which come and go delay its end no longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -149,9 +148,12 @@ class OpenRequests:
         self._ended_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
         self._most_workers = 0
-        """How many workers the processors had together when they had the most."""
-        self._over: OrderedDict[int, int] = OrderedDict()
-        """The requests that ended last, each with its number, of which workers may still bring rows to a processor."""
+        """The most workers seen at once since a search last stopped waiting for missing ones."""
+        self._over: OrderedDict[int, float] = OrderedDict()
+        """The requests that ended last, of which workers may still bring rows to a processor, each with its number.
+
+        It is infinite where a worker may still have the request: that is said each time that a worker comes.
+        """
         self._over_numbers = count(1)
         self._discarded: dict[int, OpenRequest] = {}
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
@@ -267,6 +269,8 @@ class OpenRequests:
             if not request.is_aborted:
                 request.is_aborted = True
                 self._say_abort(request)
+        elif not request.is_unsent:
+            self._remember_over(request_id, may_go_on=True)
         self._ended(request, RowStatus.ABORTED)
         self._flush_ends()
 
@@ -321,6 +325,8 @@ class OpenRequests:
         """End a request with an error of this side, and at its worker."""
         if not request.is_aborted and not request.is_unsent:
             self._say_abort(request)
+        if request.home is None and not request.is_unsent:
+            self._remember_over(request.tokens.request_id, may_go_on=True)
         self._broken(request, request_error(request.tokens.request_id, code, message))
 
     def _never_began(self, request: OpenRequest) -> None:
@@ -428,7 +434,7 @@ class OpenRequests:
             self._end_slow(request)
         elif status in FINISHED:
             self._remove(request)
-            self._is_over(request.tokens.request_id)
+            self._remember_over(request.tokens.request_id)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
@@ -508,7 +514,7 @@ class OpenRequests:
         homeless = list(self._homeless.values())
         if not resumed:
             self.lost(session)
-            session.said_over = 0
+        session.said_over = 0
         self._say_over(session)
         for request in chain(self.requests.values(), self._discarded.values()):
             if request.home is not session:
@@ -530,9 +536,9 @@ class OpenRequests:
                 request.search.is_final = request.search.is_overdue
             self._ask(session, request)
 
-    def _is_over(self, request_id: int) -> None:
-        """Remember that nothing more of a request is wanted, whatever its worker still has of it."""
-        self._over[request_id] = next(self._over_numbers)
+    def _remember_over(self, request_id: int, *, may_go_on: bool = False) -> None:
+        """Remember that nothing more of a request is wanted; `may_go_on`: its worker has not said that it ended it."""
+        self._over[request_id] = inf if may_go_on else next(self._over_numbers)
         if len(self._over) > _MOST_OVER:
             self._over.popitem(last=False)
 
@@ -541,14 +547,10 @@ class OpenRequests:
         return sum(session.workers for session in self.sessions if session.state is SessionState.OPEN)
 
     def _say_over(self, session: "ClientSession") -> None:
-        """Tell a processor which requests have ended since it was told so."""
-        found: list[int] = []
-        for request_id, number in reversed(self._over.items()):
-            if number <= session.said_over:
-                break
-            found.append(request_id)
-        if found and session.say(ClientFrame(ended=Ended(request_keys=found))):
-            session.said_over = self._over[found[0]]
+        """Tell a processor which requests have ended since it was told so, unless their rows are not acked yet."""
+        found = [request_id for request_id, number in self._over.items() if number > session.said_over]
+        if found and not self.is_paused and session.say(ClientFrame(ended=Ended(request_keys=found))):
+            session.said_over = max((n for n in self._over.values() if n < inf), default=0)
 
     def _send(self, request: OpenRequest, session: "ClientSession") -> None:
         """Send a new request to a processor, perhaps again."""
@@ -576,7 +578,7 @@ class OpenRequests:
             self._lose_home(request, None)
         for request_id in [key for key, request in self._discarded.items() if request.home is session]:
             del self._discarded[request_id]
-            self._is_over(request_id)
+            self._remember_over(request_id, may_go_on=True)
 
     def forget(self, session: "ClientSession") -> None:
         """Ask a processor nothing more: it has gone for good."""
@@ -638,8 +640,8 @@ class OpenRequests:
     def _conclude(self, request: OpenRequest, search: Search) -> None:
         """End the search for a request when all have said that they do not have it.
 
-        One that no worker is known to have need not wait for workers on their way where all that there were are back:
-        only its processor is gone, and none of them was lost with it.
+        The search for one that no processor answered ends once as many workers are there as there were at most: none is
+        on its way then.
         """
         is_with_none = request.generate is not None and search.error is None
         if not (search.is_final or (is_with_none and self._workers >= self._most_workers > 0)):

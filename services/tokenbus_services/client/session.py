@@ -50,7 +50,7 @@ class ClientSession(ReconnectingSession):
         self._arrivals = 0
         self._used: Counter[str] = Counter()
         """How many requests were sent for each model since the processor said how much room it has."""
-        self.said_over = 0
+        self.said_over: float = 0
         """The number of the last request of which the processor was told that it has ended."""
         self.has_gone = False
         """Whether the processor neither announces itself any more, where processors do, nor is heard."""

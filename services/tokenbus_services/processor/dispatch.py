@@ -87,9 +87,10 @@ class Dispatch:
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
-            if self.registry.is_continued(request):  # sent anew, it is given to no other worker
+            if self.registry.is_continued(request):  # a second worker would run it twice
                 self.registry.go_on_elsewhere(request)
-                self._waiting.append(request)
+                if self._is_waiting(request):
+                    self._waiting.append(request)
                 continue
             kind = _kind(request.generate)
             worker = None if kind in full else self._choice(request.generate)

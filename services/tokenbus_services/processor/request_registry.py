@@ -123,7 +123,7 @@ class RequestRegistry:
         unknown = np.flatnonzero(self.table.slots_of(batch.request_keys) < 0)
         ids, positions = batch.request_keys[unknown], batch.positions[unknown]
         found = zip(ids.tolist(), self._may_open(ids, positions, source), strict=True)
-        return {request_id for request_id, may_open in found if may_open and not self.table.is_over(request_id, source)}
+        return {request_id for request_id, may_open in found if may_open and not self.is_over(request_id, source)}
 
     def turn_away(self, ids: list[int], source: Source) -> None:
         """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""
@@ -148,7 +148,8 @@ class RequestRegistry:
         """Learn from a handshake that a stream has a request, before any row of it came."""
         request = self.table.get(request_id)
         if request is None:
-            if self.table.is_over(request_id, source):  # as when its worker had been given up
+            if self.is_over(request_id, source):  # as when its worker had been given up
+                source.owners.pop(request_id, None)
                 self._core.workers.abort(source.stream, request_id)
             return
         if self.is_unvouched(request):
@@ -260,7 +261,8 @@ class RequestRegistry:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
         request = self.table.get(request_id)
         if request is None:
-            if self.table.is_over(request_id, source):
+            self.table.goes_on(request_id)
+            if self.is_over(request_id, source):
                 self._core.workers.abort(source.stream, request_id)
             elif len(source.owners) < self._settings.max_requests:  # a worker may invent any number
                 source.owners.setdefault(request_id, NO_OWNER)
@@ -373,7 +375,10 @@ class RequestRegistry:
             self.table.forget_end(request.id)
 
     def go_on_elsewhere(self, request: Request) -> None:
-        """Let a request that waits for a worker go on with the one that has it already, as far as its client allows."""
+        """Tell the client of a queued request that a worker of another processor has it and is here now.
+
+        A client of one processor is told nothing.
+        """
         if self.may_be_elsewhere(request):
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "another processor gave it to a worker")
 
@@ -508,22 +513,38 @@ class RequestRegistry:
         if request.has_moved:
             self.table.forget_end(request.id)
 
-    def let_go(self, request_id: int, owner: int) -> None:
-        """Learn that a request has ended at its client: what workers bring of it, and no client asks for, is not kept.
+    def is_over(self, request_id: int, source: Source) -> bool:
+        """Tell whether a request that a stream has, or brings, has ended: here, or at its client.
 
-        They still have what was not acknowledged when a processor was lost. Kept, it would hold up what comes after it.
+        What the client said is of a request that began before: it holds until the worker has sent again what it
+        retained. A key may be used again.
+        """
+        worker = self._core.workers.by_stream.get(source.stream)
+        is_sent_again = worker is None or worker.reconcile is not None
+        ended_here = self.table.has_ended_here(request_id, source)
+        return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
+
+    def client_ended(self, request_id: int, owner: int) -> None:
+        """Drop what workers bring of a request that has ended at its client, unless it is another client's.
+
+        After a processor is lost, workers send again what it had not acknowledged; kept, those rows would hold up the
+        acks behind them.
         """
         request = self.table.get(request_id)
-        if request is None:
-            source = self.source_of(request_id)
-            if source is None:
-                self.table.let_go(request_id, owner)
-            elif source.owners[request_id] in (NO_OWNER, owner):
-                self.table.let_go(request_id, owner)
-                self._core.workers.abort(source.stream, request_id)
-        elif not request.is_claimed and request.owner in (NO_OWNER, owner):
-            self._drop(request)
-            self.table.let_go(request_id, owner)
+        source = None if request is not None else self.source_of(request_id)
+        if request is not None:
+            if not request.is_claimed and request.owner in (NO_OWNER, owner):
+                is_whole = self.table.state_of(request) is State.ENDED
+                self._drop(request)
+                self.table.ended_at_client(request_id, owner)
+                if is_whole:  # else rows of it may still come
+                    self.table.forget_end(request_id)
+        elif source is None:
+            self.table.ended_at_client(request_id, owner)
+        elif source.owners[request_id] == owner:
+            del source.owners[request_id]
+            self.table.ended_at_client(request_id, owner)
+            self._core.workers.abort(source.stream, request_id)
 
     def _drop(self, request: Request) -> None:
         """Forget what came of a request that no client has claimed, and end it at its workers."""

@@ -259,7 +259,7 @@ class RequestTable:
         self._slots = SlotMap()
         self._requests: list[Request | None] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
-        self._let_go: OrderedDict[int, int] = OrderedDict()
+        self._ended_at_clients: OrderedDict[int, int] = OrderedDict()
         """The owners of requests that had ended at their clients before any worker brought them here."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
@@ -336,25 +336,33 @@ class RequestTable:
         """Return how a request ended, if that is still known."""
         return self._ended.get(request_id)
 
-    def is_over(self, request_id: int, source: Source) -> bool:
-        """Tell whether a request that a stream has, or brings, ended here, or had ended at its client before."""
+    def has_ended_here(self, request_id: int, source: Source) -> bool:
+        """Tell whether a request that a stream has, or brings, ended here, and not only a copy of it."""
         ended = self._ended.get(request_id)
-        return (ended is not None and ended.finished_by in ("", source.name)) or request_id in self._let_go
+        return ended is not None and ended.finished_by in ("", source.name)
+
+    def has_ended_at_client(self, request_id: int) -> bool:
+        """Tell whether a request had ended at its client before it came here."""
+        return request_id in self._ended_at_clients
 
     def knows(self, request_id: int) -> bool:
         """Tell whether a request is open, or its end is known."""
-        return request_id in self._slots or request_id in self._ended or request_id in self._let_go
+        return request_id in self._slots or request_id in self._ended or request_id in self._ended_at_clients
 
-    def let_go(self, request_id: int, owner: int) -> None:
-        """Remember that a request that is not known here has ended at the client that says that it owns it."""
-        self._let_go[request_id] = owner
-        if len(self._let_go) > self._ended_requests:
-            self._let_go.popitem(last=False)
+    def ended_at_client(self, request_id: int, owner: int) -> None:
+        """Remember that a request that is not known here has ended at a client, the first that says so."""
+        self._ended_at_clients.setdefault(request_id, owner)
+        if len(self._ended_at_clients) > self._ended_requests:
+            self._ended_at_clients.popitem(last=False)
 
-    def belongs_to(self, request_id: int, owner: int) -> None:
-        """Learn from a worker who owns a request: what another client said of it does not count."""
-        if owner != NO_OWNER and self._let_go.get(request_id, owner) != owner:
-            del self._let_go[request_id]
+    def goes_on(self, request_id: int) -> None:
+        """Learn that a worker has a request: what was said of one with this key was said of another, or too early."""
+        self._ended_at_clients.pop(request_id, None)
+
+    def is_wanted(self, request_id: int, owner: int) -> None:
+        """Learn that a client asks for a request that it said had ended: it has used the key again."""
+        if self._ended_at_clients.get(request_id) == owner:
+            del self._ended_at_clients[request_id]
 
     def forget_end(self, request_id: int) -> None:
         """Forget how a request ended: a worker may come with it."""
@@ -400,7 +408,7 @@ class RequestTable:
             self._add_slot()
         request = self._requests[slot] = Request(request_id, slot, position, deadline)
         self._ended.pop(request_id, None)
-        self._let_go.pop(request_id, None)
+        self._ended_at_clients.pop(request_id, None)
         self.next_position[slot] = position
         self.stream[slot] = stream
         self.state[slot] = state

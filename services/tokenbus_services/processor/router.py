@@ -134,7 +134,7 @@ class Router:
         if not places:
             return found
         ids: list[int] = step.rows.request_keys.tolist()
-        met = [row for row in places if not self._table.is_over(ids[row], source)]
+        met = [row for row in places if not self._registry.is_over(ids[row], source)]
         refused = self._registry.refused(step.rows.request_keys[met], step.rows.positions[met], source)
         unknown = list(compress(met, refused))
         self._registry.turn_away([ids[row] for row in unknown], source)
@@ -201,7 +201,7 @@ class Router:
 
     def _met(self, request_id: int, position: int, source: Source, now: float) -> Request | None:
         """Open a request that is met for the first time, unless it has ended."""
-        if self._table.is_over(request_id, source):
+        if self._registry.is_over(request_id, source):
             self.counts.late += 1
             return None
         return self._registry.meet(request_id, position, source, now)

@@ -247,8 +247,8 @@ class WorkerConnections(Connections[Worker]):
         worker.source.owners.update(zip(hello.request_keys, owners, strict=False))
         # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
         # are answered when a client resumes them: a hello may make up as many as it likes.
-        for request_id, owner in worker.source.owners.items():
-            registry.table.belongs_to(request_id, owner)
+        for request_id in hello.request_keys:
+            registry.table.goes_on(request_id)
         for request_id in filter(registry.table.knows, hello.request_keys):
             registry.answer(request_id, worker.source)
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
@@ -391,11 +391,11 @@ class WorkerConnections(Connections[Worker]):
             worker.assembler.renew(now)
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
-        """Do not count some seconds in which this processor stood still as the peers' silence, nor their steps'."""
+        """Extend by a stall of this processor what it waits for: peers, steps, and clients of what is held back."""
         super().extend_deadlines(seconds, now)
         for worker in self.by_id.values():
             worker.assembler.renew(now)
-            if worker.held_back is not None:  # clients that it was to hear of may come now
+            if worker.held_back is not None:
                 oldest, since = worker.held_back
                 worker.held_back = oldest, min(now, since + seconds)
 

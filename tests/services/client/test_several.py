@@ -493,6 +493,46 @@ def test_request_that_was_closed_at_a_lost_processor_has_ended() -> None:
     assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
 
 
+def test_request_that_was_closed_while_it_was_looked_for_has_ended_wherever_its_worker_comes() -> None:
+    """Its worker still has it, so each processor hears so each time that a worker comes."""
+    two, _ = begun()
+    two.requests.lost(two.a.session)
+    two.requests.discard(5)
+    for arrivals in (2, 3):
+        two.room(two.b, arrivals=arrivals)
+        assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
+
+
+def test_what_is_not_acked_has_not_ended() -> None:
+    """While the output stream is full, a processor may be asked for those rows again."""
+    two, _ = begun()
+    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_STOP))
+    two.requests.is_paused = True
+    two.room(two.b, arrivals=2)
+    assert "ended" not in two.b.bodies()
+    two.requests.is_paused = False
+    two.room(two.b, arrivals=3)
+    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
+
+
+def test_processor_whose_line_breaks_again_and_again_has_stayed() -> None:
+    """It is the same life, and workers can have come to it."""
+    two, source = begun()
+    error(two.a, LOST)
+    looks = 0
+    while not source.has_ended and looks < 4 * GRACE:
+        two.b.session.disconnected(two.b.now)
+        two.b.says()
+        two.b.welcome(resumed=True, processor_id="b")
+        two.a.session.disconnected(two.a.now)
+        two.pass_time(1, two.b)
+        looks += 1
+        error(two.b, UNKNOWN)
+        two.a.welcome(processor_id=f"a-{looks}")
+    assert source.error is not None
+    assert source.error.code == LOST
+
+
 def test_one_processor_alone_is_waited_for() -> None:
     """With a single address there is no search: the request stays, and goes on in the way that it always did."""
     peer = Peer(requests=OpenRequests(100, PATIENCE))

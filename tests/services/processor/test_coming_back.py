@@ -90,7 +90,8 @@ def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
 def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -> None:
     """A new processor keeps no rows of a request that its client had to the end, and the worker need not either."""
     bench = Bench()
-    worker, client = bench.worker(), bench.client()
+    worker, client = bench.worker(next_sequence=3), bench.client()
+    worker.sequence = 0  # it sends again what it retained
     if is_said_first:
         client.say(ClientFrame(ended=Ended(request_keys=[1])))
     worker.publish([Wanted(1, 0, 3)])
@@ -100,8 +101,8 @@ def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -
     bench.advance(0.1)
     assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 2
     assert bench.core.registry.counts.unclaimed == 0
-    client.ask(generate_of(1))  # the key is free again
-    worker.publish([Wanted(1, 0, 1)])
+    worker.publish([Wanted(1, 0, 1)])  # the key is free again
+    resume(client, 1, 0)
     assert places(client) == [(1, 0, 1)]
 
 

@@ -162,17 +162,41 @@ def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_firs
     assert places(owner) == [(1, 0, 1)]
 
 
-@pytest.mark.parametrize("is_said_first", [False, True])
-def test_worker_ends_a_request_that_has_ended_at_its_client(*, is_said_first: bool) -> None:
-    """After a restart it may still generate for it, as where the client closed it while no processor was there."""
+def test_worker_ends_a_request_that_has_ended_at_its_client() -> None:
+    """After a restart it may still generate for it, as where the client closed it while no processor was there.
+
+    It is told so once, and what was said before it came may be of another request with that key.
+    """
     bench = Bench()
     client = bench.client(5, name="owner")
-    if is_said_first:
-        client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    client.say(ClientFrame(ended=Ended(request_keys=[1])))
     worker = bench.worker(request_keys=[1], request_owners=[owner_of(UNPROVEN, "owner")])
-    if not is_said_first:
+    assert "abort" not in worker.heard_bodies()
+    for _ in range(2):
         client.say(ClientFrame(ended=Ended(request_keys=[1])))
     assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1]
+
+
+def test_request_whose_owner_no_worker_names_is_ended_by_no_client() -> None:
+    """A decode worker says that it goes on with a request, and not whose it is."""
+    bench = Bench()
+    thief = bench.client(6, name="thief")
+    thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker = bench.worker(role="WORKER_ROLE_DECODE", handoff_address="tcp://127.0.0.1:1")
+    worker.admit(1)
+    thief.say(ClientFrame(ended=Ended(request_keys=[1])))
+    assert "abort" not in worker.heard_bodies()
+
+
+def test_observer_says_of_no_request_that_it_has_ended() -> None:
+    """That is for clients that may ask."""
+    bench = Bench()
+    observer = client_of(bench, 5, "eye", roles=frozenset({Role.OBSERVER}))
+    worker = bench.worker(next_sequence=2)
+    worker.sequence = 0
+    observer.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker.publish(rows([1]))
+    assert len(bench.core.registry.table) == 1
 
 
 def test_owner_may_come_after_a_thief_was_refused() -> None:
