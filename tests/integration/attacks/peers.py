@@ -334,9 +334,17 @@ class WorkerPeer(Peer):
         """Say goodbye."""
         self.tell(WorkerFrame(epoch=self.epoch, goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_STOPPED)))
 
-    def publish(self, sequence: int, step: int, rows: Iterable[tuple[int, int]], tokens: int = 1) -> None:
+    def publish(
+        self,
+        sequence: int,
+        step: int,
+        rows: Iterable[tuple[int, int]],
+        tokens: int = 1,
+        *,
+        status: RowStatus = RowStatus.ACTIVE,
+    ) -> None:
         """Publish a step of forged rows, each a request's key and the place of its first token."""
-        payload = forged(self._hello.worker_id, self.epoch, sequence, step, list(rows), tokens)
+        payload = forged(self._hello.worker_id, self.epoch, sequence, step, list(rows), tokens, status)
         item = Item(
             sequence=sequence,
             payload_kind=PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH,
@@ -358,7 +366,13 @@ def request(key: int = 0, tokens: int = 300, top_logprobs: int = 0, **fields: ob
 
 
 def forged(  # noqa: PLR0913, PLR0917 - what the header says, and the rows
-    worker_id: str, epoch: int, sequence: int, step: int, rows: list[tuple[int, int]], tokens: int
+    worker_id: str,
+    epoch: int,
+    sequence: int,
+    step: int,
+    rows: list[tuple[int, int]],
+    tokens: int,
+    status: RowStatus = RowStatus.ACTIVE,
 ) -> bytes:
     """Return an encoded step, each of whose rows has some tokens that no engine computed."""
     header = BatchHeader(
@@ -371,7 +385,7 @@ def forged(  # noqa: PLR0913, PLR0917 - what the header says, and the rows
             request_keys=[key for key, _ in rows],
             batch_indices=list(range(size)),
             positions=[position for _, position in rows],
-            statuses=[RowStatus.ACTIVE] * size,
+            statuses=[status] * size,
             token_counts=[tokens] * size,
             draft_token_counts=[0] * size,
             proposal_counts=[0] * size,

@@ -20,14 +20,17 @@ from tests.integration.inprocess import processing
 from tests.integration.programs import Program
 from tests.integration.test_keys import HANDOFFS, keys_of, listening
 from tests.services.bus.keyed import Keyring
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
+from tokenbus_contracts import RowStatus
+from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame
-from tokenbus_contracts.generated.request_pb2 import Generate
+from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 from tokenbus_contracts.generated.stream_pb2 import WorkerRole
 from tokenbus_services.client import Client
 
 WORKERS = ("prefill-0", "decode-0")
 TOKENS = 60
+ENDLESS = 100_000
 USED = "its ticket was used before, or is void: its request ended or went elsewhere"
 STATES: dict[str, Callable[[int], bytes]] = {
     "one that goes on": lambda key: state_of(key, 1),
@@ -224,6 +227,53 @@ async def test_ticket_is_for_one_request_and_one_prefill_worker(deployment: Depl
                 assert await asyncio.to_thread(_reply, forger) == (mine.request_key, USED)
             await started("prefill-0")
             await all_exact(ask(client, 8, 61), 61)
+
+
+def test_ticket_of_a_request_that_has_ended_is_void(deployment: Deployment) -> None:
+    """A prefill worker hands off no request that has ended or was aborted before; others it does.
+
+    The decode worker is full by then: it would refuse a good ticket for that alone, and leave it unused.
+    """
+    deployment.overrides |= {"bus.heartbeat_timeout_ms": 60_000, "processor.abort_timeout_ms": 100}
+    deployment.start_processor()
+    deployment.start_worker("decode-0", "--steps-per-second", "1", worker__role="decode", worker__max_requests=3)
+    workers, clients = (str(deployment.overrides[f"bus.{name}_address"]) for name in ("workers", "clients"))
+    role = WorkerRole.WORKER_ROLE_PREFILL
+    with WorkerPeer(workers, "prefill-9", 7, role=role, max_requests=8) as liar, ClientPeer(clients) as client:
+        liar.hello()
+        client.hello()
+        goes_on, ended, aborted = (_assigned(client, liar) for _ in range(3))
+        with Peer(goes_on.handoff_address) as forger:
+            assert _handed_off(forger, goes_on) == ""
+            liar.publish(1, 1, [(ended.request_key, 0)], status=RowStatus.FINISHED_STOP)
+            client.tell(ClientFrame(abort=Abort(request_key=aborted.request_key)))
+            for _ in range(2):  # the decode worker has room for two more only now
+                assert _handed_off(forger, _assigned(client, liar)) == ""
+            for void in (ended, aborted):
+                wait_until(partial(_is_void, forger, void, "it has 3 requests, as many as it takes"))
+
+
+def _assigned(client: ClientPeer, liar: WorkerPeer) -> Generate:
+    """Ask for a request, and return it as the prefill worker gets it, with its ticket."""
+    client.ask(tokens=ENDLESS)
+    frame = liar.heard("generate")
+    assert frame is not None
+    return Generate.FromString(frame.generate.SerializeToString())
+
+
+def _handed_off(forger: Peer, generate: Generate) -> str:
+    """Hand a request off with its own ticket, and return why it was refused."""
+    forger.say(*forged(generate, "one that goes on", generate.handoff_ticket, "prefill-9"))
+    key, refusal = _reply(forger)
+    assert key == generate.request_key
+    return refusal
+
+
+def _is_void(forger: Peer, generate: Generate, full: str) -> bool:
+    """Hand a request off to a decode worker that is full, and tell whether its ticket is void."""
+    refusal = _handed_off(forger, generate)
+    assert refusal in {USED, full}
+    return refusal == USED
 
 
 def _changed(generate: Generate, **fields: int) -> Generate:
