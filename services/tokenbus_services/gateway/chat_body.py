@@ -1,7 +1,6 @@
 """A chat's own fields: its messages, the functions that the model may call, and what its template reads."""
 
-import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from tokenbus_services.gateway.body_fields import (
 )
 from tokenbus_services.gateway.output_form import MAX_FORM_BYTES, MAX_FORM_CHARACTERS
 from tokenbus_services.gateway.tool_calls import ANY_PARAMETERS, ForcedCall, schema_of_calls
+from tokenbus_services.gateway.vocabulary import Template
 from tokenbus_services.settings.errors import shown
 
 _MAX_MESSAGES = 1024
@@ -33,8 +33,6 @@ _RESERVED = frozenset({
     *("chat_template", "tokenize"),
 })  # fmt: skip
 """What `chat_template_kwargs` may not set: these have a field of their own, or are no variable."""
-_SPECIAL = re.compile(r".*_tokens?", re.DOTALL)
-"""Names of special tokens: a template relies on those, too, that its model does not have."""
 
 
 def messages_type() -> Any:  # noqa: ANN401 - a type
@@ -136,18 +134,15 @@ def tools_of(body: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a struct
     return tools
 
 
-def variables_of(body: Any, reserved: Container[str]) -> dict[str, Any]:  # noqa: ANN401 - a struct
-    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError.
-
-    `reserved` are names that the template has already.
-    """
+def variables_of(body: Any, template: Template | None = None) -> dict[str, Any]:  # noqa: ANN401 - a struct
+    """Return what a body sets for its chat's template, beside messages and tools; raises an ApiError."""
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid("continue_final_message", "only where add_generation_prompt is false, got both")
     variables: dict[str, Any] = {}
     if body.chat_template_kwargs is not None:
         variables = body.chat_template_kwargs
         for name in variables:
-            if name in _RESERVED or name in reserved or _SPECIAL.fullmatch(name):
+            if name in _RESERVED or (template is not None and template.reserves(name)):
                 where = f"chat_template_kwargs.{shown(name)[1:-1]}"
                 raise invalid(where, "no name of a field, a special token or a function of the template, got one")
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)

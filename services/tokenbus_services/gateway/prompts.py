@@ -61,7 +61,7 @@ class PromptEncoder:
         messages = messages_of(body)
         if self._template == "auto" and self._vocabulary.is_of_model:
             template = self._vocabulary.chat_template
-            variables, most = variables_of(body, template.reserved), self._most_bytes
+            variables, most = variables_of(body, template), self._most_bytes
             try:
                 text = template.render(
                     messages, tools, variables, continues_last=body.continue_final_message, most=most
@@ -69,7 +69,7 @@ class PromptEncoder:
             except ValueError as error:  # a ChatTemplateError
                 raise invalid("messages", f"the model's chat template refuses them: {error}") from None
             return self.prompt(text, "messages", adds_special=bool(body.add_special_tokens))
-        variables_of(body, frozenset())
+        variables_of(body)
         texts = [_text_of(message["content"]) for message in messages]
         if self._template == "roles":
             texts = [f"{_ROLES[message['role']]}: {text}" for message, text in zip(messages, texts, strict=True)]

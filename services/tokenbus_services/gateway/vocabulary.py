@@ -1,6 +1,6 @@
 """Vocabulary: the text of each token id, and the JSON that is written for it."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -35,8 +35,8 @@ class Numbers:
 class Template(Protocol):
     """Writes chats as a model knows them."""
 
-    reserved: Container[str]
-    """Names of its special tokens and functions."""
+    def reserves(self, name: str) -> bool:
+        """Tell whether its author relies on a name, as on a special token's; no variable may have that."""
 
     def render(
         self,

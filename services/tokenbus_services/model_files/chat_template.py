@@ -48,8 +48,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._special_tokens = dict(special_tokens)
-        self.reserved = frozenset({"messages", "tools", *environment.globals, *special_tokens})
-        """What the templates' authors rely on: variables may not have these names."""
+        self._names = frozenset({"messages", "tools", *environment.globals, *special_tokens})
         try:
             self._templates = {
                 name: (environment.from_string(source), MessageForm.of(source, environment.parse(source)))
@@ -59,6 +58,13 @@ class ChatTemplate:
             raise ModelFilesError(f"its chat template cannot be compiled: {_line(error)}") from None
         if _DEFAULT not in self._templates:
             raise ModelFilesError(f"its chat templates: one must be {_DEFAULT!r}, got {', '.join(templates)}")
+
+    def reserves(self, name: str) -> bool:
+        """Tell whether the templates' authors rely on a name; it is the caller's to refuse such a variable.
+
+        They rely on special tokens that the model does not have, too: as long as these are not defined.
+        """
+        return name in self._names or name.endswith(("_token", "_tokens"))
 
     def render(
         self,
@@ -74,7 +80,7 @@ class ChatTemplate:
         Args:
             messages: As OpenAI's API has them: each with `role` and `content`, a text or a list of parts.
             tools: The functions that the model may call, as OpenAI's API has them.
-            variables: What else the template may read, as `enable_thinking`; these win over its usual variables.
+            variables: What else the template may read, as `enable_thinking`; they win over what it has so named.
             continues_last: Whether the text ends within the last message, at the end of its content.
             most: The most characters of the text.
 
@@ -86,8 +92,6 @@ class ChatTemplate:
         if continues_last:
             _mark_end(fitted[-1])
         usual = {"messages": fitted, "tools": list(tools) or None, "documents": None, "add_generation_prompt": True}
-        for name in sorted(self.reserved & variables.keys()):
-            raise ChatTemplateError(f"variables: none that it relies on, got {name}")
         try:
             text = _bounded(template.generate({**self._special_tokens, **usual, **variables}), most)
         except MemoryError:

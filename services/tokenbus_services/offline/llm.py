@@ -131,7 +131,8 @@ class LLM:
             messages: A chat, or a sequence of them; each is a sequence of messages with `role` and `content`, a text.
             parameters: As in `generate`, and so are `n`, `progress`, `common`, what is returned, and what is raised.
             tools: The functions that the model may call, as OpenAI's API has them.
-            chat_template_kwargs: What else the template may read, as `enable_thinking`.
+            chat_template_kwargs: What else the template may read, as `enable_thinking`; no name that it relies on, as
+                `messages` or `eos_token`.
             n: As above.
             progress: As above.
             common: As above.
@@ -143,6 +144,8 @@ class LLM:
         tokenizer = model_tokenizer(self._tokenizer) if "/" in self._tokenizer else None
         if tokenizer is None or tokenizer.chat_template is None:
             raise ContractError("messages", "texts or token ids for generate, as there is no chat template", "chats")
+        for name in filter(tokenizer.chat_template.reserves, chat_template_kwargs or {}):
+            raise ContractError(f"chat_template_kwargs.{name}", "no name that the template relies on", "one")
         prompts = []
         for place, chat in enumerate(chats):
             try:
