@@ -22,8 +22,9 @@ class BodyRoom:
         """Take the size of the largest body, and what a client is told whose body is refused."""
         self.most = _BODIES * largest_body
         self.retry_after_ms = retry_after_ms
+        self.size = 0
+        """The bytes that are counted."""
         self._held: defaultdict[Hashable, list[HeldBody]] = defaultdict(list)
-        self._size = 0
 
     def hold(self, who: Hashable) -> "HeldBody":
         """Return a client's next body, which is held for as long as `async with` lasts."""
@@ -34,8 +35,8 @@ class BodyRoom:
         if not body.size:
             self._held[body.who].append(body)
         body.size += count
-        self._size += count
-        while self._size > self.most:
+        self.size += count
+        while self.size > self.most:
             largest = max(self._held.values(), key=lambda held: sum(each.size for each in held))
             largest[-1].refuse()
 
@@ -43,7 +44,7 @@ class BodyRoom:
         """Count a body no more."""
         if not body.size:
             return
-        self._size -= body.size
+        self.size -= body.size
         body.size = 0
         held = self._held[body.who]
         held.remove(body)

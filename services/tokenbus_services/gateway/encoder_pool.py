@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from itertools import count
 
@@ -59,9 +60,11 @@ class _EndedError(Exception):
         self.status = status
 
     @property
-    def is_by_bounds(self) -> bool:
-        """Whether the text was too much for it, as nobody else ended it."""
-        return self.status not in {None, 0, -signal.SIGKILL}
+    def why(self) -> str:
+        """What ended it: its bounds, `time` or `memory`, or else it was `killed`."""
+        if self.status in {None, 0, -signal.SIGKILL}:
+            return "killed"
+        return "time" if self.status == -signal.SIGPROF else "memory"
 
 
 class EncoderPool:
@@ -79,8 +82,9 @@ class EncoderPool:
         memory, seconds = gateway.encoding_memory_bytes, gateway.encoding_time_ms / 1000
         quick = Bounds(min(_QUICK_MEMORY_BYTES, memory), min(_QUICK_SECONDS, seconds), is_for_one=False)
         slow = Bounds(memory, seconds, is_for_one=True)
-        self._quick = _Lane(quick, _QUICK_ENCODERS, gateway.retry_after_ms)
-        self._slow = _Lane(slow, _SLOW_ENCODERS, gateway.retry_after_ms)
+        self._quick = Lane(quick, _QUICK_ENCODERS, gateway.retry_after_ms)
+        self._slow = Lane(slow, _SLOW_ENCODERS, gateway.retry_after_ms)
+        self.lanes = {"quick": self._quick, "slow": self._slow}
         self._server: _Server | None = None
         self._started_at = -_RESTART_SECONDS
         self._leaving: set[asyncio.Task[None]] = set()
@@ -98,14 +102,14 @@ class EncoderPool:
             except OSError as error:  # too many processes or open files, or no memory
                 self._log.begin("start", _log.error, "the encoder's processes cannot be started", reason=str(error))
                 return
-            for lane in (self._quick, self._slow):
+            for lane in self.lanes.values():
                 lane.start(self._server)
 
     async def close(self) -> None:
         """End the processes."""
         if self._server is not None:
             self._leave(self._server)
-            for lane in (self._quick, self._slow):
+            for lane in self.lanes.values():
                 lane.stop()
         await asyncio.gather(*self._leaving)
         self._log.close()
@@ -135,11 +139,11 @@ class EncoderPool:
             try:
                 return await self._ask(self._quick, job, body, who)
             except _EndedError as ended:
-                if not ended.is_by_bounds:
+                if ended.why == "killed":
                     raise
         return await self._ask(self._slow, job, body, who)
 
-    async def _ask(self, lane: "_Lane", job: Job, body: bytearray, who: Hashable) -> bytes:
+    async def _ask(self, lane: "Lane", job: Job, body: bytearray, who: Hashable) -> bytes:
         async with lane.turns.of(who):
             self.start()
             if self._server is not None:
@@ -147,10 +151,10 @@ class EncoderPool:
             return await lane.ask(msgspec.msgpack.encode(job), body)
 
     def _error_of(self, ended: "_EndedError") -> ApiError:
-        if not ended.is_by_bounds:
+        if ended.why == "killed":
             return self._busy("body: the process that encoded its text was ended; another one takes its place")
         gateway = self._settings.gateway
-        if ended.status == -signal.SIGPROF:
+        if ended.why == "time":
             key, most = "encoding_time_ms", f"{gateway.encoding_time_ms} ms of processor time"
         else:
             key, most = "encoding_memory_bytes", f"{gateway.encoding_memory_bytes} bytes of memory"
@@ -193,13 +197,15 @@ def _result(reply: bytes) -> bytes:
     return rest
 
 
-class _Lane:
+class Lane:
     """Encoders with the same bounds; each has one body at a time."""
 
     def __init__(self, bounds: Bounds, size: int, retry_after_ms: int) -> None:
         self._bounds = bounds
         self._size = size
         self.turns = FairTurns(size, retry_after_ms)
+        self.ended = Counter(time=0, memory=0, left=0, killed=0)
+        """How many encoders ended before their reply, and why: `left` by the client, or as an _EndedError has it."""
         self._idle: list[_Encoder] = []
         self._server: _Server | None = None
 
@@ -223,6 +229,12 @@ class _Lane:
         try:
             reply = await encoder.ask(job, body)
             may_stay = not self._bounds.is_for_one
+        except _EndedError as ended:
+            self.ended[ended.why] += 1
+            raise
+        except asyncio.CancelledError:
+            self.ended["left"] += 1
+            raise
         finally:
             if may_stay and server is self._server:
                 self._idle.append(encoder)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from tokenbus_services.gateway.errors import ApiError
 
-_MOST_WAITING = 256
+MOST_WAITING = 256
 
 
 class FairTurns:
@@ -19,6 +19,11 @@ class FairTurns:
         self._retry_after_ms = retry_after_ms
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By client; the first one is the next."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a turn."""
+        return sum(not turn.done() for turns in self._waiting.values() for turn in turns)
 
     @asynccontextmanager
     async def of(self, who: Hashable) -> AsyncIterator[None]:
@@ -48,11 +53,11 @@ class FairTurns:
         for turns in self._waiting.values():
             while turns and turns[-1].done():
                 turns.pop()
-        if sum(map(len, self._waiting.values())) < _MOST_WAITING:
+        if sum(map(len, self._waiting.values())) < MOST_WAITING:
             return
         error = ApiError(
             429,
-            f"texts that wait to be encoded: at most {_MOST_WAITING}, got one more",
+            f"texts that wait to be encoded: at most {MOST_WAITING}, got one more",
             code="overloaded",
             retry_after_ms=self._retry_after_ms,
         )

@@ -1,5 +1,6 @@
 """The gateway's metrics: requests, what waits for clients, and the latency to a client's socket."""
 
+from tokenbus_services.gateway.fair_turns import MOST_WAITING
 from tokenbus_services.gateway.state import Gateway
 from tokenbus_services.link import SessionState
 from tokenbus_services.metrics.families import Family, FamilyCollector, Samples, counter, each, gauge, histogram
@@ -19,12 +20,25 @@ def _fill(view: Gateway) -> Samples:
     yield ("connections",), view.connections / settings.max_connections
     yield ("buffers",), view.buffers.size / settings.buffer_bytes
     yield ("backlog",), min(1.0, view.feed.backlog.size / view.feed.most_backlog)
+    yield ("bodies",), view.bodies.size / view.bodies.most
+    yield ("texts",), max(lane.turns.waiting for lane in view.encoders.lanes.values()) / MOST_WAITING
 
 
 def _peaks(view: Gateway) -> Samples:
     yield ("requests",), view.feed.peak / view.settings.gateway.max_requests
     yield ("buffers",), min(1.0, view.buffers.peak / view.settings.gateway.buffer_bytes)
     yield ("stream_buffer",), min(1.0, view.counts.peak_outbox_bytes / view.settings.gateway.stream_buffer_bytes)
+
+
+def _waiting(view: Gateway) -> Samples:
+    for name, lane in view.encoders.lanes.items():
+        yield (name,), lane.turns.waiting
+
+
+def _ended(view: Gateway) -> Samples:
+    for name, lane in view.encoders.lanes.items():
+        for why, count in lane.ended.items():
+            yield (name, why), count
 
 
 LOST_PROCESSES = "tokenbus_gateway_lost_processes"
@@ -101,6 +115,20 @@ GATEWAY: tuple[Family[Gateway], ...] = (
         "tokenbus_gateway_evicted_answers_total",
         "Answers evicted because they held the most while all together exceeded gateway.buffer_bytes.",
         lambda view: view.buffers.evicted,
+    ),
+    gauge(
+        "tokenbus_gateway_waiting_texts",
+        "Texts that wait for an encoder, in the lane of short ones (quick) or of long and costly ones (slow).",
+        _waiting,
+        "lane",
+    ),
+    counter(
+        "tokenbus_gateway_ended_encoders_total",
+        "Encoders that ended before their text was encoded: its time or memory was used up, its client left or "
+        "gateway.request_timeout_ms was over (left), or something else ended the process (killed).",
+        _ended,
+        "lane",
+        "why",
     ),
     gauge(
         "tokenbus_gateway_unread_files",

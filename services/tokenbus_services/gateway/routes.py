@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenbus_services.gateway.access import Access, visitor_of
 from tokenbus_services.gateway.answer import JSON, Answer, InspectedAnswer, StreamedAnswer, WholeAnswer
-from tokenbus_services.gateway.body_room import SHORT_BYTES, BodyRoom
+from tokenbus_services.gateway.body_room import SHORT_BYTES
 from tokenbus_services.gateway.completion_request import CompletionRequest
 from tokenbus_services.gateway.encoder_process import Job
 from tokenbus_services.gateway.errors import MODEL_NOT_FOUND, ApiError
@@ -66,8 +66,6 @@ class Routes:
         self._began = int(time.time())
         self._repeated_log = DeduplicatedLog()
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
-        settings = gateway.settings.gateway
-        self._bodies = BodyRoom(settings.max_body_bytes, settings.retry_after_ms)
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -113,7 +111,7 @@ class Routes:
     async def _read(self, request: Request, kind: str, decode: Callable[[bytes], T]) -> T:
         """Return what the reader's method `kind` makes of a request's body, as `decode` has it from an encoder."""
         gateway = self._gateway
-        async with self._bodies.hold(_who(request)) as held:
+        async with gateway.bodies.hold(_who(request)) as held:
             data = await read_body(request, gateway.settings.gateway, held)
             try:
                 return await self._read_from(request, kind, data, decode)
@@ -188,7 +186,7 @@ class Routes:
         return self._long(request, await self._read(request, "detokenization", bytes))
 
     def _long(self, request: Request, data: bytes) -> Response:
-        return LongResponse(data, self._bodies, _who(request), self._gateway)
+        return LongResponse(data, self._gateway.bodies, _who(request), self._gateway)
 
     # Facts.
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from tokenbus_services.client import Client
 from tokenbus_services.gateway.api_keys import Callers
+from tokenbus_services.gateway.body_room import BodyRoom
 from tokenbus_services.gateway.buffers import Buffers
 from tokenbus_services.gateway.completion_request import DEFAULT_MODEL, Reader
 from tokenbus_services.gateway.dispatcher import Dispatcher
@@ -36,6 +37,7 @@ class Gateway:
         self.vocabulary = vocabulary = vocabulary_of(settings.gateway.tokenizer)
         self.reader = Reader(settings, vocabulary)
         self.encoders = encoders
+        self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
         self.buffers = Buffers(settings.gateway.buffer_bytes)
         self.feed = Dispatcher(client, vocabulary, settings.gateway, self.buffers, tally_of(TOTAL))
         self.repeated_log = DeduplicatedLog()

@@ -6,13 +6,15 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.model_folder import with_byte_fallback, write_model
@@ -31,6 +33,8 @@ _ENDLESS = {"messages": _CHAT, "chat_template_kwargs": {"work": list(range(1000)
 """A chat whose template goes on for days and writes nothing."""
 _COSTLY = {"prompt": "a" * 600_000}
 """A text for whose encoding the tokenizer takes some 100 MiB."""
+_WAITING, _ENDED = "tokenbus_gateway_waiting_texts", "tokenbus_gateway_ended_encoders"
+_TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +139,65 @@ async def test_encoder_that_is_killed_fails_its_request_alone(patient: Served) -
             await _serves(client)
 
 
+async def test_metrics_have_the_texts_that_wait_and_why_encoders_ended(patient: Served, bounded: Served) -> None:
+    """Each text that waits is counted in its lane, and each encoder that ends before its text is encoded, by why."""
+    slow, lanes = {"lane": "slow"}, ("quick", "slow")
+    async with plainly(patient.url) as client, plainly(bounded.url) as other:
+        known = {why: await _told(client, _ENDED, **slow, why=why) for why in ("left", "killed")}
+        attacks = [asyncio.create_task(client.post("/tokenize", json=_ENDLESS)) for _ in range(3)]
+        process = await _encoder_at_work(patient)
+        await _until_told(client, _WAITING, 2, **slow)
+        assert await _told(client, "tokenbus_gateway_fill_ratio", of="texts") == 2 / 256
+        os.kill(process, signal.SIGKILL)
+        await _until_told(client, _ENDED, known["killed"] + 1, **slow, why="killed")
+        await _until_told(client, _WAITING, 1, **slow)
+        for attack in attacks:
+            attack.cancel()
+        await _until_told(client, _ENDED, known["left"] + 1, **slow, why="left")
+        await _until_told(client, _WAITING, 0, **slow)
+        before = [await _told(other, _ENDED, lane=lane, why=why) for lane in lanes for why in ("time", "memory")]
+        for body in (_ENDLESS, _COSTLY):  # the first is tried in the quick lane, and the second is too long for that
+            await other.post("/tokenize", json=body)
+        after = [await _told(other, _ENDED, lane=lane, why=why) for lane in lanes for why in ("time", "memory")]
+        assert [now - then for now, then in zip(after, before, strict=True)] == [1, 0, 1, 1]
+
+
+async def _told(client: httpx.AsyncClient, name: str, **labels: str) -> float:
+    """Return what a gateway's metrics say."""
+    page = (await soon(client.get("/metrics"))).text
+    metrics = {metric.name: metric for metric in text_string_to_metric_families(page)}
+    (value,) = [each.value for each in metrics[name].samples if each.labels == labels]
+    return value
+
+
+async def _until_told(client: httpx.AsyncClient, name: str, value: float, **labels: str) -> None:
+    """Wait until a gateway's metrics say so."""
+
+    async def is_told() -> bool:
+        """Tell whether they do."""
+        return await _told(client, name, **labels) == value
+
+    await until(is_told)
+
+
+@asynccontextmanager
+async def _unfinished(
+    system: Served, count: int, headers: Mapping[str, str]
+) -> AsyncIterator[list[asyncio.Task[bytes]]]:
+    """Send all but the last of 100,000 bytes of some bodies at once, and yield the first lines of their answers."""
+    host, _, port = system.url.removeprefix("http://").rpartition(":")
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lines}".encode()
+    clients = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
+    for _, writer in clients:
+        writer.write(head + b"Content-Length: 100000\r\n\r\n" + b" " * 99_999)
+    answers = [asyncio.create_task(reader.readline()) for reader, _ in clients]
+    yield answers
+    for _, writer in clients:
+        writer.close()
+    await asyncio.gather(*answers)
+
+
 @pytest.mark.parametrize(
     ("body", "bound"),
     [
@@ -189,19 +252,10 @@ async def test_bodies_that_never_end_leave_room(folder: Path) -> None:
     """Of bodies that are too many together the newest are 429 while their clients still send, and none later."""
     bounds = {"gateway__max_body_bytes": 100_000, "gateway__request_timeout_ms": _HOUR_MS}
     with served(gateway__tokenizer=str(folder), **bounds) as system:
-        host, _, port = system.url.removeprefix("http://").rpartition(":")
-        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        unfinished = head + b"Content-Length: 100000\r\n\r\n" + b" " * 99_999
-        clients = [await asyncio.open_connection(host, int(port)) for _ in range(24)]
-        for _, writer in clients:
-            writer.write(unfinished)
-        answers = [asyncio.create_task(reader.readline()) for reader, _ in clients]
-        # So much of each is counted: 9 of them have room.
-        await until(lambda: sum(each.done() for each in answers) == 24 - 800_000 // (99_999 - 16_384))
-        assert {each.result() for each in answers if each.done()} == {b"HTTP/1.1 429 Too Many Requests\r\n"}
-        for _, writer in clients:
-            writer.close()
-        await asyncio.gather(*answers)
+        async with _unfinished(system, 24, {}) as answers:
+            # So much of each is counted: 9 of them have room.
+            await until(lambda: sum(each.done() for each in answers) == 24 - 800_000 // (99_999 - 16_384))
+            assert {each.result() for each in answers if each.done()} == {_TOO_MANY}
         async with plainly(system.url) as client:
             await _serves(client)
 

@@ -53,6 +53,8 @@ UNITS = (
             "resumes",
             "ticks",
             "files",
+            "texts",
+            "encoders",
             "batches",
             "processors",
             "processes",
