@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.serving import Served, error_of, plainly, served
 from tests.support.model_folder import with_byte_fallback, write_model
 from tests.support.waiting import soon, until
+from tokenbus_services.gateway.api_keys import made, write_keys
 
 pytestmark = pytest.mark.xdist_group("gateway")
 _HOUR_MS = 3_600_000
@@ -180,6 +181,40 @@ async def _until_told(client: httpx.AsyncClient, name: str, value: float, **labe
     await until(is_told)
 
 
+async def test_texts_of_one_key_hold_up_no_other_keys(folder: Path, tmp_path: Path) -> None:
+    """A key's costly texts wait behind the one of another key that came last, and its bodies make room for that."""
+    keys = [made(name) for name in ("greedy", "modest")]
+    write_keys(tmp_path / "keys.json", [key for _, key in keys])
+    (greedy, modest) = ({"authorization": f"Bearer {clear}"} for clear, _ in keys)
+    bounds = {"gateway__encoding_time_ms": _HOUR_MS, "gateway__request_timeout_ms": _HOUR_MS}
+    long = {"prompt": "hello" * 15_000}
+    with served(
+        gateway__tokenizer=str(folder),
+        gateway__keys_file=str(tmp_path / "keys.json"),
+        gateway__max_body_bytes=100_000,
+        **bounds,
+    ) as system:
+        async with plainly(system.url) as client:
+            texts = []
+            for place in range(4):
+                texts.append(asyncio.create_task(client.post("/tokenize", json=_ENDLESS, headers=greedy)))
+                await (_until_told(client, _WAITING, place, lane="slow") if place else _encoder_at_work(system))
+            answer = asyncio.create_task(client.post("/tokenize", json=long, headers=modest))
+            await _until_told(client, _WAITING, 4, lane="slow")
+            for text in texts[:2]:  # the one that is being encoded, and the next one
+                text.cancel()
+            assert (await soon(answer)).status_code == 200
+            assert not any(text.done() for text in texts[2:])
+            for text in texts:
+                text.cancel()
+            await _until_told(client, _WAITING, 0, lane="slow")
+            async with _unfinished(system, 12, greedy) as bodies:
+                await until(lambda: sum(each.done() for each in bodies) == 12 - 9)
+                assert (await client.post("/tokenize", json=long, headers=modest)).status_code == 200
+                await until(lambda: sum(each.done() for each in bodies) == 12 - 8)
+                assert {each.result() for each in bodies if each.done()} == {_TOO_MANY}
+
+
 @asynccontextmanager
 async def _unfinished(
     system: Served, count: int, headers: Mapping[str, str]
@@ -192,10 +227,12 @@ async def _unfinished(
     for _, writer in clients:
         writer.write(head + b"Content-Length: 100000\r\n\r\n" + b" " * 99_999)
     answers = [asyncio.create_task(reader.readline()) for reader, _ in clients]
-    yield answers
-    for _, writer in clients:
-        writer.close()
-    await asyncio.gather(*answers)
+    try:
+        yield answers
+    finally:
+        for _, writer in clients:
+            writer.close()
+        await asyncio.gather(*answers, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
