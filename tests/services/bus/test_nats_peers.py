@@ -13,7 +13,8 @@ from nats.aio.msg import Msg
 from tests.services.bus.harness import introduce, meet_again
 from tests.services.bus.nats_ends import QUICK, Ends, ends
 from tests.support.nats import shared
-from tests.support.waiting import soon, until
+from tests.support.waiting import MOST, soon, until
+from tokenbus_services.backports import timeout
 from tokenbus_services.bus import AddressError, Listener, nats_lanes, nats_listener
 from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
 
@@ -264,9 +265,10 @@ async def test_more_names_than_connections(ends: Ends, name: str, monkeypatch: p
 async def test_peers_of_one_name_leave_room_for_others(ends: Ends, attacker: Attacker, name: str) -> None:
     """Of too many peers that do not introduce themselves, those make room whose name has the most."""
     listener = await ends.listen(shared().address(name), replace(QUICK, max_connections=64))
-    while not listener.usage().dropped.get("crowd"):  # the server drops some of these, too
-        attacker.own = f"all.crowd.{secrets.token_hex(16)}"
-        await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    async with timeout(MOST):
+        while not listener.usage().dropped.get("crowd"):  # the server drops some of these, too
+            attacker.own = f"all.crowd.{secrets.token_hex(16)}"
+            await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
     assert listener.usage().unadmitted == 8
     await introduce(await ends.connect(listener.address, replace(QUICK, nats_name="honest")), listener)
 
@@ -281,8 +283,9 @@ async def test_name_that_broke_the_rules_waits(ends: Ends, attacker: Attacker, n
     await until(lambda: not listener.usage().unadmitted)
     dropped = listener.usage().dropped["liar"]
     attacker.own = f"all.liar.{secrets.token_hex(16)}"
-    while listener.usage().dropped["liar"] < dropped + 3:
-        await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
+    async with timeout(MOST):
+        while listener.usage().dropped["liar"] < dropped + 3:
+            await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))
     assert listener.usage().unadmitted == 0
     await introduce(await ends.connect(listener.address, replace(QUICK, nats_name="honest")), listener)
 
@@ -290,10 +293,12 @@ async def test_name_that_broke_the_rules_waits(ends: Ends, attacker: Attacker, n
 @pytest.mark.parametrize("kind", [Kind.READ, Kind.MORE])
 async def test_frames_without_an_end_that_carry_nothing(ends: Ends, attacker: Attacker, name: str, kind: Kind) -> None:
     """A peer that sends frame after frame which no bound on bytes stops is cut off."""
-    listener = await ends.listen(shared().address(name), replace(QUICK, heartbeat_interval_ms=500))
+    listener = await ends.listen(
+        shared().address(name), replace(QUICK, heartbeat_interval_ms=30_000, heartbeat_timeout_ms=90_000)
+    )
     await attacker.open()
-    while not listener.usage().cut_off["bytes"]:
-        for number in range(1, 200):
-            await attacker.client.publish(f"{attacker.base}.up.{attacker.own}", Frame(kind, number, 0).packed())
-        await attacker.client.flush()
+    for number in range(1, 200):
+        await attacker.client.publish(f"{attacker.base}.up.{attacker.own}", Frame(kind, number, 0).packed())
+    await attacker.client.flush()
+    await until(lambda: listener.usage().cut_off["bytes"])
     assert re.search("more than 64 frames that say nothing|0 bytes of a longer message", ends.reasons[0])

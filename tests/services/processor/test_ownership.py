@@ -162,6 +162,19 @@ def test_request_of_another_has_not_ended_because_a_client_says_so(*, thief_firs
     assert places(owner) == [(1, 0, 1)]
 
 
+def test_request_that_is_read_has_not_ended_because_another_session_says_so() -> None:
+    """Two sessions under one name: what one of them reads goes on, whatever the other one says of it."""
+    bench = Bench()
+    worker, reader, other = bench.worker(), bench.client(5, name="app"), bench.client(6, name="app")
+    reader.ask(generate_of(1))
+    worker.publish(rows([1]))
+    worker.heard()
+    other.say(ClientFrame(ended=Ended(request_keys=[1])))
+    assert "abort" not in worker.heard_bodies()
+    worker.publish(rows([1], position=1))
+    assert places(reader) == [(1, 0, 1), (1, 1, 1)]
+
+
 def test_worker_ends_a_request_that_has_ended_at_its_client() -> None:
     """After a restart it may still generate for it, as where the client closed it while no processor was there.
 
@@ -276,6 +289,8 @@ def test_roles_are_asked_for() -> None:
         client.heard()
     observer.ask(generate_of(1))
     resume(observer, 2, 0)
+    observer.say(ClientFrame(ended=Ended(request_keys=[3])))
+    assert not bench.core.registry.table.knows(3)
     asker.say(ClientFrame(watch=Watch()))
     for client in (observer, asker):
         assert {heard.frame.refusal.reason for heard in client.heard()} == {RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED}

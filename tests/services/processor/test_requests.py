@@ -135,6 +135,14 @@ def test_slot_that_nobody_has_is_an_error() -> None:
         made.at(first.slot)
 
 
+def test_what_clients_said_has_ended_is_remembered_up_to_a_number() -> None:
+    """A client may say of any number of requests that they have ended there: the latest ones are remembered."""
+    made = table(ended=2)
+    for key in (1, 2, 3):
+        made.ended_at_client(key, owner=7)
+    assert [made.has_ended_at_client(key) for key in (1, 2, 3)] == [False, True, True]
+
+
 @given(st.lists(st.integers(1, 12), max_size=60))
 def test_table_agrees_with_a_dict(keys: list[int]) -> None:
     """Whatever is opened and closed, in whatever order, each open key leads to its own request and values."""
