@@ -273,6 +273,17 @@ async def test_peers_of_one_name_leave_room_for_others(ends: Ends, attacker: Att
     await introduce(await ends.connect(listener.address, replace(QUICK, nats_name="honest")), listener)
 
 
+async def test_peers_of_the_name_with_the_most_make_room(ends: Ends, attacker: Attacker, name: str) -> None:
+    """Where all places are taken, the oldest peer of the name with the most is cut off, though others are older."""
+    listener = await ends.listen(shared().address(name), replace(QUICK, max_connections=9))
+    for place, who in enumerate(["honest", *["crowd"] * 8, "late"], 1):
+        attacker.own = f"all.{who}.{secrets.token_hex(16)}"
+        async with timeout(MOST):
+            while listener.usage().unadmitted < min(place, 9) or (place == 10 and not ends.reasons):
+                await attacker.say(Frame(Kind.OPEN, 0, 0, VERSION))  # the server drops some of these, too
+    assert [reason.split(".")[1] for reason in ends.reasons] == ["crowd"]
+
+
 async def test_name_that_broke_the_rules_waits(ends: Ends, attacker: Attacker, name: str) -> None:
     """After one of its peers was cut off, a name is not welcome for a while, and every other name is."""
     hour = replace(QUICK, reconnect_ms=3_600_000, reconnect_max_ms=3_600_000, heartbeat_timeout_ms=3_600_000)
