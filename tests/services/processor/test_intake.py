@@ -166,6 +166,21 @@ def test_silence_of_a_worker_does_not_count_against_its_step() -> None:
     _assert_whole(worker, client)
 
 
+def test_time_without_credit_does_not_count_against_a_step() -> None:
+    """A worker that gets no credit, as consumers do not keep up, cannot send the rest of its step, alive as it is."""
+    bench, worker, client = asked(1, 2, step_timeout_ms=2000)
+    steps = bench.core.intake.step_queue = StepQueue(1)
+    worker.publish(rows([1, 2]), step=1)
+    worker.publish(rows([1], position=1), step=2, part=(0, 2), step_rows=2)
+    client.heard()
+    assert bench.core.intake.is_throttled(worker.known)
+    bench.pass_time(5.0, worker, client)
+    steps.discard()
+    worker.publish(rows([2], position=1), step=2, part=(1, 2), step_rows=2, indices=[1])
+    assert tokens(client) == {1: 1, 2: 1}
+    assert client.errors() == {}
+
+
 def test_part_that_contradicts_its_step_ends_its_own_requests() -> None:
     """A part that disagrees with the others is refused with its requests, and kept for people (case 28)."""
     bench, worker, client = asked(1, 2, 3)

@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from tests.services.builders import Wanted, arrays_of, batch, generate_of, ids
 from tests.services.worker.test_service import batches, events, running
-from tokenbus_contracts import BatchKind, RowStatus
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.worker import EngineBrokenError, EngineStepError, Publisher, StepArrays
@@ -300,6 +301,31 @@ def test_draft_ends_no_request() -> None:
     emitter.emit(arrays_of(batch([Wanted(7, 0, 1, RowStatus.FINISHED_LENGTH)], kind=BatchKind.DRAFT)))
     emitter.emit(arrays_of(batch([Wanted(8, 0, 1, RowStatus.FINISHED_LENGTH)], step=2)))
     assert emitter.active.end([7, 8]) == [7]
+
+
+@pytest.mark.parametrize(("parts", "published"), [(2, [(2, 1), (1, 0)]), (1, [])])
+def test_part_that_is_no_single_rows_fault_leaves_its_step_whole(
+    monkeypatch: pytest.MonkeyPatch, parts: int, published: list[tuple[int, int]]
+) -> None:
+    """A part that cannot be published goes out with empty rows: others wait for it. A step of one part is left out."""
+    publisher = running()
+    publish = publisher.publish
+
+    def refuse(made: LogprobBatch) -> int:
+        """Refuse what has a token of the first request."""
+        if made.token_counts[made.request_keys == 1].any():
+            raise ContractError("step", "another", 1)
+        return publish(made)
+
+    monkeypatch.setattr(publisher, "publish", refuse)
+    emitter = Emitter(publisher, 0)
+    for key in (1, 2):
+        emitter.active.add(generate_of(key))
+    emitter.emit(replace(arrays_of(batch([Wanted(1), Wanted(2)])), parts=parts))
+    found = [(row.key, row.token_ids.size) for made in batches(publisher) for row in made.rows()]
+    assert sorted(found, reverse=True) == published
+    assert {event.error.request_key for event in events(publisher)} >= {1}
+    assert {made.header.part_count for made in batches(publisher)} <= {2}
 
 
 def state_of(key: int, position: int) -> bytes:
