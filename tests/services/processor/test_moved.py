@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.services.bench import Bench
+from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import Wanted, generate_of, rows, settings
+from tests.services.processor.serving import places
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
@@ -144,6 +145,37 @@ def test_end_of_a_copy_is_no_end_for_the_worker_that_goes_on() -> None:
     worker.publish(rows([1], position=40, tokens=2))
     client.say(resume(1, 40))
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[40]]
+
+
+def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
+    """Return a worker that came from another processor, and the client that found its request there at its token 2."""
+    bench = Bench()
+    worker, client = bench.worker(processors=2, request_keys=[1]), bench.client()
+    client.say(resume(1, 2))
+    worker.publish(rows([1], position=2, tokens=1))
+    assert places(client) == [(1, 2, 1)]
+    return bench, worker, client
+
+
+def test_client_is_not_sent_what_it_got_from_another_processor() -> None:
+    """It asks again, with more tokens than it was sent here: what follows is all that it gets."""
+    _, worker, client = _found_here()
+    client.say(resume(1, 6))
+    worker.publish(rows([1], position=3, tokens=2))
+    worker.publish(rows([1], position=5, tokens=2))
+    worker.publish(rows([1], position=7, tokens=1))
+    assert places(client) == [(1, 6, 1), (1, 7, 1)]
+
+
+def test_row_behind_those_that_another_processor_had_is_where_a_request_goes_on() -> None:
+    """The client has what is between; a row that comes again after that is known, and the next one is not."""
+    bench, worker, client = _found_here()
+    for position in (5, 5, 6):
+        worker.publish(rows([1], position=position, tokens=1))
+    assert places(client) == [(1, 5, 1), (1, 6, 1)]
+    assert bench.core.registry.router.counts.repeated == 1
+    worker.publish(rows([1], position=8, tokens=1, status=RowStatus.FINISHED_LENGTH))
+    assert places(client) == [(1, 8, 1)]
 
 
 def test_clients_hear_of_many_workers_at_once() -> None:
