@@ -361,6 +361,26 @@ def test_request_waits_behind_none_of_another_kind() -> None:
     assert set(keys(bench.worker(tokenizer_digest=7))) == {2}
 
 
+def test_workers_are_looked_at_once_for_all_that_wait_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one finds no place, no other of its kind does: thousands that wait cost no more than one of each kind."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client, worker, table = bench.client(), bench.worker(max_requests=1), bench.core.registry.table
+    for key in range(1, 52):
+        client.ask(generate_of(key, model="" if key % 2 else "m"))
+    assert (keys(worker), bench.core.dispatch.waiting) == ([1], 50)
+    looks, load_of = list[int](), table.load_of
+
+    def look(stream: int) -> int:
+        """Count how often a worker is looked at."""
+        looks.append(stream)
+        return load_of(stream)
+
+    monkeypatch.setattr(table, "load_of", look)
+    bench.core.dispatch.hand_out_waiting()
+    assert (len(looks), bench.core.dispatch.waiting) == (1, 50)
+
+
 def test_new_request_waits_for_a_worker_that_was_lost() -> None:
     """As after a restart: it may come back, or another one in its place, as long as a worker may be silent."""
     bench = Bench()
