@@ -303,6 +303,9 @@ async def test_bodies_that_never_end_leave_room(folder: Path) -> None:
             # So much of each is counted: 9 of them have room.
             await until(lambda: sum(each.done() for each in answers) == 24 - 800_000 // (99_999 - 16_384))
             assert {each.result() for each in answers if each.done()} == {_TOO_MANY}
+            async with plainly(system.url) as client:
+                held = await _told(client, "tokenbus_gateway_fill_ratio", of="bodies")
+            assert held == 9 * (99_999 - 16_384) / 800_000
         async with plainly(system.url) as client:
             await _serves(client)
 
