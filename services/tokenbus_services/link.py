@@ -84,7 +84,7 @@ class ReconnectingSession(ABC):
         """Why the processor was lost, until that is logged."""
         self.handshakes = 0
         self.welcomed_at = 0.0
-        """When this life of the processor first welcomed it, in seconds."""
+        """Since when this life of the processor has been there without a standstill; infinite: it has not."""
 
     @property
     @abstractmethod
@@ -129,7 +129,7 @@ class ReconnectingSession(ABC):
         if body == "welcome":
             before = self.processor_id
             self._welcome(frame.welcome)
-            if self.processor_id != before:
+            if self.processor_id != before or self.welcomed_at == inf:
                 self.welcomed_at = now
         elif body == "refusal":
             self._refused(frame.refusal, now)

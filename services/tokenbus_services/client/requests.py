@@ -308,6 +308,8 @@ class OpenRequests:
     def _broken(self, request: OpenRequest, error: RequestError) -> None:
         """End a request with an error of a processor; it counts the tokens that came here."""
         self._remove(request)
+        if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.is_unsent:
+            self._remember_over(request.tokens.request_id, may_go_on=True)
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
         request.tokens.fail(error, generated)
         if self._on_output is not None:
@@ -325,8 +327,6 @@ class OpenRequests:
         """End a request with an error of this side, and at its worker."""
         if not request.is_aborted and not request.is_unsent:
             self._say_abort(request)
-        if request.home is None and not request.is_unsent:
-            self._remember_over(request.tokens.request_id, may_go_on=True)
         self._broken(request, request_error(request.tokens.request_id, code, message))
 
     def _never_began(self, request: OpenRequest) -> None:

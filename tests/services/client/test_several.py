@@ -533,6 +533,35 @@ def test_processor_whose_line_breaks_again_and_again_has_stayed() -> None:
     assert source.error.code == LOST
 
 
+def test_request_that_ended_with_an_error_has_ended_wherever_its_worker_comes() -> None:
+    """The client wants no more of it, unless it resumes it; but what another connection took up is that one's."""
+    two, _ = begun()
+    error(two.a, ErrorCode.ERROR_CODE_INTERNAL)
+    for key in (6, 7):
+        two.requests.open(generate_of(key))
+        list(two.a.says_all())
+    error(two.a, ErrorCode.ERROR_CODE_TAKEN_UP, key=6)
+    two.room(two.b, arrivals=2)
+    assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
+    two.requests.resume(5, 2, include_drafts=False)
+    two.room(two.b, arrivals=3)
+    assert "ended" not in two.b.bodies()
+
+
+def test_processor_that_stood_still_has_not_stayed() -> None:
+    """Workers left it, and none came to it meanwhile."""
+    two, source = begun()
+    error(two.a, LOST)
+    two.requests.forget(two.a.session)
+    for _ in range(8):
+        two.pass_time(GRACE - 2, two.b)
+        error(two.b, UNKNOWN)
+        two.pass_time(TIMEOUT + 1, two.a)
+        two.b.welcome(resumed=True, processor_id="b")
+        error(two.b, UNKNOWN)
+    assert not source.has_ended
+
+
 def test_one_processor_alone_is_waited_for() -> None:
     """With a single address there is no search: the request stays, and goes on in the way that it always did."""
     peer = Peer(requests=OpenRequests(100, PATIENCE))
