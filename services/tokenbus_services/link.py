@@ -33,6 +33,8 @@ _MOST_DOUBLINGS = 16
 RECONNECT_SHARE = 0.5
 """How much of an interval a processor has to answer after its connection broke."""
 _NS = 1_000_000_000
+_SILENCE = 2
+"""How many of a heartbeat's intervals without a word say that a processor stands still."""
 PROOF_BYTES = 16
 """The length of the proof that a session draws once, and shows in each hello: a peer that has it is the same life."""
 
@@ -83,8 +85,8 @@ class ReconnectingSession(ABC):
         self.loss = ""
         """Why the processor was lost, until that is logged."""
         self.handshakes = 0
-        self.welcomed_at = 0.0
-        """Since when this life of the processor has been there without a standstill; infinite: it has not."""
+        self._heard_since = 0.0
+        """Since when this life of the processor has been heard without a break."""
 
     @property
     @abstractmethod
@@ -129,8 +131,8 @@ class ReconnectingSession(ABC):
         if body == "welcome":
             before = self.processor_id
             self._welcome(frame.welcome)
-            if self.processor_id != before or self.welcomed_at == inf:
-                self.welcomed_at = now
+            if self.processor_id != before:
+                self._heard_since = now
         elif body == "refusal":
             self._refused(frame.refusal, now)
         elif self.state is SessionState.OPEN:
@@ -141,7 +143,14 @@ class ReconnectingSession(ABC):
                 self._lost(now + self._interval, now)
             else:
                 self._take(frame, body, parts[1:], now)
+        if not self.heard_for(now):
+            self._heard_since = now
         self._last_heard = now
+
+    def heard_for(self, now: float) -> float:
+        """Return for how many seconds the processor has been heard, without a silence of more than two heartbeats."""
+        is_heard = self.state is SessionState.OPEN and now - self._last_heard <= _SILENCE * self._interval
+        return now - self._heard_since if is_heard else 0.0
 
     def disconnected(self, now: float) -> None:
         """Learn that the connection broke, and say hello again.

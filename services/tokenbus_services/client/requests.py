@@ -698,8 +698,7 @@ class OpenRequests:
         search.looked_at = now
         grace = self._grace(request)
         if request.generate is None:  # where none stayed, a worker that lives may have found none
-            open_ones = (each for each in self.sessions if each.state is SessionState.OPEN)
-            may_end = search.error is not None and any(now - each.welcomed_at >= grace for each in open_ones)
+            may_end = search.error is not None and any(each.heard_for(now) >= grace for each in self.sessions)
         else:
             may_end = True
         search.is_overdue = may_end and search.searched >= _OVERDUE * grace

@@ -234,7 +234,6 @@ class ClientSession(ReconnectingSession):
     def _leave(self) -> None:
         """Let the requests go on at another processor, where there are several."""
         self.is_closing = False
-        self.welcomed_at = inf
         if self._requests.has_several:
             self._outgoing.clear()  # by the time that they were sent, these would say what is not true any more
             self._room.clear()
