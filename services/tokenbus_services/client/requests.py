@@ -547,7 +547,7 @@ class OpenRequests:
         return sum(session.workers for session in self.sessions if session.state is SessionState.OPEN)
 
     def _say_over(self, session: "ClientSession") -> None:
-        """Tell a processor which requests have ended since it was told so, unless their rows are not acked yet."""
+        """Name to a processor the requests that have ended and were not named to it, if all rows are acked."""
         found = [request_id for request_id, number in self._over.items() if number > session.said_over]
         if found and not self.is_paused and session.say(ClientFrame(ended=Ended(request_keys=found))):
             session.said_over = max((n for n in self._over.values() if n < inf), default=0)

@@ -51,7 +51,7 @@ class ClientSession(ReconnectingSession):
         self._used: Counter[str] = Counter()
         """How many requests were sent for each model since the processor said how much room it has."""
         self.said_over: float = 0
-        """The number of the last request of which the processor was told that it has ended."""
+        """The number of the last ended request that was named to the processor."""
         self.has_gone = False
         """Whether the processor neither announces itself any more, where processors do, nor is heard."""
         self.is_closing = False

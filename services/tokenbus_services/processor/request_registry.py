@@ -377,7 +377,7 @@ class RequestRegistry:
     def go_on_elsewhere(self, request: Request) -> None:
         """Tell the client of a queued request that a worker of another processor has it and is here now.
 
-        A client of one processor is told nothing.
+        A client of one processor hears nothing.
         """
         if self.may_be_elsewhere(request):
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "another processor gave it to a worker")

@@ -179,7 +179,7 @@ def test_request_that_is_read_has_not_ended_because_another_session_says_so() ->
 def test_worker_ends_a_request_that_has_ended_at_its_client() -> None:
     """After a restart it may still generate for it, as where the client closed it while no processor was there.
 
-    It is told so once, and what was said before it came may be of another request with that key.
+    It hears so once; what was said before it came may be of another request with that key.
     """
     bench = Bench()
     client = bench.client(5, name="owner")
