@@ -143,7 +143,7 @@ class ReconnectingSession(ABC):
                 self._lost(now + self._interval, now)
             else:
                 self._take(frame, body, parts[1:], now)
-        if not self.heard_for(now):
+        if now - self._last_heard > _SILENCE * self._interval:
             self._heard_since = now
         self._last_heard = now
 

@@ -14,6 +14,7 @@ from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
+from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.client.fence import Fence
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
 
 _MOST_ENDED_IDS = 1024
-_MOST_OVER = 1024
-"""As many as the schema lets one frame name."""
+_MOST_OVER = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_keys"].GetOptions()).max_items
+"""As many as one frame may name."""
 _OVERDUE = 2
 """A search ends after so many graces; where a worker was lost, only if one processor was there for a whole one."""
 

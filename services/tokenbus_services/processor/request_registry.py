@@ -261,7 +261,7 @@ class RequestRegistry:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
         request = self.table.get(request_id)
         if request is None:
-            self.table.goes_on(request_id)
+            self.table.worker_has(request_id)
             if self.is_over(request_id, source):
                 self._core.workers.abort(source.stream, request_id)
             elif len(source.owners) < self._settings.max_requests:  # a worker may invent any number

@@ -355,11 +355,11 @@ class RequestTable:
         if len(self._ended_at_clients) > self._ended_requests:
             self._ended_at_clients.popitem(last=False)
 
-    def goes_on(self, request_id: int) -> None:
+    def worker_has(self, request_id: int) -> None:
         """Learn that a worker has a request: what was said of one with this key was said of another, or too early."""
         self._ended_at_clients.pop(request_id, None)
 
-    def is_wanted(self, request_id: int, owner: int) -> None:
+    def asked_again(self, request_id: int, owner: int) -> None:
         """Learn that a client asks for a request that it said had ended: it has used the key again."""
         if self._ended_at_clients.get(request_id) == owner:
             del self._ended_at_clients[request_id]

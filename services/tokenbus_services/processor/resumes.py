@@ -173,7 +173,7 @@ class Resumes:
         A worker that has just come may have its last rows, which it has not sent again yet, and have named it no more.
         """
         request_id, source = resume.request_key, self._registry.source_of(resume.request_key)
-        self._registry.table.is_wanted(request_id, session.owner)
+        self._registry.table.asked_again(request_id, session.owner)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
             return self._not_theirs(session, request_id)
         if source is None and resume.only_if_here and self._registry.are_caught_up:

@@ -248,7 +248,7 @@ class WorkerConnections(Connections[Worker]):
         # After the welcome: before that, a worker hears of no request that it is to end. Those that are not known here
         # are answered when a client resumes them: a hello may make up as many as it likes.
         for request_id in hello.request_keys:
-            registry.table.goes_on(request_id)
+            registry.table.worker_has(request_id)
         for request_id in filter(registry.table.knows, hello.request_keys):
             registry.answer(request_id, worker.source)
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
