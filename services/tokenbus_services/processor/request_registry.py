@@ -254,17 +254,18 @@ class RequestRegistry:
         """End what this processor began of a request that has had more tokens elsewhere: it was sent anew, and runs."""
         if request.is_asked_here and self.table.state_of(request) in (State.QUEUED, State.RUNNING):
             self._core.workers.abort(self.table.stream_of(request), request.id)
-            self.table.lose(request, now)
+            self.table.end_copy(request, now)
             self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
 
     def take_over(self, request_id: int, source: Source) -> Request | None:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
         request = self.table.get(request_id)
         if request is None:
-            self.table.worker_has(request_id)
             if self.is_over(request_id, source):
                 self._core.workers.abort(source.stream, request_id)
-            elif len(source.owners) < self._settings.max_requests:  # a worker may invent any number
+                return None
+            self.table.worker_has(request_id)
+            if len(source.owners) < self._settings.max_requests:  # a worker may invent any number
                 source.owners.setdefault(request_id, NO_OWNER)
                 self._core.workers.arrivals += 1  # its client may look for it
             return None
@@ -612,6 +613,9 @@ class RequestRegistry:
             self.table.take_ticket(request)  # its worker may hand it off where it went
         had = [request.id for request in self.table.of_stream(source.stream)]
         had += [request.id for request in self.table.of_handoff_target(source.stream)]
+        for request in self.table.of_handoff_target(source.stream):
+            if not request.is_claimed:  # its client may find it where its worker goes
+                self.table.forget_handoff_target(request)
         ended = self.end_those_of(source.stream, name, why)
         for request_id in self._core.clients.unacknowledged_of(acks).union(had):
             self.table.forget_end(request_id)

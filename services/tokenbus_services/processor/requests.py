@@ -219,6 +219,8 @@ class Request:
     """The stream that brought it unasked."""
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
+    copy_stream: int = NO_STREAM
+    """The stream whose rows are not its: they are of a copy that was ended here."""
     finished_by: str = ""
     """The stream that brought its last row, where another processor's worker may have a copy of it; empty: none may."""
 
@@ -495,6 +497,11 @@ class RequestTable:
         self.stream[request.slot] = NO_STREAM
         request.released_at = now
         request.has_moved = True
+
+    def end_copy(self, request: Request, now: float) -> None:
+        """Let the client's request go on without the stream that has a copy of it: nothing more of that is its."""
+        request.copy_stream, request.aborted_at = self.stream_of(request), None
+        self.lose(request, now)
 
     def hand_off(self, request: Request, now: float) -> None:
         """Take a request from its stream: another one goes on with it."""

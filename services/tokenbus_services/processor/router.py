@@ -153,7 +153,8 @@ class Router:
         if request is None:
             return None
         state, stream = table.state_of(request), table.stream_of(request)
-        if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
+        # Of a copy that was ended, or its client has not asked for its tokens yet, and there will be no more.
+        if request.copy_stream == source.stream or state is State.ENDED:
             self.counts.late += 1
             return None
         if state is State.ORPHANED:

@@ -9,7 +9,7 @@ from tokenbus_contracts import RowStatus
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, RefusalReason, WorkerRole
 from tokenbus_services.bus import Outcome
 
 FINISHED = RowStatus.FINISHED_LENGTH
@@ -104,6 +104,21 @@ def test_what_has_ended_at_its_client_holds_up_nothing(*, is_said_first: bool) -
     worker.publish([Wanted(1, 0, 1)])  # the key is free again
     resume(client, 1, 0)
     assert places(client) == [(1, 0, 1)]
+
+
+def test_decode_worker_that_says_again_that_it_has_what_has_ended_keeps_nothing_here() -> None:
+    """Its word is as old as its rows: it went on with the request before the client had the end."""
+    bench = Bench()
+    client = bench.client()
+    worker = bench.worker(role=WorkerRole.WORKER_ROLE_DECODE, next_sequence=4)
+    worker.sequence = 0
+    client.say(ClientFrame(ended=Ended(request_keys=[1])))
+    worker.admit(1)
+    worker.publish([Wanted(1, 1, 2)])
+    worker.publish([Wanted(1, 3, 1, FINISHED)])
+    bench.advance(0.1)
+    assert max(frame.ack.through_sequence for frame in worker.heard() if frame.HasField("ack")) == 3
+    assert bench.core.registry.counts.opened == 0
 
 
 @pytest.mark.parametrize(("position", "expected"), [(1, [(1, 1, 1), (1, 2, 1)]), (2, [(1, 2, 1)])])

@@ -1,5 +1,7 @@
 """Workers that go from one processor to another, and clients of several, as one processor sees them."""
 
+from typing import Any
+
 import pytest
 
 from tests.services.bench import Bench, BenchClient, BenchWorker
@@ -7,8 +9,8 @@ from tests.services.builders import Wanted, generate_of, rows, settings
 from tests.services.processor.serving import places
 from tokenbus_contracts import RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
-from tokenbus_contracts.generated.request_pb2 import ErrorCode
-from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame
+from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
+from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame, WorkerRole
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import SettingsError
 
@@ -131,6 +133,44 @@ def test_copy_of_a_request_that_is_further_elsewhere_is_ended() -> None:
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[40], [42]]
 
 
+def test_copy_that_was_ended_brings_nothing_more() -> None:
+    """Its tokens are not those that the client goes on with, even at the right place, and its abort is not theirs."""
+    bench = Bench({"processor.abort_timeout_ms": 1000})
+    copies, client = bench.worker("copies", max_requests=9), bench.client(wants_room=True)
+    client.ask(generate_of(1))
+    copies.publish(rows([1], tokens=3))
+    client.say(ClientFrame(abort=Abort(request_key=1)))
+    client.heard()
+    client.say(resume(1, 6))
+    copies.publish([Wanted(1, 3, 5), Wanted(2, 0, 1)])
+    copies.publish([Wanted(1, 8, 0, RowStatus.ABORTED)])
+    worker = bench.worker(processors=2, first_sequence=9, next_sequence=9, request_keys=[1])
+    bench.pass_time(2.0, copies, worker, client)
+    worker.sequence = 8
+    worker.publish(rows([1], position=6, tokens=2))
+    assert bench.core.registry.counts.failed == {}
+    assert places(client) == [(1, 6, 2)]
+
+
+def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_here() -> None:
+    """The client may find the request where the worker goes, also if that is here again."""
+    bench = Bench()
+    prefill = bench.worker("prefill", processors=2, role=WorkerRole.WORKER_ROLE_PREFILL, next_sequence=2)
+    prefill.sequence = 0
+    prefill.publish(rows([1], tokens=1, status=RowStatus.HANDED_OFF))
+    said: dict[str, Any] = {"role": WorkerRole.WORKER_ROLE_DECODE, "request_keys": [1]}
+    said |= {"first_sequence": 9, "next_sequence": 9}
+    decode = bench.worker("decode", processors=2, **said)
+    decode.say_hello(processors=3, **said)
+    assert "abort" not in decode.heard_bodies()
+    client = bench.client(wants_room=True)
+    client.say(resume(1, 40))
+    decode.sequence = 8
+    decode.publish(rows([1], position=40, tokens=2))
+    assert bench.core.registry.counts.failed == {}
+    assert places(client)[-1] == (1, 40, 2)
+
+
 def test_end_of_a_copy_is_no_end_for_the_worker_that_goes_on() -> None:
     """A client of several processors may drop what one worker sent, and have the rest from another one."""
     bench = Bench()
@@ -203,6 +243,7 @@ def test_client_is_told_how_much_room_there_is() -> None:
     client, other = bench.client(wants_room=True), bench.client(6)
     told = [heard.frame.room for heard in client.heard() if heard.body == "room"]
     assert [{each.model: each.free_requests for each in room.models} for room in told] == [{"m": 5, "n": 1}]
+    assert len(set(told[0].workers)) == 3
     client.ask(generate_of(1, model="n"))
     bench.advance(0.1)
     assert [heard.body for heard in client.heard()] == []
