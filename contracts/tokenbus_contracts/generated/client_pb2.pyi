@@ -211,12 +211,14 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[_stream_pb2.WorkerRole, str]] = ..., model: _Optional[str] = ..., is_connected: bool = ..., open_requests: _Optional[int] = ..., lag_items: _Optional[int] = ..., pending_items: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., gaps: _Optional[int] = ..., replays: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., max_model_tokens: _Optional[int] = ..., tokenizer_digest: _Optional[int] = ..., lora_adapters: _Optional[_Iterable[str]] = ..., processor_id: _Optional[str] = ...) -> None: ...
 
 class Room(_message.Message):
-    __slots__ = ("arrivals", "models")
+    __slots__ = ("arrivals", "models", "workers")
     ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     arrivals: int
     models: _containers.RepeatedCompositeFieldContainer[ModelRoom]
-    def __init__(self, arrivals: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelRoom, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, arrivals: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelRoom, _Mapping]]] = ..., workers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelRoom(_message.Message):
     __slots__ = ("model", "free_requests", "workers")

@@ -148,8 +148,12 @@ class OpenRequests:
         """Ends that go into the output stream once the rows before them are there."""
         self._ended_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
-        self._most_workers = 0
-        """The most workers seen at once since a search last stopped waiting for missing ones."""
+        self._missing: dict[int, float] = {}
+        """The workers of lost processors that are at no other yet: for how long there was one to come to, in seconds.
+
+        Any of them may have a request that no processor answered.
+        """
+        self._looked_at: float | None = None
         self._over: OrderedDict[int, float] = OrderedDict()
         """The requests that ended last, of which workers may still bring rows to a processor, each with its number.
 
@@ -543,10 +547,6 @@ class OpenRequests:
         if len(self._over) > _MOST_OVER:
             self._over.popitem(last=False)
 
-    @property
-    def _workers(self) -> int:
-        return sum(session.workers for session in self.sessions if session.state is SessionState.OPEN)
-
     def _say_over(self, session: "ClientSession") -> None:
         """Name to a processor the requests that have ended and were not named to it, if all rows are acked."""
         found = [request_id for request_id, number in self._over.items() if number > session.said_over]
@@ -605,6 +605,17 @@ class OpenRequests:
         elif request.search is None or session not in request.search.without:
             self._send(request, session)  # it keeps in mind which processors have refused it
 
+    def missed(self, workers: frozenset[int]) -> None:
+        """Learn that the processor of some workers is lost: they are on their way to another, or there already."""
+        here = [each.workers for each in self.sessions if each.state is SessionState.OPEN]
+        for worker in workers.difference(*here):
+            self._missing.setdefault(worker, 0.0)
+
+    def seen(self, workers: frozenset[int]) -> None:
+        """Learn that some workers are at a processor; each says of which requests it has."""
+        for worker in self._missing.keys() & workers:
+            del self._missing[worker]
+
     def arrived(self, session: "ClientSession") -> None:
         """Learn that a worker came to a processor: it may have brought a request that is looked for, or has ended."""
         self._say_over(session)
@@ -641,11 +652,14 @@ class OpenRequests:
     def _conclude(self, request: OpenRequest, search: Search) -> None:
         """End the search for a request when all have said that they do not have it.
 
-        The search for one that no processor answered ends once as many workers are there as there were at most: none is
-        on its way then.
+        One that no processor answered is sent anew once all workers of those that are lost are somewhere: none brings
+        it then.
         """
-        is_with_none = request.generate is not None and search.error is None
-        if not (search.is_final or (is_with_none and self._workers >= self._most_workers > 0)):
+        may_end = search.is_final
+        if request.generate is not None:
+            is_sure = search.error is None and not any(each.hides_workers for each in self.sessions)
+            may_end = not self._missing and (may_end or is_sure)
+        if not may_end:
             return
         left = [each for each in self.sessions if each not in search.without]
         is_open = [each for each in self.sessions if each.state is SessionState.OPEN]
@@ -666,7 +680,7 @@ class OpenRequests:
 
     def look(self, now: float) -> None:
         """End the searches whose time is over; to be called once a heartbeat's interval."""
-        self._most_workers = max(self._most_workers, self._workers)
+        self._count_missing(now)
         for request in list(self._homeless.values()):
             search = request.search
             if search is None:
@@ -683,35 +697,48 @@ class OpenRequests:
                 if any(each.is_expected for each in self.sessions):  # its workers may be at one that had none
                     search.without &= {each for each in self.sessions if each.is_closing}
                 self._place(request, search)
-            elif search.is_final:
+            elif search.is_final or not self.sessions or not self._is_time(request, search, now):
                 self._conclude(request, search)
-            elif self.sessions and (search.is_overdue or now - search.quiet_since >= self._grace(request)):
+            else:
                 search.is_final = True
-                self._most_workers = self._workers  # the others had the time to come, and did not
                 search.without.clear()
                 for session in self.sessions:
                     self._ask(session, request)
         self._flush_ends()
 
+    def _is_time(self, request: OpenRequest, search: Search, now: float) -> bool:
+        """Tell whether a request's worker has had the time to come to one of the processors."""
+        quiet = now - (search.quiet_since or now)
+        return search.is_overdue or quiet >= self._grace(is_answered=request.generate is None)
+
+    def _count_missing(self, now: float) -> None:
+        """Give up the workers that have come to no processor, though there was one for long enough."""
+        passed, self._looked_at = now - (now if self._looked_at is None else self._looked_at), now
+        if not any(each.state is SessionState.OPEN for each in self.sessions):
+            return
+        most = _OVERDUE * self._grace(is_answered=True)
+        away = {worker: seconds + passed for worker, seconds in self._missing.items()}
+        self._missing = {worker: seconds for worker, seconds in away.items() if seconds < most}
+
     def _count_search(self, request: OpenRequest, search: Search, now: float) -> None:
         if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
             search.searched += now - search.looked_at
         search.looked_at = now
-        grace = self._grace(request)
+        grace = self._grace(is_answered=request.generate is None)
         if request.generate is None:  # where none stayed, a worker that lives may have found none
             may_end = search.error is not None and any(each.heard_for(now) >= grace for each in self.sessions)
         else:
             may_end = True
         search.is_overdue = may_end and search.searched >= _OVERDUE * grace
 
-    def _grace(self, request: OpenRequest) -> float:
+    def _grace(self, *, is_answered: bool) -> float:
         """How long a request's worker may take to come to another processor, in seconds.
 
         It may notice the loss of its processor only after the timeout, asks each processor in turn for an interval, and
-        then again for longer. A request that no worker is known to have does not wait for so late a worker: sent anew,
-        it has the rows of one of the two alone.
+        then again for longer. `is_answered`: some worker is known to have it. Else the request waits less for one that
+        is not known: sent anew, it has the rows of one of the two alone.
         """
-        silence = (2 * each.timeout if request.generate is None else each.interval for each in self.sessions)
+        silence = (2 * each.timeout if is_answered else each.interval for each in self.sessions)
         asking = sum(each.interval for each in self.sessions if not each.has_gone)
         return max(silence, default=0) + asking
 

@@ -47,6 +47,10 @@ class ClientSession(ReconnectingSession):
         self._watched: tuple[str, Callable[[ServerFrame, bytes], None]] | None = None
         self._status: asyncio.Future[ProcessorStatus] | None = None
         self._room: dict[str, ModelRoom] = {}
+        self.workers: frozenset[int] = frozenset()
+        """The workers that the processor has named, by the hashes of their ids."""
+        self.hides_workers = False
+        """Whether the processor has workers and does not name them, as one of an older version."""
         self._arrivals = 0
         self._used: Counter[str] = Counter()
         """How many requests were sent for each model since the processor said how much room it has."""
@@ -94,21 +98,24 @@ class ClientSession(ReconnectingSession):
         used = sum(self._used[room.model] for room in rooms) + (0 if "" in self._room else self._used[""])
         return (sum(room.free_requests for room in rooms) - used) / workers if workers else -inf
 
-    @property
-    def workers(self) -> int:
-        """How many workers it has that take requests, as far as is known."""
-        return sum(room.workers for room in self._room.values())
-
     def used(self, model: str) -> None:
         """Count a request that was sent to it."""
         self._used[model] += 1
 
     def _take_room(self, room: Room) -> None:
         self._room = {each.model: each for each in room.models}
+        self.workers = frozenset(room.workers)
+        self.hides_workers = not room.workers and any(each.workers for each in room.models)
         self._used.clear()
+        self._requests.seen(self.workers)
         if room.arrivals != self._arrivals:
             self._arrivals = room.arrivals
             self._requests.arrived(self)
+
+    def _forget_room(self) -> None:
+        workers, self.workers = self.workers, frozenset()
+        self._requests.missed(workers)
+        self._room.clear()
 
     # Calls of the application.
 
@@ -198,7 +205,7 @@ class ClientSession(ReconnectingSession):
         self._number = self._acked = 0
         if not resumed:
             self._outgoing.clear()
-            self._room.clear()
+            self._forget_room()
             self.is_closing = False  # what closed was the life before, if the connection came back before it was missed
         self._requests.welcomed(self, resumed=resumed)
         if self._watched is not None:
@@ -236,7 +243,7 @@ class ClientSession(ReconnectingSession):
         self.is_closing = False
         if self._requests.has_several:
             self._outgoing.clear()  # by the time that they were sent, these would say what is not true any more
-            self._room.clear()
+            self._forget_room()
             self._requests.lost(self)
 
     # Frames that go out.

@@ -51,6 +51,8 @@ class Core:
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
         """Extend the peers' deadlines after a local stall of some seconds: what looks like their silence was ours."""
+        self._back_at = min(now + self._timeout, self._back_at + seconds)
+        self.dispatch.extend_deadlines(seconds, now)
         self.workers.extend_deadlines(seconds, now)
         self.clients.extend_deadlines(seconds, now)
 

@@ -1,6 +1,7 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
 from collections.abc import Iterable
+from hashlib import blake2b
 from math import inf
 
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
@@ -16,6 +17,7 @@ from tokenbus_services.processor.workers import WorkerConnections
 from tokenbus_services.settings import Settings
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
+_MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MINOR_1 = 9
 """The first sampling parameter that minor 1 of the schema added."""
 _Kind = tuple[str, str, int, str]
@@ -46,6 +48,10 @@ class Dispatch:
         After a restart, clients may be back before workers are; a worker that was lost may come back.
         """
         self._waits_until = now + self._settings.bus.heartbeat_timeout_ms / 1000
+
+    def extend_deadlines(self, seconds: float, now: float) -> None:
+        """Let requests wait longer for a worker by a stall of this processor: none could come in it."""
+        self._waits_until = min(self._waits_until + seconds, now + self._settings.bus.heartbeat_timeout_ms / 1000)
 
     def submit(
         self, generate: Generate, route: int, *, owner: int = NO_OWNER, may_wait: bool = False
@@ -228,7 +234,7 @@ class Dispatch:
         ]
 
     def room(self) -> Room:
-        """Return how many requests the workers that are connected take, by model."""
+        """Return which workers are connected, and how many requests they take, by model."""
         rooms: dict[str, ModelRoom] = {}
         for worker in self._serving(""):
             hello = worker.stream.hello
@@ -236,7 +242,9 @@ class Dispatch:
             if worker.peer is not None and not worker.takes_no_more:
                 room.workers += 1
                 room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
-        return Room(arrivals=self.workers.arrivals, models=list(rooms.values())[:_MOST_MODELS])
+        connected = [_hash(worker_id) for worker_id, worker in self.workers.by_id.items() if worker.peer is not None]
+        models = list(rooms.values())[:_MOST_MODELS]
+        return Room(arrivals=self.workers.arrivals, models=models, workers=connected[:_MOST_WORKERS])
 
     def _no_worker(self, generate: Generate) -> RequestError:
         candidates = self._candidates(generate)
@@ -257,6 +265,10 @@ class Dispatch:
             return f"sampling.lora_adapter: one of {', '.join(known)}, got {adapter!r}"
         what = f"model {generate.model!r}" if generate.model else "requests"
         return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
+
+
+def _hash(worker_id: str) -> int:
+    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest())
 
 
 def _hands_off(worker: Worker) -> bool:

@@ -84,7 +84,6 @@ class Processor:
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
         transport = self._transport or transport_for(bus)
         await self._open_log()
-        self._core.begin(self.clock.now())
         try:
             for address in (self.settings.bus.workers_address, self.settings.bus.clients_address):
                 own = member_address(address, self.id)
@@ -96,6 +95,7 @@ class Processor:
             raise
         workers, clients = self._listeners
         self.workers.listener, self.clients.listener = workers, clients
+        self._core.begin(self.clock.now())
         self._tasks = [
             asyncio.create_task(self._carry(workers, self.workers.receive)),
             asyncio.create_task(self._carry(clients, self.clients.receive)),

@@ -1,5 +1,6 @@
 """OpenRequests over several processors: where a request goes, how it is found again, and what reaches it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,12 +45,12 @@ class Two:
                 list(peer.says_all())
             self.requests.look(self.a.now)
 
-    def room(self, peer: Peer, arrivals: int = 1, **models: int) -> None:
-        """Say how much room a processor has by model."""
+    def room(self, peer: Peer, arrivals: int = 1, workers: Sequence[int] = (), **models: int) -> None:
+        """Say how much room a processor has by model, and which workers."""
         found = [
             ModelRoom(model=name.replace("any", ""), free_requests=free, workers=1) for name, free in models.items()
         ]
-        peer.hear(room=Room(arrivals=arrivals, models=found))
+        peer.hear(room=Room(arrivals=arrivals, models=found, workers=workers))
 
 
 def error(peer: Peer, code: ErrorCode, key: int = 5, emitted: int = 0) -> None:
@@ -309,19 +310,70 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
-def test_request_is_sent_anew_at_once_where_all_workers_are_back_and_none_has_it() -> None:
-    """What is waited for is a worker that may be on its way; with as many there as before, there is none."""
+def lost_with(workers: Sequence[int]) -> Two:
+    """Return a client whose request 5 was at `a`, which had workers 1, 2 and some others and is lost; `b` has none."""
     two = Two()
-    two.room(two.a, one=9)
-    two.room(two.b, other=1)
-    two.pass_time(1, two.a, two.b)
+    two.room(two.a, workers=[1, 2, *workers], any=9)
+    two.room(two.b)
     two.requests.open(generate_of(5))
     assert keys(two.a, "generate") == [5]
     two.pass_time(TIMEOUT + 1, two.b)
     error(two.b, UNKNOWN)
     assert keys(two.b, "generate") == []
-    two.room(two.b, arrivals=2, one=9, other=1)
+    return two
+
+
+def test_request_is_sent_anew_at_once_where_all_workers_are_back_and_none_has_it() -> None:
+    """What is waited for is a worker of the lost processor that is still on its way: whichever has it says so."""
+    two = lost_with([])
+    two.room(two.b, arrivals=2, workers=[1, 3, 4], any=9)
     assert keys(two.b, "resume") == [5]
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == []
+    two.room(two.b, arrivals=3, workers=[1, 2, 3, 4], any=9)
+    assert keys(two.b, "resume") == [5]
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == [5]
+
+
+def test_request_is_sent_anew_once_a_worker_that_is_missing_has_had_the_time_to_come() -> None:
+    """It may have died together with its processor, so it is not waited for any longer."""
+    two = lost_with([])
+    two.room(two.b, arrivals=2, workers=[1], any=9)
+    two.pass_time(2 * GRACE - TIMEOUT - 2, two.b)
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == []
+    sent: list[int] = []
+    while not sent:
+        two.pass_time(1, two.b)
+        error(two.b, UNKNOWN)
+        sent = keys(two.b, "generate")
+        assert two.b.now < FIRST + PATIENCE
+    assert sent == [5]
+
+
+def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_waited_for() -> None:
+    """Where it went, it has said of which requests it has."""
+    two = Two()
+    two.room(two.a, workers=[1], any=9)
+    two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.room(two.b, workers=[1], any=9)
+    two.pass_time(TIMEOUT + 1, two.b)
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == [5]
+
+
+def test_workers_that_are_not_named_are_given_time_to_come() -> None:
+    """A processor of an older version says how many it has, and not which."""
+    two = Two()
+    two.room(two.a, any=9)
+    two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.pass_time(TIMEOUT + 1, two.b)
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == []
+    two.pass_time(SHORT_GRACE, two.b)
     error(two.b, UNKNOWN)
     assert keys(two.b, "generate") == [5]
 

@@ -327,6 +327,20 @@ def test_requests_wait_for_workers_after_a_start() -> None:
     assert bench.core.dispatch.waiting == 0
 
 
+def test_own_standstill_is_no_time_in_which_a_worker_could_come() -> None:
+    """A processor that stood still after its start lets requests wait as long as one that did not."""
+    bench = Bench({"bus.heartbeat_timeout_ms": 3000})
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    bench.clock.advance(4.0)
+    bench.core.extend_deadlines(3.0, bench.clock.now())
+    bench.core.tick(bench.clock.now())
+    client.ask(generate_of(2))
+    assert client.errors() == {}
+    assert set(keys(bench.worker())) == {1, 2}
+
+
 def test_worker_that_has_a_waiting_request_keeps_it() -> None:
     """A request that waits for a worker, and that one says it has already, is not handed out a second time."""
     bench = Bench()
