@@ -11,8 +11,8 @@ from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import TCP, working
 from tests.integration.namespaces import TwoHosts, why_no_cable
-from tests.integration.proxy import Proxy
 from tests.support.nats import NatsServer
+from tests.support.proxy import Proxy
 from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_engines.synthetic import SyntheticEngine

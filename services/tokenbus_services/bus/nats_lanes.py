@@ -57,6 +57,7 @@ class Peer:
     def begin(self, up: str, down: str, hear: Receive) -> None:
         """Hear its frames at one subject, as many as a window has, and speak at another."""
         self._lane.peers[self.id] = self
+        self.down = down
         self._inlet = self.server.subscribe(up, hear, self._most)
         self.publish = partial(self.server.publish, down, up)
         self.say(Kind.WELCOME)
@@ -105,6 +106,8 @@ class Lane(NatsEnd):
         """Whose hellos it hears, the latest last; at most _MOST_NAMES."""
         self._hellos: dict[str, HelloInlet] = {}
         self._listener = listener
+        self._cut_off: list[str] = []
+        """Where those are answered that were heard over the connection that was lost last."""
         super().__init__("lane", servers, settings)
 
     def add(self, name: str) -> list[str]:
@@ -129,6 +132,8 @@ class Lane(NatsEnd):
 
     async def _serve(self, server: ServerConnection) -> None:
         self._hellos.clear()
+        for down in self._cut_off:  # at once: nothing else says so where the lost server stands still
+            server.publish(down, "", Frame(Kind.END, 0, 0).packed())
         for name in self.names:
             self._hear_name(server, name)
         waiting, self._waiting = self._waiting, {}
@@ -137,6 +142,7 @@ class Lane(NatsEnd):
         try:
             await server.lost.wait()
         finally:
+            self._cut_off = [known.down for known in self.peers.values()]
             for known in tuple(self.peers.values()):
                 self._listener.forget(known)
 

@@ -63,6 +63,11 @@ class NatsListener(NatsEnd):
         self._answer = b""
         self._answered = asyncio.Event()
         self._is_mine = False
+        self._was_mine = False
+        """Whether the name was its own when the last server was lost, and no other listener has claimed it since.
+
+        Meanwhile peers are welcome: where a server of the cluster stands still, nobody may answer for a while.
+        """
         self._denied = ""
         self._decided = asyncio.Event()
         self._is_retired = not self.group
@@ -99,6 +104,7 @@ class NatsListener(NatsEnd):
                         return
                     self._denied = server.denied
                     self._decided.set()
+                    self._was_mine = self._is_mine
                     if not self._is_mine:
                         self._disconnect_all()
                 self._announce()
@@ -143,7 +149,7 @@ class NatsListener(NatsEnd):
             self._answered.set()
         if self._is_mine and answer == _MINE:
             self._refused("another listener has this one's name: it was there first, and goes on after standing still")
-            self._is_mine = False
+            self._is_mine = self._was_mine = False
             self._disconnect_all()
 
     def _disconnect_all(self) -> None:
@@ -168,7 +174,7 @@ class NatsListener(NatsEnd):
             self._announcing.cancel()
             self._announcing = None
         self._hear_who()
-        if self._is_mine and not self._is_retired and self.server is not None:
+        if self.is_reachable() and not self._is_retired and self.server is not None:
             admitted = sum(peer.is_admitted for peer in self._peers.values())
             self.server.publish(f"{self.base}.here", "", str(admitted).encode())
 
@@ -180,7 +186,7 @@ class NatsListener(NatsEnd):
 
     def is_reachable(self) -> bool:
         """Return whether new connections can reach it: the name is its own, and a server is there."""
-        return self._is_mine
+        return self._is_mine or (self._was_mine and self.server is not None)
 
     # Messages.
 
@@ -238,7 +244,7 @@ class NatsListener(NatsEnd):
         del nobody
         place = subject[len(self._prefix) :].removesuffix(HELLO)
         peer = place + payload[-ID_LENGTH:].decode("ascii", "replace")
-        if self._is_mine and _PEER.fullmatch(peer) is not None:
+        if self.is_reachable() and _PEER.fullmatch(peer) is not None:
             self._take_hello(peer, payload[:-ID_LENGTH])
         else:
             self._bounds.drop(name_of(place.encode()))
@@ -246,7 +252,12 @@ class NatsListener(NatsEnd):
     def _hear_old_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         """Take what came to a peer's own subject: its hello, as an older peer says it, or what its lane takes."""
         peer = subject[len(self._prefix) :]
-        if self._is_mine and not nobody and peer.encode() not in self._peers and _PEER.fullmatch(peer) is not None:
+        if (
+            self.is_reachable()
+            and not nobody
+            and peer.encode() not in self._peers
+            and _PEER.fullmatch(peer) is not None
+        ):
             self._take_hello(peer, payload)
 
     def _take_hello(self, peer: str, payload: bytes) -> None:
@@ -385,5 +396,5 @@ class NatsListener(NatsEnd):
 
     async def close(self) -> None:
         """Close; what was sent to peers still goes out, for at most `linger_ms`."""
-        self._is_mine = False
+        self._is_mine = self._was_mine = False
         await asyncio.gather(super().close(), *(lane.close() for lane in dict.fromkeys(self._lanes.values())))

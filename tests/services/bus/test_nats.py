@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from tests.services.bus.harness import introduce, meet_again
 from tests.services.bus.nats_ends import QUICK, Ends, Start, ends, start
 from tests.support.nats import NatsServer
+from tests.support.proxy import Proxy
 from tests.support.waiting import soon, turns, until
 from tokenbus_services.bus import AddressError, MessageError, Outcome, transport_for
 from tokenbus_services.bus.addresses import parse_nats
@@ -21,6 +23,7 @@ from tokenbus_services.bus.nats_server import Servers, end_tasks
 
 __all__ = ["ends", "start"]
 pytestmark = pytest.mark.process
+_HOUR_MS = 3_600_000
 
 
 async def test_server_that_is_killed(start: Start, ends: Ends) -> None:
@@ -226,6 +229,31 @@ async def test_peer_that_dies(start: Start, ends: Ends) -> None:
     connection._running.cancel()  # type: ignore[attr-defined]
     connection._goodbye = lambda: None  # type: ignore[attr-defined]
     await until(lambda: listener.usage().admitted == 0)
+
+
+async def test_listener_is_back_as_soon_as_it_is_connected(start: Start, ends: Ends) -> None:
+    """A listener that lost its server welcomes peers once it has one, and those that it had learn at once of the loss.
+
+    Neither waits until a heartbeat is missed: another server that stands still seems to hear for it, and says nothing.
+    """
+    patient = replace(QUICK, heartbeat_interval_ms=_HOUR_MS // 2, heartbeat_timeout_ms=_HOUR_MS)
+    server, mute = start(), Client()
+    async with Proxy(f"tcp://{server.server}") as proxy:
+        listener = await ends.listen(f"{proxy.address.replace('tcp:', 'nats:')}/workers", patient)
+        connection = await ends.connect(server.address("workers"), patient)
+        old = await introduce(connection, listener)
+        await mute.connect(server.server)
+        await mute.subscribe("tokenbus.workers.>")
+        await mute.flush()
+        proxy.cut()
+        await until(lambda: not listener.is_reachable())
+        proxy.restore()
+        await until(lambda: listener.usage().unadmitted == 1)  # the old peer, which has sent nothing
+        peer, _ = await meet_again(connection, listener)
+        assert peer != old
+        await introduce(await ends.connect(server.address("workers"), patient), listener)
+        await soon(listener.close())
+        await soon(mute.close())
 
 
 async def test_listener_that_dies(start: Start, ends: Ends) -> None:
