@@ -149,9 +149,10 @@ class OpenRequests:
         self._ended_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
         self._missing: dict[int, float] = {}
-        """The workers of lost processors that are at no other yet: for how long there was one to come to, in seconds.
+        """The workers that have left their processor, or lost it, and are at no other yet.
 
-        Any of them may have a request that no processor answered.
+        Any of them may have a request that no processor answered, and may soon take one that none takes now. Each is
+        waited for so many seconds more in which there is a processor to come to.
         """
         self._looked_at: float | None = None
         self._over: OrderedDict[int, float] = OrderedDict()
@@ -605,11 +606,18 @@ class OpenRequests:
         elif request.search is None or session not in request.search.without:
             self._send(request, session)  # it keeps in mind which processors have refused it
 
-    def missed(self, workers: frozenset[int]) -> None:
+    def lost_with(self, workers: frozenset[int]) -> None:
         """Learn that the processor of some workers is lost: they are on their way to another, or there already."""
+        self._miss(workers, _OVERDUE * self._grace(is_answered=True))
+
+    def left(self, workers: frozenset[int]) -> None:
+        """Learn that some workers are at a processor no more, which is there."""
+        self._miss(workers, self._grace(is_answered=False))
+
+    def _miss(self, workers: frozenset[int], seconds: float) -> None:
         here = [each.workers for each in self.sessions if each.state is SessionState.OPEN]
         for worker in workers.difference(*here):
-            self._missing.setdefault(worker, 0.0)
+            self._missing[worker] = max(seconds, self._missing.get(worker, 0.0))
 
     def seen(self, workers: frozenset[int]) -> None:
         """Learn that some workers are at a processor; each says of which requests it has."""
@@ -646,20 +654,20 @@ class OpenRequests:
         best = self._best(request.generate.model if request.generate is not None else "", search)
         if best is not None:
             self._send(request, best)
-        elif search.error is not None and not any(each.is_expected for each in self.sessions):
+        elif search.error is not None and not self._workers_may_come():
             self._broken(request, search.error)
+
+    def _workers_may_come(self) -> bool:
+        """Tell whether a processor, or workers of a lost one, may soon take what is refused now."""
+        return bool(self._missing) or any(each.is_expected for each in self.sessions)
 
     def _conclude(self, request: OpenRequest, search: Search) -> None:
         """End the search for a request when all have said that they do not have it.
 
-        One that no processor answered is sent anew once all workers of those that are lost are somewhere: none brings
-        it then.
+        One that no processor answered is sent anew once no worker is missing: none brings it then.
         """
-        may_end = search.is_final
-        if request.generate is not None:
-            is_sure = search.error is None and not any(each.hides_workers for each in self.sessions)
-            may_end = not self._missing and (may_end or is_sure)
-        if not may_end:
+        is_sure = request.generate is not None and not any(each.hides_workers for each in self.sessions)
+        if not (search.is_final or is_sure) or (self._missing and request.generate is not None):
             return
         left = [each for each in self.sessions if each not in search.without]
         is_open = [each for each in self.sessions if each.state is SessionState.OPEN]
@@ -694,7 +702,7 @@ class OpenRequests:
                 code, request_id = ErrorCode.ERROR_CODE_DEADLINE, request.tokens.request_id
                 self._broken(request, search.error or request_error(request_id, code, message))
             elif request.is_unsent:
-                if any(each.is_expected for each in self.sessions):  # its workers may be at one that had none
+                if self._workers_may_come():  # perhaps at one that had none
                     search.without &= {each for each in self.sessions if each.is_closing}
                 self._place(request, search)
             elif search.is_final or not self.sessions or not self._is_time(request, search, now):
@@ -716,9 +724,8 @@ class OpenRequests:
         passed, self._looked_at = now - (now if self._looked_at is None else self._looked_at), now
         if not any(each.state is SessionState.OPEN for each in self.sessions):
             return
-        most = _OVERDUE * self._grace(is_answered=True)
-        away = {worker: seconds + passed for worker, seconds in self._missing.items()}
-        self._missing = {worker: seconds for worker, seconds in away.items() if seconds < most}
+        left = {worker: seconds - passed for worker, seconds in self._missing.items()}
+        self._missing = {worker: seconds for worker, seconds in left.items() if seconds > 0}
 
     def _count_search(self, request: OpenRequest, search: Search, now: float) -> None:
         if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):

@@ -104,17 +104,18 @@ class ClientSession(ReconnectingSession):
 
     def _take_room(self, room: Room) -> None:
         self._room = {each.model: each for each in room.models}
-        self.workers = frozenset(room.workers)
+        before, self.workers = self.workers, frozenset(room.workers)
         self.hides_workers = not room.workers and any(each.workers for each in room.models)
         self._used.clear()
         self._requests.seen(self.workers)
+        self._requests.left(before - self.workers)
         if room.arrivals != self._arrivals:
             self._arrivals = room.arrivals
             self._requests.arrived(self)
 
     def _forget_room(self) -> None:
         workers, self.workers = self.workers, frozenset()
-        self._requests.missed(workers)
+        self._requests.lost_with(workers)
         self._room.clear()
 
     # Calls of the application.

@@ -142,6 +142,29 @@ def test_request_waits_for_the_workers_of_a_processor_that_closes() -> None:
     assert sources[1].error.code == FULL
 
 
+def test_new_request_waits_for_the_workers_of_a_lost_processor() -> None:
+    """They live, and are on their way to one that has none yet; those that do not come are given up after a while."""
+    two = Two()
+    two.room(two.a, workers=[1, 2], any=9)
+    two.room(two.b)
+    two.pass_time(2 * TIMEOUT + 1, two.b)
+    sources = [two.requests.open(generate_of(key)) for key in (5, 6)]
+    assert keys(two.b, "generate") == [5, 6]
+    for key in (5, 6):
+        error(two.b, NO_WORKER, key)
+    assert [source.has_ended for source in sources] == [False, False]
+    two.room(two.b, arrivals=2, workers=[1], any=9)
+    assert keys(two.b, "generate") == [5, 6]
+    two.b.rows(Wanted(5, 0, 1, RowStatus.FINISHED_LENGTH))
+    assert sources[0].has_ended
+    error(two.b, NO_WORKER, 6)
+    assert not sources[1].has_ended
+    two.pass_time(2 * GRACE, two.b)
+    error(two.b, NO_WORKER, 6)
+    assert sources[1].error is not None
+    assert sources[1].error.code == NO_WORKER
+
+
 def test_next_life_of_a_processor_that_closed_does_not_close() -> None:
     """Its connection came back before it was missed: it is asked like any other, and its refusal counts at once."""
     two = Two()
@@ -334,6 +357,42 @@ def test_request_is_sent_anew_at_once_where_all_workers_are_back_and_none_has_it
     assert keys(two.b, "resume") == [5]
     error(two.b, UNKNOWN)
     assert keys(two.b, "generate") == [5]
+
+
+def test_request_that_never_reached_its_processor_is_sent_anew_at_once() -> None:
+    """A processor that is there, and its workers with it, says so itself once the line to it holds again."""
+    two = Two()
+    two.room(two.a, workers=[1], any=9)
+    two.room(two.b, workers=[2])
+    two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.a.session.disconnected(two.a.now)
+    two.a.welcome(processor_id="a", resumed=True)
+    assert keys(two.a, "resume") == [5]
+    error(two.a, UNKNOWN)
+    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([5], [5])
+    error(two.b, UNKNOWN)
+    assert keys(two.b, "generate") == []
+    error(two.a, UNKNOWN)
+    assert keys(two.a, "generate") + keys(two.b, "generate") == [5]
+
+
+def test_worker_that_has_just_left_a_processor_is_waited_for() -> None:
+    """It may have taken along what its processor has forgotten; it may have died as well, so not for long."""
+    two = Two()
+    two.room(two.a, workers=[1], any=9)
+    two.room(two.b, workers=[2])
+    two.requests.open(generate_of(5))
+    assert keys(two.a, "generate") == [5]
+    two.room(two.a)
+    error(two.a, LOST)
+    for peer in (two.b, two.a):
+        error(peer, UNKNOWN)
+    assert keys(two.a, "generate") + keys(two.b, "generate") == []
+    two.pass_time(SHORT_GRACE + 1, two.a, two.b)
+    for peer in (two.b, two.a):
+        error(peer, UNKNOWN)
+    assert keys(two.a, "generate") + keys(two.b, "generate") == [5]
 
 
 def test_request_is_sent_anew_once_a_worker_that_is_missing_has_had_the_time_to_come() -> None:

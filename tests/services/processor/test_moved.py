@@ -77,6 +77,19 @@ def test_request_that_no_worker_here_has_is_unknown_at_once() -> None:
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
 
+def test_client_hears_which_workers_are_here_before_it_hears_that_none_has_its_request() -> None:
+    """One that has just left may have taken the request along, and the client waits for that one."""
+    bench = Bench()
+    worker, client = bench.worker(processors=1, max_requests=9), bench.client(wants_room=True)
+    assert [len(heard.frame.room.workers) for heard in client.heard() if heard.body == "room"] == [1]
+    worker.say(WorkerFrame(goodbye=Goodbye(reason=GoodbyeReason.GOODBYE_REASON_MOVED)))
+    bench.advance(0.01)
+    client.say(resume(1, 0))
+    room, error = client.heard()
+    assert (room.body, len(room.frame.room.workers)) == ("room", 0)
+    assert (error.body, error.frame.error.code) == ("error", UNKNOWN)
+
+
 def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_rows() -> None:
     """The worker names it no more in its hello: until all that it retained has come, the processor does not deny it."""
     bench = Bench()
