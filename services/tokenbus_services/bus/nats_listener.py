@@ -66,7 +66,7 @@ class NatsListener(NatsEnd):
         self._was_mine = False
         """Whether the name was its own when the last server was lost, and no other listener has claimed it since.
 
-        Meanwhile peers are welcome: where a server of the cluster stands still, nobody may answer for a while.
+        Meanwhile peers are welcome: while a server of the cluster stands still, asking for the name gets no answer.
         """
         self._denied = ""
         self._decided = asyncio.Event()
@@ -252,12 +252,8 @@ class NatsListener(NatsEnd):
     def _hear_old_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         """Take what came to a peer's own subject: its hello, as an older peer says it, or what its lane takes."""
         peer = subject[len(self._prefix) :]
-        if (
-            self.is_reachable()
-            and not nobody
-            and peer.encode() not in self._peers
-            and _PEER.fullmatch(peer) is not None
-        ):
+        is_new = not nobody and peer.encode() not in self._peers
+        if is_new and self.is_reachable() and _PEER.fullmatch(peer) is not None:
             self._take_hello(peer, payload)
 
     def _take_hello(self, peer: str, payload: bytes) -> None:

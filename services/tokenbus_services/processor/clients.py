@@ -152,9 +152,7 @@ class ClientConnections(Connections[Session]):
         is_known = self._registry.table.knows(resume.request_key) or self._registry.source_of(resume.request_key)
         if self.is_draining and resume.only_if_here and not is_known:
             return  # its worker was sent to another processor: this one does not say that none has it
-        if (
-            session.looks_elsewhere and not is_known
-        ):  # which workers are here counts when the client hears that none has it
+        if session.looks_elsewhere and not is_known:  # that none has it holds for the workers that the client knows of
             self._send_room(session, session.last_heard, is_due=True)
         self.resumes.add(session, resume)
 
