@@ -22,12 +22,14 @@ NATIVE := contracts/tokenbus_contracts/native/accept.c services/tokenbus_service
 	services/tokenbus_engines/fastdeploy/native/ops.c
 PACKAGES := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops services/tokenbus services/tokenbus_engines services/tokenbus_services
 
-# These run on Python 3.10, which FastDeploy's images have: FastDeploy's ops, workers, and what they import.
+# These run on Python 3.10, which FastDeploy's images have: FastDeploy's ops, workers, what they import, and the tests
+# that tests/test_python310.py runs there.
 RUNS_ON_3_10 := contracts/tokenbus_contracts gpu_ops/tokenbus_gpu_ops \
 	services/tokenbus_engines/fastdeploy services/tokenbus_engines/fastdeploy_switch \
 	services/tokenbus_engines/scheduler.py services/tokenbus_engines/synthetic.py \
 	$(addprefix services/tokenbus_services/,backports.py bus clock.py delivery descriptors.py handoff_tickets.py link.py logs loop_thread.py \
-	metrics plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker)
+	metrics plugins.py printable.py processor_list.py python_version.py settings signals.py watched_files.py worker) \
+	tests/services/bus tests/services/worker tests/services/test_clock.py
 
 VLLM := .venv-vllm/bin/python
 VLLM_INSTALLED := .venv-vllm/.installed

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Self
 from urllib.parse import urlsplit
 
 _CHUNK = 65536
@@ -24,7 +23,7 @@ class Proxy:
         self.passed = 0
         """How many bytes went through."""
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "Proxy":
         """Listen, at a port of its own."""
         self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
         self.address = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"

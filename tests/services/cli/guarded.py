@@ -5,7 +5,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from signal import Signals
 from types import TracebackType
-from typing import Self
+from typing import TypeVar
+
+_Self = TypeVar("_Self", bound="Guarded")
 
 
 class Guarded:
@@ -24,7 +26,7 @@ class Guarded:
         self._guard = threading.Timer(seconds, self.process.kill)
         self._guard.start()
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Self) -> _Self:  # noqa: PYI019 Self is not in Python 3.10
         """Return itself."""
         return self
 
