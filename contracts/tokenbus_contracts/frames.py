@@ -1,6 +1,8 @@
 """Control frames to bytes and back, checked both ways against the bounds that the schema declares."""
 
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor
@@ -110,3 +112,9 @@ def _made(frame: type[Message]) -> _Rules:
 
 _RULES: dict[type[Message], _Rules] = {}
 """Of the frames that this process has read or written: a process has but some kinds, and starts sooner so."""
+
+
+@lru_cache(maxsize=4096)
+def worker_hash(worker_id: str) -> int:
+    """Return what names a worker in the frame Room."""
+    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "big")

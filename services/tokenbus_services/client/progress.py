@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch, RowStatus
+from tokenbus_contracts.frames import worker_hash
 from tokenbus_services.delivery.slots import SlotMap, Slots
 from tokenbus_services.delivery.step import Step
 
@@ -16,13 +17,14 @@ _ACTIVE = int(RowStatus.ACTIVE)
 
 
 class Progress:
-    """For each open request its next position, the session that its rows come from, and where they wait."""
+    """For each open request its next position, the session and the worker of its rows, and where they wait."""
 
     def __init__(self) -> None:
         """Begin without a request."""
         self._slots = SlotMap()
         self._positions = np.zeros(64, np.int64)
         self._senders = np.full(64, NO_SENDER, np.int64)
+        self._workers = np.zeros(64, np.uint64)
         self.waiting: list[deque[tuple[Step, int]]] = []
         """By slot."""
 
@@ -34,8 +36,9 @@ class Progress:
             if slot == self._positions.size:
                 self._positions = np.resize(self._positions, 2 * slot)
                 self._senders = np.resize(self._senders, 2 * slot)
+                self._workers = np.resize(self._workers, 2 * slot)
         self.waiting[slot] = waiting
-        self._positions[slot], self._senders[slot] = position, NO_SENDER
+        self._positions[slot], self._senders[slot], self._workers[slot] = position, NO_SENDER, 0
 
     def close(self, request_id: int) -> int:
         """Forget a request and what waits for it, and return its next position."""
@@ -47,6 +50,14 @@ class Progress:
     def next_position(self, request_id: int) -> int:
         """Return a request's next position."""
         return int(self._positions[self._slots[request_id]])
+
+    def worker_of(self, request_id: int) -> int:
+        """Return the hash of the worker that has a request, as far as is known; zero: none is."""
+        return int(self._workers[self._slots[request_id]])
+
+    def set_worker(self, request_id: int, worker: int) -> None:
+        """Learn which worker has a request."""
+        self._workers[self._slots[request_id]] = worker
 
     def go_on(self, request_id: int, position: int) -> None:
         """Learn that a request has its tokens up to before a position."""
@@ -72,4 +83,5 @@ class Progress:
             & (slots >= 0)
         )
         self._positions[slots[is_next]] = ends[is_next]
+        self._workers[slots[is_next]] = worker_hash(target.header.worker_id)
         return slots, is_next

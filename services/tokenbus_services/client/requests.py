@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import LogprobBatch, RowStatus
-from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.schema import bounds_in
@@ -435,6 +435,7 @@ class OpenRequests:
             self.repeated += 1
             return -1
         self._progress.go_on(request.tokens.request_id, position + tokens)
+        self._progress.set_worker(request.tokens.request_id, worker_hash(step.worker_id))
         # The output stream has the rows where there is one: its consumer would not take them from here.
         if self._on_output is None and request.tokens.put(step, place) > self._max_rows:
             self._end_slow(request)
@@ -469,6 +470,8 @@ class OpenRequests:
         if request.home is session or (request.home is None and request_id not in self._fences):
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
+            if request.closed_at is None:
+                self._progress.set_worker(request_id, worker_hash(admitted.worker_id))
 
     def _found(self, request: OpenRequest, session: "ClientSession") -> None:
         """Learn which processor has a request."""
@@ -623,6 +626,15 @@ class OpenRequests:
         """Learn that some workers are at a processor; each says of which requests it has."""
         for worker in self._missing.keys() & workers:
             del self._missing[worker]
+
+    def came(self, session: "ClientSession", workers: frozenset[int]) -> None:
+        """Learn that some workers are new at a processor: requests of theirs are there, whatever their homes say.
+
+        A home that stands still again and again for less than its timeout would keep its requests from their worker.
+        """
+        for request_id, request in self.requests.items():
+            if request.home not in (None, session) and self._progress.worker_of(request_id) in workers:
+                session.say(ClientFrame(resume=_resume(request, only_if_here=True)))
 
     def arrived(self, session: "ClientSession") -> None:
         """Learn that a worker came to a processor: it may have brought a request that is looked for, or has ended."""

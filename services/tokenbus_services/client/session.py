@@ -109,6 +109,7 @@ class ClientSession(ReconnectingSession):
         self._used.clear()
         self._requests.seen(self.workers)
         self._requests.left(before - self.workers)
+        self._requests.came(self, self.workers - before)
         if room.arrivals != self._arrivals:
             self._arrivals = room.arrivals
             self._requests.arrived(self)

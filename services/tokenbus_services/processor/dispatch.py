@@ -1,9 +1,9 @@
 """Dispatch: which worker a new request goes to, and which requests go to none."""
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from math import inf
 
+from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Room
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
@@ -242,7 +242,7 @@ class Dispatch:
             if worker.peer is not None and not worker.takes_no_more:
                 room.workers += 1
                 room.free_requests += max(0, hello.max_requests - self.registry.table.load_of(worker.source.stream))
-        connected = [_hash(worker_id) for worker_id, worker in self.workers.by_id.items() if worker.peer is not None]
+        connected = [worker_hash(each) for each, worker in self.workers.by_id.items() if worker.peer is not None]
         models = list(rooms.values())[:_MOST_MODELS]
         return Room(arrivals=self.workers.arrivals, models=models, workers=connected[:_MOST_WORKERS])
 
@@ -265,10 +265,6 @@ class Dispatch:
             return f"sampling.lora_adapter: one of {', '.join(known)}, got {adapter!r}"
         what = f"model {generate.model!r}" if generate.model else "requests"
         return f"no worker serves {what}" + (f" with a LoRA adapter, got {adapter!r}" if adapter else "")
-
-
-def _hash(worker_id: str) -> int:
-    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest())
 
 
 def _hands_off(worker: Worker) -> bool:

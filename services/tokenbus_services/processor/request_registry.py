@@ -415,11 +415,13 @@ class RequestRegistry:
     def evict_slowest(self, pending_ack: PendingAck, through: int) -> None:
         """End the requests that are not read here and hold a stream back the longest.
 
-        Of those that no client asked for, all go at once that hold it back up to a sequence.
+        Of those that no client asked for, all go at once that hold it back up to a sequence. A request whose client is
+        here, and which is on its way from one worker to another, has the time that a hand-off may take.
         """
         for request in self.table.open_requests():
             if any(early.step.pending_ack is pending_ack for early in request.early):
-                self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
+                if request.released_at is None or not request.is_claimed:
+                    self.fail(request, ErrorCode.ERROR_CODE_GAP, "what comes before its waiting tokens did not come")
                 continue
             if self.table.route[request.slot] != BUFFERED:
                 continue

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.services.builders import Wanted, batch, generate_of
+from tests.services.builders import WORKER, Wanted, batch, generate_of
 from tests.services.client.peer import FIRST, INTERVAL, TIMEOUT, Peer, positions
 from tokenbus_contracts import RowStatus, encode
+from tokenbus_contracts.frames import worker_hash
 from tokenbus_contracts.generated.client_pb2 import ModelRoom, Outputs, Room
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason
@@ -220,6 +221,41 @@ def test_request_that_lost_its_home_goes_on_where_its_worker_went(how: str) -> N
     assert positions(source) == [(0, 2), (1, 3), (4, 1)]
     assert source.status is RowStatus.FINISHED_LENGTH
     assert two.requests.repeated == 0
+
+
+@pytest.mark.parametrize("is_known_by", ["rows", "admission"])
+def test_request_goes_on_where_its_worker_is_seen(is_known_by: str) -> None:
+    """Its home may stand still for less than its timeout, again and again: it does not say that it lost the worker."""
+    two = Two()
+    two.room(two.a, any=9)
+    source, had = two.requests.open(generate_of(5)), 0
+    assert keys(two.a, "generate") == [5]
+    two.a.numbered(admitted=Admitted(request_key=5, worker_id=WORKER, epoch=1))
+    if is_known_by == "rows":
+        two.a.numbered(encode(batch([Wanted(5, 0, 2)], selection=True, worker_id="other")), outputs=Outputs())
+        had = 2
+    worker = worker_hash("other" if had else WORKER)
+    two.room(two.b, arrivals=2, workers=[7], any=1)
+    assert keys(two.b, "resume") == []
+    two.room(two.b, arrivals=3, workers=[7, worker], any=1)
+    asked = [frame.resume for frame in two.b.says_all() if frame.HasField("resume")]
+    assert [(each.request_key, each.next_position, each.only_if_here) for each in asked] == [(5, had, True)]
+    two.room(two.b, arrivals=4, workers=[worker], any=1)
+    assert keys(two.b, "resume") == []
+    two.b.rows(Wanted(5, had, 2))
+    error(two.a, LOST)
+    two.b.rows(Wanted(5, had + 2, 1, RowStatus.FINISHED_LENGTH))
+    assert source.status is RowStatus.FINISHED_LENGTH
+
+
+def test_request_stays_where_it_is_if_its_worker_was_seen_elsewhere_too_late() -> None:
+    """The other processor says that it does not have it: its home has, and what that sends goes on."""
+    two, source = begun()
+    two.room(two.b, arrivals=2, workers=[worker_hash(WORKER)], any=1)
+    assert keys(two.b, "resume") == [5]
+    error(two.b, UNKNOWN)
+    two.a.rows(Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH))
+    assert source.status is RowStatus.FINISHED_LENGTH
 
 
 def test_processor_that_wakes_up_ends_nothing() -> None:

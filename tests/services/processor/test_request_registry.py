@@ -358,6 +358,18 @@ def test_who_holds_a_stream_back_gives_way() -> None:
     assert table.recorders[ROUTE].failed[1].code == ErrorCode.ERROR_CODE_GAP
 
 
+def test_request_between_two_workers_keeps_its_early_rows() -> None:
+    """Its prefill worker may be on its way from another processor with the rows before: a hand-off has its own time."""
+    table = Table({1: 0}, slow_consumer="wait")
+    table.route(batch([Wanted(1, 0, 1, RowStatus.HANDED_OFF)]), 0)
+    (early,) = come(table, 1, 3, stream=1)
+    table.registry.evict_slowest(early.pending_ack, 0)
+    assert table.recorders[ROUTE].failed == {}
+    assert early.pending_ack.count > 0
+    table.registry.settle(table.registry.claim(1, 3, ROUTE, drafts=True, has_moved=True))
+    assert int(table.registry.table.next_position[known(table, 1).slot]) > 3
+
+
 def test_slow_iterator_ends_where_that_is_wanted() -> None:
     """With slow_consumer "end", an iterator that holds a stream back ends with an error, and its rows are let go."""
     table = Table({}, slow_consumer="end")
