@@ -82,6 +82,7 @@ class Progress:
             & (ends <= MOST_POSITION)
             & (slots >= 0)
         )
-        self._positions[slots[is_next]] = ends[is_next]
-        self._workers[slots[is_next]] = worker_hash(target.header.worker_id)
+        going_on = slots[is_next]
+        self._positions[going_on] = ends[is_next]
+        self._workers[going_on] = worker_hash(target.header.worker_id)
         return slots, is_next
