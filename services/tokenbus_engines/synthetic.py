@@ -1,6 +1,6 @@
 """SyntheticEngine: no model at all, but steps like an engine's, whose every token can be computed again.
 
-Which token a request has at a position, its logprob, rank and alternatives follow from the request's key and the
+Which token a request has at a position, its logprob, rank and alternatives follow from the request's first key and the
 position alone, wherever and however often they are computed: the ground truth that tests and benchmarks compare with.
 """
 
@@ -77,6 +77,8 @@ class _Running:
     """A request in the engine."""
 
     key: int
+    first_key: int
+    """What its tokens follow from."""
     position: int
     end: int
     top_k: int
@@ -128,7 +130,8 @@ class SyntheticEngine:
         if key in self._requests:
             raise ValueError(f"request_key: one that is not in use, got {key}")
         begin = 0 if state is None else self._position_in(state, key, end)
-        self._requests[key] = _Running(key, begin, end, generate.top_logprobs if scored else 0, scored)
+        first_key = generate.first_request_key or key
+        self._requests[key] = _Running(key, first_key, begin, end, generate.top_logprobs if scored else 0, scored)
         return len(generate.tokens.token_ids) or len(generate.text.text)
 
     def abort(self, key: int) -> None:
@@ -178,13 +181,14 @@ class SyntheticEngine:
         order = np.random.default_rng(self._step).permutation(size)
         mine = [rows[place] for place in order]
         keys = np.array([row.key for row in mine], np.uint64)
+        first_keys = np.array([row.first_key for row in mine], np.uint64)
         positions = np.array([row.position for row in mine], np.uint32)
         counts = np.array([self._count(row) for row in mine], np.uint8)
         scored = np.array([row.is_scored for row in mine], np.bool_)
         top_ks = np.array([row.top_k for row in mine], np.uint8)
         starts = np.cumsum(counts, dtype=np.intp) - counts
         places = np.arange(counts.sum(dtype=np.intp)) - np.repeat(starts, counts)
-        numbers = draws(np.repeat(keys, counts), np.repeat(positions, counts) + places)
+        numbers = draws(np.repeat(first_keys, counts), np.repeat(positions, counts) + places)
         tokens = sampled(numbers)
         other_ids, other_logprobs = alternatives(numbers, np.repeat(top_ks, counts))
         is_target = kind is BatchKind.TARGET

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import chain, count, repeat
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,6 @@ from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
 from tokenbus_contracts.schema import bounds_in
-from tokenbus_services.client.fence import Fence
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
@@ -94,6 +94,8 @@ class OpenRequest:
     """A request that has not ended."""
 
     tokens: RequestTokens
+    key: int
+    """What processors and workers know it by: its id, or another key once it was sent anew."""
     progress: Progress
     """Where its next position is, while it is open."""
     generate: Generate | None
@@ -133,6 +135,9 @@ class OpenRequests:
     silent, closes, or says that it has no worker for the request any more. Then all are asked, each time that a worker
     comes to one; the first that sends something of the request is its new home. A worker has one processor at a time,
     so rows of a request are one sequence whichever processor sends them, and its positions tell what is new.
+
+    A request that no processor answered is sent anew, under another key: a worker that is not heard of may run it under
+    the first, and its rows are not mixed with those that come now.
     """
 
     def __init__(self, max_rows: int, patience: float, *, others_may_come: bool = False) -> None:
@@ -165,8 +170,8 @@ class OpenRequests:
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
         self._homeless: dict[int, OpenRequest] = {}
         self._wake_ups = WakeUps()
-        self._fences: dict[int, Fence] = {}
-        """Of the requests that were sent anew: other workers may work on them, too."""
+        self._sent_anew: dict[int, int] = {}
+        """The ids of the open requests that were sent anew, by the key that each has now."""
         self.sessions: list[ClientSession] = []
         self._ordinals = count(NO_SENDER + 1)
         self._progress = Progress()
@@ -193,6 +198,11 @@ class OpenRequests:
     def is_open(self, request_id: int) -> bool:
         """Tell whether a processor may still have a request open for this client."""
         return request_id in self.requests or request_id in self._discarded
+
+    def _known_by(self, key: int) -> OpenRequest | None:
+        """Return the open request that processors know by a key; of one that was sent anew only the last is good."""
+        request = self.requests.get(self._sent_anew.get(key, key))
+        return request if request is not None and request.key == key else None
 
     def join(self, session: "ClientSession") -> int:
         """Add a session, and return a number that no other has."""
@@ -221,7 +231,16 @@ class OpenRequests:
         deadline = generate.deadline_unix_ms
         texts = tuple(generate.sampling.stop)
         request = OpenRequest(
-            tokens, self._progress, frame.generate, drafts, texts, deadline, home, sent_to, is_submitted=is_submitted
+            tokens,
+            generate.request_key,
+            self._progress,
+            frame.generate,
+            drafts,
+            texts,
+            deadline,
+            home,
+            sent_to,
+            is_submitted=is_submitted,
         )
         self._add(request, 0)
         if home is None:
@@ -234,7 +253,9 @@ class OpenRequests:
     ) -> RequestTokens:
         """Ask for the rest of a request, from a position on."""
         tokens = RequestTokens(request_id, position, wake_ups=self._wake_ups)
-        request = OpenRequest(tokens, self._progress, None, include_drafts, deadline_unix_ms=deadline_unix_ms)
+        request = OpenRequest(
+            tokens, request_id, self._progress, None, include_drafts, deadline_unix_ms=deadline_unix_ms
+        )
         request.closed_at = position
         frame = ClientFrame(resume=_resume(request))
         write_frame(frame)
@@ -271,12 +292,12 @@ class OpenRequests:
             return
         self._remove(request)
         if request.home is not None and not request.is_unsent:
-            self._discarded[request_id] = request
+            self._discarded[request.key] = request
             if not request.is_aborted:
                 request.is_aborted = True
                 self._say_abort(request)
         elif not request.is_unsent:
-            self._remember_over(request_id, may_go_on=True)
+            self._remember_over(request.key, may_go_on=True)
         self._ended(request, RowStatus.ABORTED)
         self._flush_ends()
 
@@ -295,7 +316,7 @@ class OpenRequests:
 
     def _say_abort(self, request: OpenRequest) -> None:
         if request.home is not None:
-            request.home.say(ClientFrame(abort=Abort(request_key=request.tokens.request_id)))
+            request.home.say(ClientFrame(abort=Abort(request_key=request.key)))
 
     # Ends.
 
@@ -304,7 +325,7 @@ class OpenRequests:
         del self.requests[request_id]
         request.closed_at = self._progress.close(request_id)
         self._homeless.pop(request_id, None)
-        self._fences.pop(request_id, None)
+        self._sent_anew.pop(request.key, None)
 
     def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
         request.tokens.finish(status, stop)
@@ -315,7 +336,8 @@ class OpenRequests:
         """End a request with an error of a processor; it counts the tokens that came here."""
         self._remove(request)
         if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.is_unsent:
-            self._remember_over(request.tokens.request_id, may_go_on=True)
+            self._remember_over(request.key, may_go_on=True)
+        error.request_key = request.tokens.request_id
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
         request.tokens.fail(error, generated)
         if self._on_output is not None:
@@ -367,14 +389,16 @@ class OpenRequests:
 
     def take_step(self, session: "ClientSession", target: LogprobBatch, draft: LogprobBatch | None) -> None:
         """Take the rows of a step."""
+        if self._sent_anew:
+            target, draft = self._under_ids(session, target, draft)
         header = target.header
         step = Step(header.worker_id, header.epoch, header.step, target, draft, PendingAck())
         slots, is_next = self._progress.advance(session.ordinal, target)
         had = is_next.astype(np.intp) - 1
         for place in np.flatnonzero(had).tolist():
             key, status = int(target.request_keys[place]), RowStatus(target.statuses[place])
-            fence, request = self._fences.get(key), self.requests.get(key)
-            if request is not None and (fence is None or fence.admits(target, place)):
+            request = self.requests.get(key)
+            if request is not None:
                 had[place] = self._row(session, request, step, place, status)
             else:
                 self._late_row(session, key, status)
@@ -383,6 +407,27 @@ class OpenRequests:
         else:
             self._give_columns(target, draft, had)
         self._flush_ends()
+
+    def _under_ids(
+        self, session: "ClientSession", target: LogprobBatch, draft: LogprobBatch | None
+    ) -> tuple[LogprobBatch, LogprobBatch | None]:
+        """Return a step with the ids of requests in the place of the keys that they were sent anew under.
+
+        Rows that come under an earlier key of theirs are of an earlier try, and left out.
+        """
+        keys = target.request_keys
+        is_late = np.isin(keys, np.fromiter(self._sent_anew.values(), np.uint64))
+        if not (is_late.any() or np.isin(keys, np.fromiter(self._sent_anew, np.uint64)).any()):
+            return target, draft
+        for place in np.flatnonzero(is_late).tolist():
+            self._late_row(session, int(keys[place]), RowStatus(target.statuses[place]))
+        target = target.select(np.flatnonzero(~is_late))
+        draft = None if draft is None else self._with_ids(draft.select(_places(draft, target)))
+        return self._with_ids(target), draft
+
+    def _with_ids(self, batch: LogprobBatch) -> LogprobBatch:
+        ids = [self._sent_anew.get(key, key) for key in batch.request_keys.tolist()]
+        return LogprobBatch.of_views(batch.header, {**batch.columns, "request_keys": np.array(ids, np.uint64)})
 
     def _put(self, step: Step, slots: Slots, places: Slots) -> None:
         """Let rows wait for the iterators of their requests."""
@@ -441,7 +486,7 @@ class OpenRequests:
             self._end_slow(request)
         elif status in FINISHED:
             self._remove(request)
-            self._remember_over(request.tokens.request_id)
+            self._remember_over(request.key)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
@@ -462,22 +507,20 @@ class OpenRequests:
 
     def admitted(self, session: "ClientSession", admitted: Admitted) -> None:
         """Learn that a worker has a request."""
-        request_id = admitted.request_key
-        request = self.requests.get(request_id) or self._discarded.get(request_id)
+        request = self._known_by(admitted.request_key) or self._discarded.get(admitted.request_key)
         if request is None:
             return
-        # Of a request that was sent anew, only rows say which worker it is.
-        if request.home is session or (request.home is None and request_id not in self._fences):
+        if request.home in (None, session):
             self._found(request, session)
             request.deadline_unix_ms = admitted.deadline_unix_ms or request.deadline_unix_ms
             if request.closed_at is None:
-                self._progress.set_worker(request_id, worker_hash(admitted.worker_id))
+                self._progress.set_worker(request.tokens.request_id, worker_hash(admitted.worker_id))
 
     def _found(self, request: OpenRequest, session: "ClientSession") -> None:
         """Learn which processor has a request."""
         was_lost = request.home is None
         request.generate, request.is_answered, request.home = None, True, session
-        if request.closed_at is None and request.tokens.request_id not in self._fences:  # whose rows are all looked at
+        if request.closed_at is None:
             self._progress.set_sender(request.tokens.request_id, session.ordinal)
         if was_lost:
             self._homeless.pop(request.tokens.request_id, None)
@@ -495,7 +538,7 @@ class OpenRequests:
         """Learn that a request ended with an error, or was not taken."""
         if error.code == ErrorCode.ERROR_CODE_TAKEN_UP:  # another connection has it: rows that still come need no abort
             self._ignore_rows_of(error.request_key)
-        request = self.requests.get(error.request_key)
+        request = self._known_by(error.request_key)
         if request is None:
             self._discarded.pop(error.request_key, None)
         elif request.home not in (None, session):
@@ -581,9 +624,9 @@ class OpenRequests:
             return
         for request in [each for each in self.requests.values() if each.home is session]:
             self._lose_home(request, None)
-        for request_id in [key for key, request in self._discarded.items() if request.home is session]:
-            del self._discarded[request_id]
-            self._remember_over(request_id, may_go_on=True)
+        for key in [key for key, request in self._discarded.items() if request.home is session]:
+            del self._discarded[key]
+            self._remember_over(key, may_go_on=True)
 
     def forget(self, session: "ClientSession") -> None:
         """Ask a processor nothing more: it has gone for good."""
@@ -694,9 +737,17 @@ class OpenRequests:
             if request.is_aborted:
                 self._never_began(request)
             elif (best := self._best(request.generate.model)) is not None:
-                self._fences[request.tokens.request_id] = Fence()
-                request.search = None
-                self._send(request, best)
+                self._send_anew(request, request.generate, best)
+
+    def _send_anew(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
+        """Send a request under another key; what runs under the one that it had is ended where it is seen."""
+        self._remember_over(request.key, may_go_on=True)
+        self._sent_anew.pop(request.key, None)
+        request.key = generate.request_key = _next_key(request.key)
+        generate.first_request_key = request.tokens.request_id
+        self._sent_anew[request.key] = request.tokens.request_id
+        request.search = None
+        self._send(request, session)
 
     def look(self, now: float) -> None:
         """End the searches whose time is over; to be called once a heartbeat's interval."""
@@ -764,12 +815,17 @@ class OpenRequests:
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
     return Resume(
-        request_key=request.tokens.request_id,
+        request_key=request.key,
         next_position=request.next_position,
         include_draft_logprobs=request.include_drafts,
         deadline_unix_ms=request.deadline_unix_ms,
         only_if_here=only_if_here,
     )
+
+
+def _next_key(key: int) -> int:
+    """Return the key that follows one where a request is sent anew: whoever knows the first can find it."""
+    return int.from_bytes(blake2b(key.to_bytes(8, "big"), digest_size=8).digest(), "big") or 1
 
 
 def _places(draft: LogprobBatch, target: LogprobBatch) -> npt.NDArray[np.intp]:

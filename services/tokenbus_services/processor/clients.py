@@ -139,6 +139,7 @@ class ClientConnections(Connections[Session]):
     def _ended(self, session: Session, ended: Ended) -> None:
         _check_role(session.may_ask, Role.CLIENT)
         for request_id in ended.request_keys:
+            self._abort(session, request_id)
             self._registry.client_ended(request_id, session.owner)
 
     def _ack(self, session: Session, number: int) -> None:

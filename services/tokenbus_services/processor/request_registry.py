@@ -246,16 +246,8 @@ class RequestRegistry:
         if is_orphaned:
             table.resume(request, position, now)
         elif request.has_moved and position > table.next_position[request.slot]:
-            self._end_copy(request, now)
             table.skip_to(request, position)
         return request
-
-    def _end_copy(self, request: Request, now: float) -> None:
-        """End what this processor began of a request that has had more tokens elsewhere: it was sent anew, and runs."""
-        if request.is_asked_here and self.table.state_of(request) in (State.QUEUED, State.RUNNING):
-            self._core.workers.abort(self.table.stream_of(request), request.id)
-            self.table.end_copy(request, now)
-            self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
 
     def take_over(self, request_id: int, source: Source) -> Request | None:
         """Learn that a worker goes on with a request that another began, and return it if it has it from now on."""
@@ -325,11 +317,9 @@ class RequestRegistry:
 
     # How they end.
 
-    def finish(self, request: Request, status: RowStatus, source: Source) -> None:
+    def finish(self, request: Request, status: RowStatus) -> None:
         """End a request that has had its last row."""
         self.counts.finished += 1
-        if not request.is_claimed or self.may_be_elsewhere(request):
-            self.table.finished(request, source.name)
         if (consumer := self.consumer_of(request)) is not None:
             consumer.finish(request, status)
         self._drop_early(request)
@@ -524,7 +514,7 @@ class RequestRegistry:
         """
         worker = self._core.workers.by_stream.get(source.stream)
         is_sent_again = worker is None or worker.reconcile is not None
-        ended_here = self.table.has_ended_here(request_id, source)
+        ended_here = self.table.ended(request_id) is not None
         return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
 
     def client_ended(self, request_id: int, owner: int) -> None:

@@ -208,8 +208,6 @@ class Request:
     """Rows that came out of order."""
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
-    is_asked_here: bool = False
-    """Whether a client asked for it here, and the worker that was given it, if any, had it from nowhere else."""
     has_moved: bool = False
     """Whether its client looked for it at several processors, and found it here."""
     payer: Payer | None = None
@@ -219,10 +217,6 @@ class Request:
     """The stream that brought it unasked."""
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
-    copy_stream: int = NO_STREAM
-    """The stream whose rows are not its: they are of a copy that was ended here."""
-    finished_by: str = ""
-    """The stream that brought its last row, where another processor's worker may have a copy of it; empty: none may."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -233,7 +227,6 @@ class Ended:
     tokens: int
     owner: int
     last_frame: tuple[int, int] | None
-    finished_by: str = ""
 
 
 _EMPTY: Mapping[str, float] = {
@@ -338,11 +331,6 @@ class RequestTable:
         """Return how a request ended, if that is still known."""
         return self._ended.get(request_id)
 
-    def has_ended_here(self, request_id: int, source: Source) -> bool:
-        """Tell whether a request that a stream has, or brings, ended here, and not only a copy of it."""
-        ended = self._ended.get(request_id)
-        return ended is not None and ended.finished_by in ("", source.name)
-
     def has_ended_at_client(self, request_id: int) -> bool:
         """Tell whether a request had ended at its client before it came here."""
         return request_id in self._ended_at_clients
@@ -426,7 +414,6 @@ class RequestTable:
         request.generate.CopyFrom(generate)
         request.generate.owner = owner
         request.generate.deadline_unix_ms = deadline.unix_ms
-        request.is_asked_here = True
         self.claim(request, route, owner, drafts=generate.include_draft_logprobs)
         return request
 
@@ -493,15 +480,10 @@ class RequestTable:
     def lose(self, request: Request, now: float) -> None:
         """Take a request from its stream, which is lost here: its client looks for it elsewhere, too."""
         self._move(request, Event.LOSE)
-        request.generate, request.is_asked_here = None, False
+        request.generate = None
         self.stream[request.slot] = NO_STREAM
         request.released_at = now
         request.has_moved = True
-
-    def end_copy(self, request: Request, now: float) -> None:
-        """Let the client's request go on without the stream that has a copy of it: nothing more of that is its."""
-        request.copy_stream, request.aborted_at = self.stream_of(request), None
-        self.lose(request, now)
 
     def hand_off(self, request: Request, now: float) -> None:
         """Take a request from its stream: another one goes on with it."""
@@ -530,8 +512,7 @@ class RequestTable:
         self._slots.remove(request.id)
         self._charge(request, None)
         self._requests[slot] = None
-        tokens = int(self.next_position[slot])
-        self._ended[request.id] = Ended(error, tokens, request.owner, request.last_frame, request.finished_by)
+        self._ended[request.id] = Ended(error, int(self.next_position[slot]), request.owner, request.last_frame)
         for name, value in _EMPTY.items():
             getattr(self, name)[slot] = value
         self.contexts[slot] = None
@@ -547,7 +528,6 @@ class RequestTable:
         self._move(request, event)
         self.stream[request.slot] = stream
         request.released_at = None
-        request.is_asked_here &= event in (Event.DISPATCH, Event.GIVE_BACK)
 
     # Changes within a state.
 
@@ -624,10 +604,6 @@ class RequestTable:
         """Note when a request's end was asked for, and when to look whether it has come."""
         request.aborted_at = now
         self.look_again(request, due)
-
-    def finished(self, request: Request, stream: str) -> None:
-        """Note that a stream brought a request's last row, and that another one may have a copy of the request."""
-        request.finished_by = stream
 
     def sent_last_row(self, request: Request, session: int, frame: int) -> None:
         """Note which frame of which session has a request's last row."""

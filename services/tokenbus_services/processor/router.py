@@ -153,8 +153,7 @@ class Router:
         if request is None:
             return None
         state, stream = table.state_of(request), table.stream_of(request)
-        # Of a copy that was ended, or its client has not asked for its tokens yet, and there will be no more.
-        if request.copy_stream == source.stream or state is State.ENDED:
+        if state is State.ENDED:  # its client has not asked for its tokens yet, and there will be no more
             self.counts.late += 1
             return None
         if state is State.ORPHANED:
@@ -249,7 +248,7 @@ class Router:
     def _leave(self, request: Request, status: RowStatus, source: Source, now: float) -> None:
         source.owners.pop(request.id, None)
         if status is not RowStatus.HANDED_OFF:
-            self._registry.finish(request, status, source)
+            self._registry.finish(request, status)
             return
         self._registry.hand_off(request, now)
         self.recall(request, now)

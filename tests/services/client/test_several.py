@@ -66,6 +66,13 @@ def keys(peer: Peer, body: str) -> list[int]:
     return [getattr(frame, body).request_key for frame in peer.says_all() if frame.HasField(body)]
 
 
+def anew(peer: Peer) -> list[int]:
+    """Return the requests that are sent anew just now, each under a key that is not its own."""
+    sent = [frame.generate for frame in peer.says_all() if frame.HasField("generate")]
+    assert all(each.request_key not in (0, each.first_request_key) for each in sent)
+    return [each.first_request_key for each in sent]
+
+
 def begun(tokens: int = 2) -> tuple[Two, Any]:
     """Return a client with request 5 at `a`, which has had some tokens."""
     two = Two()
@@ -347,8 +354,8 @@ def test_worker_counts_as_lost_only_once_a_processor_has_stayed() -> None:
     assert source.error.code == LOST
 
 
-def sent_anew() -> tuple[Two, Any]:
-    """Return a client whose request `a` took with it, and which `b` was sent."""
+def sent_anew() -> tuple[Two, Any, int]:
+    """Return a client whose request `a` took with it and which `b` was sent, with the key that it was sent under."""
     two = Two()
     two.room(two.a, any=1)
     source = two.requests.open(generate_of(5))
@@ -358,15 +365,19 @@ def sent_anew() -> tuple[Two, Any]:
     assert keys(two.b, "generate") == []
     two.pass_time(SHORT_GRACE, two.b)
     error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == [5]
-    return two, source
+    (key,) = keys(two.b, "generate")
+    return two, source, key
 
 
 def test_request_that_no_processor_answered_is_sent_anew() -> None:
-    """Once all that are there have said that they do not have it, one of them gets it."""
-    two, source = sent_anew()
-    two.b.rows(Wanted(5, 0, 2, RowStatus.FINISHED_LENGTH))
+    """Once all that are there have said that they do not have it, one of them gets it, under another key."""
+    two, source, key = sent_anew()
+    assert key not in (0, 5)
+    two.b.rows(
+        Wanted(6, 0, 1), Wanted(key, 0, 2, RowStatus.FINISHED_LENGTH), drafted=[Wanted(6, 0, 1), Wanted(key, 0, 1)]
+    )
     assert source.status is RowStatus.FINISHED_LENGTH
+    assert [step.rows.row(place).key for step, place in source.waiting] == [5]
 
 
 def lost_with(workers: Sequence[int]) -> Two:
@@ -392,7 +403,7 @@ def test_request_is_sent_anew_at_once_where_all_workers_are_back_and_none_has_it
     two.room(two.b, arrivals=3, workers=[1, 2, 3, 4], any=9)
     assert keys(two.b, "resume") == [5]
     error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == [5]
+    assert anew(two.b) == [5]
 
 
 def test_request_that_never_reached_its_processor_is_sent_anew_at_once() -> None:
@@ -410,7 +421,7 @@ def test_request_that_never_reached_its_processor_is_sent_anew_at_once() -> None
     error(two.b, UNKNOWN)
     assert keys(two.b, "generate") == []
     error(two.a, UNKNOWN)
-    assert keys(two.a, "generate") + keys(two.b, "generate") == [5]
+    assert anew(two.a) + anew(two.b) == [5]
 
 
 def test_worker_that_has_just_left_a_processor_is_waited_for() -> None:
@@ -428,7 +439,7 @@ def test_worker_that_has_just_left_a_processor_is_waited_for() -> None:
     two.pass_time(SHORT_GRACE + 1, two.a, two.b)
     for peer in (two.b, two.a):
         error(peer, UNKNOWN)
-    assert keys(two.a, "generate") + keys(two.b, "generate") == [5]
+    assert anew(two.a) + anew(two.b) == [5]
 
 
 def test_request_is_sent_anew_once_a_worker_that_is_missing_has_had_the_time_to_come() -> None:
@@ -442,7 +453,7 @@ def test_request_is_sent_anew_once_a_worker_that_is_missing_has_had_the_time_to_
     while not sent:
         two.pass_time(1, two.b)
         error(two.b, UNKNOWN)
-        sent = keys(two.b, "generate")
+        sent = anew(two.b)
         assert two.b.now < FIRST + PATIENCE
     assert sent == [5]
 
@@ -456,7 +467,7 @@ def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_wai
     two.room(two.b, workers=[1], any=9)
     two.pass_time(TIMEOUT + 1, two.b)
     error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == [5]
+    assert anew(two.b) == [5]
 
 
 def test_workers_that_are_not_named_are_given_time_to_come() -> None:
@@ -470,7 +481,7 @@ def test_workers_that_are_not_named_are_given_time_to_come() -> None:
     assert keys(two.b, "generate") == []
     two.pass_time(SHORT_GRACE, two.b)
     error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == [5]
+    assert anew(two.b) == [5]
 
 
 def test_request_that_no_processor_answered_is_sent_anew_while_processors_come_and_go() -> None:
@@ -486,7 +497,7 @@ def test_request_that_no_processor_answered_is_sent_anew_while_processors_come_a
         two.b.welcome(processor_id=f"b-{looks}")
         error(two.a, UNKNOWN)
         error(two.b, UNKNOWN)
-        sent = bool(keys(two.a, "generate") + keys(two.b, "generate"))
+        sent = bool(anew(two.a) + anew(two.b))
         looks += 1
     assert 2 * SHORT_GRACE <= looks <= 2 * SHORT_GRACE + 3
 
@@ -508,29 +519,39 @@ def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
     assert source.error.code == LOST
 
 
-def test_first_try_of_a_request_that_was_sent_anew_is_fenced_off() -> None:
-    """Two workers may have it: rows of the one that did not give the first never reach it, and it is asked to end."""
-    two, source = sent_anew()
-    two.b.rows(Wanted(5, 0, 2))
+def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -> None:
+    """A worker may have it all the same: its rows, at whichever position, are not mixed with those that are wanted."""
+    two, source, key = sent_anew()
+    two.b.rows(Wanted(key, 0, 2))
     two.a.says()
     two.a.welcome(resumed=True, processor_id="a")
+    assert {5} <= {each for frame in two.a.says_all() for each in frame.ended.request_keys}
     two.a.hear(number=1, admitted=Admitted(request_key=5, worker_id="other", epoch=3, prompt_tokens=1))
-    stale = encode(batch([Wanted(5, 2, 2)], worker_id="other", epoch=3, selection=True))
-    two.a.hear(stale, number=2, outputs=Outputs())
+    first = encode(batch([Wanted(5, 0, 4)], worker_id="other", epoch=3, selection=True))
+    two.a.hear(first, number=2, outputs=Outputs())
     assert keys(two.a, "abort") == [5]
     error(two.a, LOST)
-    two.b.rows(Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH))
-    assert positions(source) == [(0, 2), (2, 1)]
-
-
-def test_fence_is_open_once_its_worker_has_handed_the_request_off() -> None:
-    """A request that was sent anew goes on with the worker to which the one that has it hands it off."""
-    two, source = sent_anew()
-    two.b.rows(Wanted(5, 0, 2, RowStatus.HANDED_OFF))
-    decoded = [Wanted(5, 2, 1, RowStatus.FINISHED_LENGTH)]
-    two.b.numbered(encode(batch(decoded, worker_id="decode-0", epoch=3, selection=True)), outputs=Outputs())
+    both = [Wanted(5, 2, 2), Wanted(key, 2, 1, RowStatus.FINISHED_LENGTH)]
+    two.b.numbered(encode(batch(both, selection=True)), outputs=Outputs())
     assert positions(source) == [(0, 2), (2, 1)]
     assert source.status is RowStatus.FINISHED_LENGTH
+    assert keys(two.b, "abort") == []
+
+
+def test_request_that_was_sent_anew_is_asked_for_and_ended_under_its_last_key() -> None:
+    """What processors say of it comes under its own id."""
+    two, source, key = sent_anew()
+    two.b.rows(Wanted(key, 0, 2))
+    list(two.a.says_all())
+    two.a.welcome(resumed=True, processor_id="a")
+    error(two.b, LOST, key)
+    assert keys(two.b, "resume") == [key]
+    two.requests.abort(5)
+    two.b.numbered(admitted=Admitted(request_key=key, worker_id="w", epoch=1))
+    assert keys(two.b, "abort") == [key]
+    two.b.numbered(error=RequestError(request_key=key, code=ErrorCode.ERROR_CODE_ENGINE, message="so"))
+    assert source.error is not None
+    assert source.error.request_key == 5
 
 
 def test_abort_of_a_request_that_is_looked_for_is_said_where_it_is_found() -> None:

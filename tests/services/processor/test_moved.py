@@ -8,8 +8,8 @@ from tests.services.bench import Bench, BenchClient, BenchWorker
 from tests.services.builders import Wanted, generate_of, rows, settings
 from tests.services.processor.serving import places
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.client_pb2 import ClientFrame, Resume
-from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
+from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, RefusalReason, WorkerFrame, WorkerRole
 from tokenbus_services.processor import Processor
 from tokenbus_services.settings import SettingsError
@@ -112,57 +112,19 @@ def test_request_that_ended_while_its_worker_had_no_processor_is_found_by_its_ro
     assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[4]]
 
 
-def test_request_that_waits_here_and_runs_elsewhere_is_given_to_no_worker() -> None:
-    """Its client, which sent it to another processor as well, says how far it has come there."""
+def test_request_that_has_ended_at_its_client_is_ended_here() -> None:
+    """As where it was sent anew to another processor, under another key, while this one stood still."""
     bench = Bench()
-    bench.core.begin(bench.clock.now())
-    client = bench.client(wants_room=True)
+    worker, client = bench.worker(max_requests=1), bench.client(wants_room=True)
     client.ask(generate_of(1))
-    client.say(resume(1, 40))
-    bench.advance(0.1)
-    assert client.errors() == {1: UNKNOWN}
-    worker = bench.worker(max_requests=9)
+    client.ask(generate_of(2))
+    worker.heard()
+    client.say(ClientFrame(ended=Ended(request_keys=[1, 2])))
+    assert [frame.abort.request_key for frame in worker.heard() if frame.HasField("abort")] == [1]
+    worker.publish([Wanted(1, 0, 0, RowStatus.ABORTED)])
     bench.advance(0.1)
     assert "generate" not in worker.heard_bodies()
-
-
-def test_copy_of_a_request_that_is_further_elsewhere_is_ended() -> None:
-    """What goes on is the copy whose tokens its client has, and its worker may be on its way to this processor."""
-    bench = Bench()
-    copies, client = bench.worker("copies", max_requests=9), bench.client(wants_room=True)
-    client.ask(generate_of(1))
-    copies.admit(1)
-    copies.publish(rows([1], tokens=3))
-    copies.heard()
-    client.heard()
-    client.say(resume(1, 40))
-    assert [frame.abort.request_key for frame in copies.heard() if frame.HasField("abort")] == [1]
-    worker = bench.worker(processors=2, first_sequence=9, next_sequence=9, request_keys=[1])
-    client.say(resume(1, 40))
-    worker.sequence = 8
-    worker.publish(rows([1], position=40, tokens=2))
-    copies.publish([Wanted(1, 3, 0, RowStatus.ABORTED)])
-    worker.publish(rows([1], position=42, tokens=2))
-    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[40], [42]]
-
-
-def test_copy_that_was_ended_brings_nothing_more() -> None:
-    """Its tokens are not those that the client goes on with, even at the right place, and its abort is not theirs."""
-    bench = Bench({"processor.abort_timeout_ms": 1000})
-    copies, client = bench.worker("copies", max_requests=9), bench.client(wants_room=True)
-    client.ask(generate_of(1))
-    copies.publish(rows([1], tokens=3))
-    client.say(ClientFrame(abort=Abort(request_key=1)))
-    client.heard()
-    client.say(resume(1, 6))
-    copies.publish([Wanted(1, 3, 5), Wanted(2, 0, 1)])
-    copies.publish([Wanted(1, 8, 0, RowStatus.ABORTED)])
-    worker = bench.worker(processors=2, first_sequence=9, next_sequence=9, request_keys=[1])
-    bench.pass_time(2.0, copies, worker, client)
-    worker.sequence = 8
-    worker.publish(rows([1], position=6, tokens=2))
-    assert bench.core.registry.counts.failed == {}
-    assert places(client) == [(1, 6, 2)]
+    assert bench.core.registry.table.open_requests() == []
 
 
 def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_here() -> None:
@@ -182,22 +144,6 @@ def test_decode_worker_that_moves_ends_nothing_that_its_client_has_not_claimed_h
     decode.publish(rows([1], position=40, tokens=2))
     assert bench.core.registry.counts.failed == {}
     assert places(client)[-1] == (1, 40, 2)
-
-
-def test_end_of_a_copy_is_no_end_for_the_worker_that_goes_on() -> None:
-    """A client of several processors may drop what one worker sent, and have the rest from another one."""
-    bench = Bench()
-    copies, client = bench.worker("copies", max_requests=9), bench.client(wants_room=True)
-    client.ask(generate_of(1))
-    copies.publish(rows([1], tokens=3, status=RowStatus.FINISHED_LENGTH))
-    client.heard()
-    client.ack()
-    worker = bench.worker(processors=2, first_sequence=9, next_sequence=9, request_keys=[1])
-    assert "abort" not in worker.heard_bodies()
-    worker.sequence = 8
-    worker.publish(rows([1], position=40, tokens=2))
-    client.say(resume(1, 40))
-    assert [heard.batches[0].positions.tolist() for heard in client.outputs()] == [[40]]
 
 
 def _found_here() -> tuple[Bench, BenchWorker, BenchClient]:
