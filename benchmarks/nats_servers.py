@@ -1,6 +1,7 @@
 """nats-server processes on this machine, alone or as a cluster, with JetStream."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -65,6 +66,14 @@ class NatsServer:
         """Kill it (SIGKILL)."""
         self.process.kill()
         self.process.wait()
+
+    def stop(self) -> None:
+        """Let it stand still (SIGSTOP)."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on that stood still."""
+        self.process.send_signal(signal.SIGCONT)
 
     def monitored(self, path: str) -> dict[str, Any]:
         """Return what its monitoring says, as of `connz`."""

@@ -20,13 +20,17 @@ RUN = {
 }
 
 
-def test_requests_go_on_after_a_processor_and_after_a_server_was_killed(tmp_path: Path) -> None:
-    """A killed processor, and a killed NATS server that all processes are connected to, cost each a pause that ends."""
-    main(["--how", "kill", "node", "--rounds", "1", "--workers", "1", "--requests", "2", "--json", f"{tmp_path}/found"])
+def test_requests_go_on_after_a_processor_was_killed_and_a_server_went(tmp_path: Path) -> None:
+    """A killed processor, and the NATS server that all processes are connected to, cost each a pause that ends."""
+    ways = ["kill", "node", "node-stop"]
+    main(["--how", *ways, "--rounds", "1", "--workers", "1", "--requests", "2", "--json", f"{tmp_path}/found"])
     (run,) = json.loads((tmp_path / "found").read_text())["runs"]
     assert [(way["how"], way["seen_by"], len(way["seconds"])) for way in run["ways"]] == [
         ("kill", "client", 1),
         ("node", "client", 1),
+        ("node", "new requests", 1),
+        ("node-stop", "client", 1),
+        ("node-stop", "new requests", 1),
     ]
     assert all(way["seconds"][0] > 0 for way in run["ways"])
 

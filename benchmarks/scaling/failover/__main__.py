@@ -2,9 +2,10 @@
 
 Two processors, workers and a client that know both, over ZeroMQ: the processor that has requests is killed, asked to
 end, or stopped; a pause is from then until every request that it had has its next token at the client. The same over a
-cluster of three NATS servers: killed is the one that all of them are connected to (node), or the one that leads a
-durable log with three replicas that the processors keep (leader); a pause is from then until the client has a token of
-every request, and a reader of the log an item of every worker, that was produced after it. What went is started again.
+cluster of three NATS servers: the one that all of them are connected to is killed (node) or stands still (node-stop),
+or the one that leads a durable log with three replicas that the processors keep is killed (leader). A pause is from
+then until the client has a token of every request, and a reader of the log an item of every worker, that was produced
+after it; of new requests, the longest that one waits for its first token. What went is started again.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from benchmarks.outputs import Record, declare_outputs, paint, progress, write_o
 from benchmarks.scaling.failover import nodes, processors
 from benchmarks.scaling.failover.document import page, tables
 
-_WAYS = (*processors.SIGNALS, nodes.BUS, nodes.LEADER)
+_WAYS = (*processors.SIGNALS, nodes.BUS, nodes.STILL, nodes.LEADER)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,6 +15,7 @@ _IN_WORDS = {
     "terminate": "a processor is asked to end (SIGTERM)",
     "stop": "a processor stands still (SIGSTOP)",
     nodes.BUS: "the NATS server that carries all is killed",
+    nodes.STILL: "the NATS server that carries all stands still",
     nodes.LEADER: "the NATS server that leads the log is killed",
 }
 _ABOUT = """\
@@ -34,9 +35,10 @@ and a client with {requests} requests, at the default settings. [failover.json](
 ```
 
 Over ZeroMQ, a processor goes: the pause is until every request that it had has its next token at the client. Over a
-cluster of three NATS servers, one is killed: the pause is until the client has a token of every request that was
-produced after the kill, and a reader of the durable log an item of every worker. "Carries all" is the server that all
-processes are connected to, so each of them notices at once. The log has three replicas and is `durable`, with
+cluster of three NATS servers, one is killed or stands still: the pause is until the client has a token of every request
+that was produced after that, and a reader of the durable log an item of every worker. New requests are asked for each
+0.2 s until then, and the longest wait for a first token counts. "Carries all" is the server that all processes are
+connected to, so each of them notices at once. The log has three replicas and is `durable`, with
 `limits.max_message_bytes = {message_bytes}`; its leader is killed wherever the processes are connected: who is
 connected to another server may learn of it by `bus.heartbeat_timeout_ms` alone, and the log has to wait for the
 servers' own election ("a leader again"). What it asks while there is no leader gets no answer, and is asked again 2 s
@@ -63,13 +65,13 @@ def page(record: Record) -> str:
 def tables(record: Record, colours: Paint) -> Iterator[str]:
     """Yield the lines of the table: what went, who waited, and for how long."""
     yield colours.title(
-        f"{'what goes':<46}{'who waits':<20}{'cores':>5}{'busy':>6}{'rounds':>8}{'median':>8}{'worst':>8}  goal: each"
+        f"{'what goes':<48}{'who waits':<20}{'cores':>5}{'busy':>6}{'rounds':>8}{'median':>8}{'worst':>8}  goal: each"
     )
     for run in record["runs"]:
         for way in run["ways"]:
             worst = max(way["seconds"])
             line = (
-                f"{_IN_WORDS[way['how']]:<46}{way['seen_by']:<20}{run['machine']['cores']:>5}{run['busy'] or '':>6}"
+                f"{_IN_WORDS[way['how']]:<48}{way['seen_by']:<20}{run['machine']['cores']:>5}{run['busy'] or '':>6}"
                 f"{len(way['seconds']):>8}{median(way['seconds']):>8.2f}{worst:>8.2f}"
             )
             wanted = _WANTED.get(way["how"])

@@ -1,4 +1,4 @@
-"""A server of a NATS cluster is killed: the one that carries the whole bus, or the one that leads a durable log."""
+"""A server of a NATS cluster goes: the one that carries the whole bus, or the one that leads a durable log."""
 
 import asyncio
 import tempfile
@@ -9,16 +9,18 @@ from pathlib import Path
 
 from benchmarks.errors import NotRunError, WrongDeliveryError
 from benchmarks.nats_servers import NatsServer, address_of, nats_servers
-from benchmarks.programs import PATIENCE
+from benchmarks.programs import PATIENCE, until_workers
 from benchmarks.scaling.failover.system import System, keys_of
 from tokenbus_services.client import Client, RequestEnd, StepRows, Stream
+from tokenbus_services.delivery import RequestFailedError
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.settings import Settings
 
-BUS, LEADER = "node", "leader"
-CLIENT, READER, ELECTION = "client", "reader of the log", "(a leader again)"
+BUS, STILL, LEADER = "node", "node-stop", "leader"
+CLIENT, NEW, READER, ELECTION = "client", "new requests", "reader of the log", "(a leader again)"
 _SERVERS = 3
 _LOOK_SECONDS = 0.1
+_ASK_SECONDS = 0.2
 MESSAGE_BYTES = "500000"
 """The largest of the bus: with `durable` the servers' payload must have room for it."""
 
@@ -47,7 +49,7 @@ class Arrivals:
 
 
 async def pauses(how: str, rounds: int, workers: int, requests: int) -> dict[str, list[float]]:
-    """Return how long what was produced after a server was killed took to come, by who waited for it."""
+    """Return how long what was produced after a server went took to come, by who waited for it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tb", dir="/tmp")))
         servers = stack.enter_context(nats_servers(folder, _SERVERS))
@@ -58,7 +60,8 @@ async def pauses(how: str, rounds: int, workers: int, requests: int) -> dict[str
         address = {kind: address_of(servers, f"{kind}s.*") for kind in ("worker", "client")}
         system = System(stack, folder, [address] * 2, workers, settings)
         ours = Settings.load(overrides={**system.all, **settings})
-        async with Client(ours) as client, client.steps(most=1024) as steps:
+        async with Client(ours) as client, client.steps(most=1024) as steps, Client(ours) as other:
+            await until_workers(other, workers)
             keys = await system.begin(client, requests)
             seen = {CLIENT: Arrivals(keys)}
             async with asyncio.TaskGroup() as group:
@@ -66,7 +69,7 @@ async def pauses(how: str, rounds: int, workers: int, requests: int) -> dict[str
                 if how == LEADER:
                     seen[READER] = Arrivals(f"w{number}" for number in range(workers))
                     reading.append(group.create_task(_read_log(ours, seen[READER])))
-                found = await _rounds(how, rounds, servers, seen)
+                found = await _rounds(how, rounds, servers, seen, other)
                 for task in reading:
                     task.cancel()
             for key in keys:
@@ -75,24 +78,46 @@ async def pauses(how: str, rounds: int, workers: int, requests: int) -> dict[str
 
 
 async def _rounds(
-    how: str, rounds: int, servers: Sequence[NatsServer], seen: dict[str, Arrivals]
+    how: str, rounds: int, servers: Sequence[NatsServer], seen: dict[str, Arrivals], other: Client
 ) -> dict[str, list[float]]:
-    names = [*seen, *([ELECTION] if how == LEADER else [])]
+    names = [*seen, ELECTION if how == LEADER else NEW]
     found: dict[str, list[float]] = {name: [] for name in names}
+    all_connections = sum(map(_connections, servers))
     for _ in range(rounds):
-        victim = await (_leader if how == LEADER else _gathered)(servers)
+        victim = await (_leader(servers) if how == LEADER else _gathered(servers, all_connections))
         now = time.time_ns()
         for arrivals in seen.values():
             await arrivals.seconds_until_all(now)
-        killed = time.time_ns()
-        victim.kill()
-        waits = [arrivals.seconds_until_all(killed) for arrivals in seen.values()]
+        gone = time.time_ns()
+        (victim.stop if how == STILL else victim.kill)()
+        waits = [asyncio.create_task(arrivals.seconds_until_all(gone)) for arrivals in seen.values()]
         if how == LEADER:
-            waits.append(_elected([each for each in servers if each is not victim], killed))
-        for name, seconds in zip(names, await asyncio.gather(*waits), strict=True):
+            last = _elected([each for each in servers if each is not victim], gone)
+        else:
+            last = _first_tokens(other, waits[0])
+        for name, seconds in zip(names, await asyncio.gather(*waits, last), strict=True):
             found[name].append(seconds)
-        victim.start()
+        (victim.go_on if how == STILL else victim.start)()
     return found
+
+
+async def _first_tokens(client: Client, streams: "asyncio.Task[float]") -> float:
+    """Ask for tokens again and again until all streams go on, and return the longest wait for a first one."""
+    asked = [asyncio.create_task(_first_token(client))]
+    while not streams.done():
+        await asyncio.sleep(_ASK_SECONDS)
+        asked.append(asyncio.create_task(_first_token(client)))
+    return max(await asyncio.gather(*asked))
+
+
+async def _first_token(client: Client) -> float:
+    began = time.monotonic()
+    try:
+        async for _ in client.generate([1], max_tokens=1):
+            pass
+    except RequestFailedError as error:
+        raise WrongDeliveryError(f"a new request failed: {error}") from None
+    return time.monotonic() - began
 
 
 async def _read(steps: Stream[StepRows | RequestEnd], arrivals: Arrivals) -> None:
@@ -111,14 +136,14 @@ async def _read_log(settings: Settings, arrivals: Arrivals) -> None:
                 arrivals.take([item.worker_id], item.batch.header.produced_at_ns)
 
 
-async def _gathered(servers: Sequence[NatsServer]) -> NatsServer:
+async def _gathered(servers: Sequence[NatsServer], all_connections: int) -> NatsServer:
     """Let all processes be connected to one server of a whole cluster, and return it."""
     counts = [_connections(each) for each in servers]
     chosen = servers[counts.index(max(counts))]
     others = [each for each in servers if each is not chosen]
     for each in others:
         each.kill()
-    await _until(lambda: _connections(chosen) >= sum(counts), "all processes are at one server")
+    await _until(lambda: _connections(chosen) >= all_connections, "all processes are at one server")
     for each in others:
         each.start()
     await _until(lambda: all(_routes(each) == _SERVERS - 1 for each in servers), "the cluster is whole")
