@@ -824,7 +824,7 @@ def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:
 
 
 def _next_key(key: int) -> int:
-    """Return the key that follows one where a request is sent anew: whoever knows the first can find it."""
+    """Return the key to send a request anew under, computed from the one before, as a reader of a log can do, too."""
     return int.from_bytes(blake2b(key.to_bytes(8, "big"), digest_size=8).digest(), "big") or 1
 
 
