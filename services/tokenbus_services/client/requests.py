@@ -71,7 +71,7 @@ class RequestEnd(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """A request that no processor is known to have: what the processors said of it."""
+    """A request that no processor has, as far as is known: what the processors said of it."""
 
     error: RequestError | None = None
     """What it ends with if none of them has it."""
@@ -156,8 +156,8 @@ class OpenRequests:
         self._missing: dict[int, float] = {}
         """The workers that have left their processor, or lost it, and are at no other yet.
 
-        Any of them may have a request that no processor answered, and may soon take one that none takes now. Each is
-        waited for so many seconds more in which there is a processor to come to.
+        Any of them may soon take a request that none takes now. Each is waited for so many seconds more in which there
+        is a processor to come to.
         """
         self._looked_at: float | None = None
         self._over: OrderedDict[int, float] = OrderedDict()
@@ -572,7 +572,7 @@ class OpenRequests:
             if request.home is not session:
                 continue
             # The processor, or an earlier life of it, may have given it to a worker, which may have gone to another
-            # processor: sent anew, it could run twice. It is sent again only when no worker is said to have it.
+            # processor: it is sent again only when this one says that it does not have it.
             known = ("",) if self.has_several else ("", session.processor_id)
             if request.generate is not None and request.sent_to in known:
                 self._send(request, session)
@@ -627,6 +627,7 @@ class OpenRequests:
         for key in [key for key, request in self._discarded.items() if request.home is session]:
             del self._discarded[key]
             self._remember_over(key, may_go_on=True)
+        self._flush_ends()
 
     def forget(self, session: "ClientSession") -> None:
         """Ask a processor nothing more: it has gone for good."""
@@ -637,28 +638,52 @@ class OpenRequests:
                 request.search.without.discard(session)
 
     def _lose_home(self, request: OpenRequest, error: RequestError | None) -> None:
-        request.home, request.search = None, Search(error)
+        """Look for a request that its processor has no more, or send it anew if that had not answered."""
+        request.home = None
+        if request.generate is not None:
+            self._send_anew(request, request.generate)
+            return
+        request.search = Search(error)
         self._forget_answer(request)
         self._homeless[request.tokens.request_id] = request
         for session in self.sessions:
             self._ask(session, request)
 
+    def _send_anew(self, request: OpenRequest, generate: Generate) -> None:
+        """Send a request under another key, as a worker may have it under the one before: that is ended wherever it is.
+
+        So the request waits for no worker that may have it, and no processor mixes the rows of the two.
+        """
+        self._remember_over(request.key, may_go_on=True)
+        for session in self.sessions:
+            session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
+        if request.is_aborted:
+            self._never_began(request)
+            return
+        self._sent_anew.pop(request.key, None)
+        request.key = generate.request_key = _next_key(request.key)
+        generate.first_request_key = request.tokens.request_id
+        self._sent_anew[request.key] = request.tokens.request_id
+        request.sent_to, request.search = "", Search()
+        self._homeless[request.tokens.request_id] = request
+        self._place(request, request.search)
+
     def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
         """Ask a processor for a request that is looked for, or send it one that none has."""
         if session.state is not SessionState.OPEN:
             return
-        if not request.is_unsent:
+        if request.generate is None:
             session.say(ClientFrame(resume=_resume(request, only_if_here=True)))
         elif request.search is None or session not in request.search.without:
             self._send(request, session)  # it keeps in mind which processors have refused it
 
     def lost_with(self, workers: frozenset[int]) -> None:
         """Learn that the processor of some workers is lost: they are on their way to another, or there already."""
-        self._miss(workers, _OVERDUE * self._grace(is_answered=True))
+        self._miss(workers, _OVERDUE * self._grace())
 
     def left(self, workers: frozenset[int]) -> None:
         """Learn that some workers are at a processor no more, which is there."""
-        self._miss(workers, self._grace(is_answered=False))
+        self._miss(workers, self._grace(is_told=True))
 
     def _miss(self, workers: frozenset[int], seconds: float) -> None:
         here = [each.workers for each in self.sessions if each.state is SessionState.OPEN]
@@ -717,37 +742,13 @@ class OpenRequests:
         return bool(self._missing) or any(each.is_expected for each in self.sessions)
 
     def _conclude(self, request: OpenRequest, search: Search) -> None:
-        """End the search for a request when all have said that they do not have it.
-
-        One that no processor answered is sent anew once no worker is missing: none brings it then.
-        """
-        is_sure = request.generate is not None and not any(each.hides_workers for each in self.sessions)
-        if not (search.is_final or is_sure) or (self._missing and request.generate is not None):
-            return
-        left = [each for each in self.sessions if each not in search.without]
+        """End the search for a request when all have said that they do not have it."""
         is_open = [each for each in self.sessions if each.state is SessionState.OPEN]
-        if search.is_overdue and is_open:
-            left = [each for each in left if each in is_open]
-        if request.generate is None:
-            if is_open and not left:  # without a processor its worker may still come to the next
-                code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
-                self._broken(request, search.error or request_error(request_id, code, "no processor has it"))
-        elif not any(each.state is SessionState.OPEN for each in left):
-            # No processor ever answered: none that is there has it, and a worker would have come by now.
-            if request.is_aborted:
-                self._never_began(request)
-            elif (best := self._best(request.generate.model)) is not None:
-                self._send_anew(request, request.generate, best)
-
-    def _send_anew(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
-        """Send a request under another key; what runs under the one that it had is ended where it is seen."""
-        self._remember_over(request.key, may_go_on=True)
-        self._sent_anew.pop(request.key, None)
-        request.key = generate.request_key = _next_key(request.key)
-        generate.first_request_key = request.tokens.request_id
-        self._sent_anew[request.key] = request.tokens.request_id
-        request.search = None
-        self._send(request, session)
+        asked = is_open if search.is_overdue else self.sessions
+        # Without a processor its worker may still come to the next.
+        if search.is_final and is_open and all(each in search.without for each in asked):
+            code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
+            self._broken(request, search.error or request_error(request_id, code, "no processor has it"))
 
     def look(self, now: float) -> None:
         """End the searches whose time is over; to be called once a heartbeat's interval."""
@@ -757,7 +758,7 @@ class OpenRequests:
             if search is None:
                 continue
             search.since = now if search.since is None else search.since
-            self._count_search(request, search, now)
+            self._count_search(search, now)
             if search.quiet_since is None or not self.sessions:  # where none is known, none can have said anything
                 search.quiet_since, search.is_final = now, False
             if now - search.since >= self._patience:
@@ -768,7 +769,7 @@ class OpenRequests:
                 if self._workers_may_come():  # perhaps at one that had none
                     search.without &= {each for each in self.sessions if each.is_closing}
                 self._place(request, search)
-            elif search.is_final or not self.sessions or not self._is_time(request, search, now):
+            elif search.is_final or not self.sessions or not self._is_time(search, now):
                 self._conclude(request, search)
             else:
                 search.is_final = True
@@ -777,10 +778,9 @@ class OpenRequests:
                     self._ask(session, request)
         self._flush_ends()
 
-    def _is_time(self, request: OpenRequest, search: Search, now: float) -> bool:
+    def _is_time(self, search: Search, now: float) -> bool:
         """Tell whether a request's worker has had the time to come to one of the processors."""
-        quiet = now - (search.quiet_since or now)
-        return search.is_overdue or quiet >= self._grace(is_answered=request.generate is None)
+        return search.is_overdue or now - (search.quiet_since or now) >= self._grace()
 
     def _count_missing(self, now: float) -> None:
         """Give up the workers that have come to no processor, though there was one for long enough."""
@@ -790,27 +790,22 @@ class OpenRequests:
         left = {worker: seconds - passed for worker, seconds in self._missing.items()}
         self._missing = {worker: seconds for worker, seconds in left.items() if seconds > 0}
 
-    def _count_search(self, request: OpenRequest, search: Search, now: float) -> None:
+    def _count_search(self, search: Search, now: float) -> None:
         if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
             search.searched += now - search.looked_at
         search.looked_at = now
-        grace = self._grace(is_answered=request.generate is None)
-        if request.generate is None:  # where none stayed, a worker that lives may have found none
-            may_end = search.error is not None and any(each.heard_for(now) >= grace for each in self.sessions)
-        else:
-            may_end = True
-        search.is_overdue = may_end and search.searched >= _OVERDUE * grace
+        grace = self._grace()
+        # Where no processor stayed, a worker that lives may have found none.
+        has_stayed = any(each.heard_for(now) >= grace for each in self.sessions)
+        search.is_overdue = search.error is not None and has_stayed and search.searched >= _OVERDUE * grace
 
-    def _grace(self, *, is_answered: bool) -> float:
-        """How long a request's worker may take to come to another processor, in seconds.
+    def _grace(self, *, is_told: bool = False) -> float:
+        """How long a worker may take to come to another processor, in seconds; it asks each in turn.
 
-        It may notice the loss of its processor only after the timeout, asks each processor in turn for an interval, and
-        then again for longer. `is_answered`: some worker is known to have it. Else the request waits less for one that
-        is not known: sent anew, it has the rows of one of the two alone.
+        `is_told`: its processor let go of it. Else the worker may notice the loss only after the timeout.
         """
-        silence = (2 * each.timeout if is_answered else each.interval for each in self.sessions)
-        asking = sum(each.interval for each in self.sessions if not each.has_gone)
-        return max(silence, default=0) + asking
+        notices = (each.interval if is_told else 2 * each.timeout for each in self.sessions)
+        return max(notices, default=0) + sum(each.interval for each in self.sessions if not each.has_gone)
 
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:

@@ -49,8 +49,6 @@ class ClientSession(ReconnectingSession):
         self._room: dict[str, ModelRoom] = {}
         self.workers: frozenset[int] = frozenset()
         """The workers that the processor has named, by the hashes of their ids."""
-        self.hides_workers = False
-        """Whether the processor has workers and does not name them, as one of an older version."""
         self._arrivals = 0
         self._used: Counter[str] = Counter()
         """How many requests were sent for each model since the processor said how much room it has."""
@@ -105,7 +103,6 @@ class ClientSession(ReconnectingSession):
     def _take_room(self, room: Room) -> None:
         self._room = {each.model: each for each in room.models}
         before, self.workers = self.workers, frozenset(room.workers)
-        self.hides_workers = not room.workers and any(each.workers for each in room.models)
         self._used.clear()
         self._requests.seen(self.workers)
         self._requests.left(before - self.workers)

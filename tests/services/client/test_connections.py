@@ -132,8 +132,8 @@ async def test_connection_that_fails_while_the_client_drains() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_requests_of_a_connection_that_fails_are_looked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Of several, one that fails alone loses its requests, which are asked for at the others; the log has why."""
+async def test_requests_of_a_connection_that_fails_go_to_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Of several, one that fails alone loses its requests, which go to the others; the log has why."""
     line = await Line(STAYS, GOES).open()
     welcome = ClientWelcome(processor_id="p", heartbeat_interval_ms=1000, heartbeat_timeout_ms=3000)
     for listener in line.listeners:
@@ -146,9 +146,9 @@ async def test_requests_of_a_connection_that_fails_are_looked_for(caplog: pytest
     other = line.listeners[1 - line.requests.sessions.index(home)]
     line.fail(home)
     frame = ClientFrame()
-    while not frame.HasField("resume"):
+    while not frame.HasField("generate"):
         frame = read_frame(ClientFrame, (await soon(other.receive()))[1][0])
-    assert frame.resume.request_key == 7
+    assert frame.generate.first_request_key == 7
     assert "connection failed" in caplog.text
     with pytest.raises(ExceptionGroup):
         await soon(line.connections.close(0))

@@ -16,7 +16,7 @@ from tokenbus_services.client.requests import OpenRequests
 
 GRACE = 2 * TIMEOUT + 2 * INTERVAL
 SHORT_GRACE = INTERVAL + 2 * INTERVAL
-"""That of a request that no worker is known to have."""
+"""That of a worker whose processor let go of it."""
 PATIENCE = 30.0
 UNKNOWN, LOST = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, ErrorCode.ERROR_CODE_WORKER_LOST
 FULL, NO_WORKER = ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER
@@ -46,6 +46,12 @@ class Two:
                 list(peer.says_all())
             self.requests.look(self.a.now)
 
+    @staticmethod
+    def lose(peer: Peer) -> None:
+        """Let a processor be silent for longer than its timeout."""
+        peer.now += TIMEOUT + 1
+        list(peer.says_all())
+
     def room(self, peer: Peer, arrivals: int = 1, workers: Sequence[int] = (), **models: int) -> None:
         """Say how much room a processor has by model, and which workers."""
         found = [
@@ -66,11 +72,15 @@ def keys(peer: Peer, body: str) -> list[int]:
     return [getattr(frame, body).request_key for frame in peer.says_all() if frame.HasField(body)]
 
 
-def anew(peer: Peer) -> list[int]:
-    """Return the requests that are sent anew just now, each under a key that is not its own."""
+def anew(peer: Peer) -> list[tuple[int, int]]:
+    """Return the ids and keys of the requests that are sent anew just now."""
     sent = [frame.generate for frame in peer.says_all() if frame.HasField("generate")]
-    assert all(each.request_key not in (0, each.first_request_key) for each in sent)
-    return [each.first_request_key for each in sent]
+    return [(each.first_request_key, each.request_key) for each in sent]
+
+
+def over(peer: Peer) -> set[int]:
+    """Return the requests of which nothing more is wanted, as is said just now."""
+    return {key for frame in peer.says_all() for key in frame.ended.request_keys}
 
 
 def begun(tokens: int = 2) -> tuple[Two, Any]:
@@ -360,17 +370,14 @@ def sent_anew() -> tuple[Two, Any, int]:
     two.room(two.a, any=1)
     source = two.requests.open(generate_of(5))
     assert keys(two.a, "generate") == [5]
-    two.pass_time(TIMEOUT + 1, two.b)
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == []
-    two.pass_time(SHORT_GRACE, two.b)
-    error(two.b, UNKNOWN)
-    (key,) = keys(two.b, "generate")
+    two.lose(two.a)
+    ((request_id, key),) = anew(two.b)
+    assert request_id == 5
     return two, source, key
 
 
 def test_request_that_no_processor_answered_is_sent_anew() -> None:
-    """Once all that are there have said that they do not have it, one of them gets it, under another key."""
+    """As soon as its processor is lost, under another key: it waits for no worker that may have it."""
     two, source, key = sent_anew()
     assert key not in (0, 5)
     two.b.rows(
@@ -380,126 +387,91 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
     assert [step.rows.row(place).key for step, place in source.waiting] == [5]
 
 
-def lost_with(workers: Sequence[int]) -> Two:
-    """Return a client whose request 5 was at `a`, which had workers 1, 2 and some others and is lost; `b` has none."""
+def test_processors_hear_that_the_first_try_is_over_before_the_second_is_sent() -> None:
+    """The first one's worker may have come to the processor that the second is sent to, or wait for room there."""
     two = Two()
-    two.room(two.a, workers=[1, 2, *workers], any=9)
-    two.room(two.b)
+    two.room(two.a, any=1)
     two.requests.open(generate_of(5))
     assert keys(two.a, "generate") == [5]
-    two.pass_time(TIMEOUT + 1, two.b)
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == []
-    return two
+    two.lose(two.a)
+    said = list(two.b.says_all())
+    assert [list(frame.ended.request_keys) for frame in said] == [[5], []]
+    assert said[1].generate.first_request_key == 5
 
 
-def test_request_is_sent_anew_at_once_where_all_workers_are_back_and_none_has_it() -> None:
-    """What is waited for is a worker of the lost processor that is still on its way: whichever has it says so."""
-    two = lost_with([])
-    two.room(two.b, arrivals=2, workers=[1, 3, 4], any=9)
-    assert keys(two.b, "resume") == [5]
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == []
-    two.room(two.b, arrivals=3, workers=[1, 2, 3, 4], any=9)
-    assert keys(two.b, "resume") == [5]
-    error(two.b, UNKNOWN)
-    assert anew(two.b) == [5]
-
-
-def test_request_that_never_reached_its_processor_is_sent_anew_at_once() -> None:
-    """A processor that is there, and its workers with it, says so itself once the line to it holds again."""
+def test_request_that_never_reached_its_processor_is_sent_anew() -> None:
+    """A processor that is there says so itself once the line to it holds again."""
     two = Two()
-    two.room(two.a, workers=[1], any=9)
-    two.room(two.b, workers=[2])
+    two.room(two.a, any=9)
+    two.room(two.b)
     two.requests.open(generate_of(5))
     assert keys(two.a, "generate") == [5]
     two.a.session.disconnected(two.a.now)
     two.a.welcome(processor_id="a", resumed=True)
     assert keys(two.a, "resume") == [5]
     error(two.a, UNKNOWN)
-    assert (keys(two.a, "resume"), keys(two.b, "resume")) == ([5], [5])
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == []
-    error(two.a, UNKNOWN)
-    assert anew(two.a) + anew(two.b) == [5]
+    assert [request_id for request_id, _ in anew(two.a) + anew(two.b)] == [5]
 
 
-def test_worker_that_has_just_left_a_processor_is_waited_for() -> None:
-    """It may have taken along what its processor has forgotten; it may have died as well, so not for long."""
+def test_request_that_is_aborted_before_a_processor_answers_ends_when_that_is_lost() -> None:
+    """It is not begun again, and what runs of it is ended where it comes."""
+    two = Two()
+    source = two.requests.open(generate_of(5))
+    list(two.b.says_all())
+    two.requests.abort(5)
+    two.lose(two.a)
+    assert source.status is RowStatus.ABORTED
+    assert over(two.b) == {5}
+
+
+def test_request_is_sent_anew_each_time_that_its_processor_is_lost() -> None:
+    """Each time under another key, to the processor that is there; what is said of an earlier key does not count."""
+    two, source, key = sent_anew()
+    seen = [5, key]
+    for life in range(20):
+        lost, next_one = (two.a, two.b) if life % 2 else (two.b, two.a)
+        two.lose(lost)
+        assert anew(next_one) == []  # nor is there another one
+        next_one.welcome(processor_id=f"life {life}")
+        (again,) = anew(next_one)
+        assert again[0] == 5
+        error(next_one, UNKNOWN, seen[-1])
+        assert anew(next_one) == []
+        seen.append(again[1])
+    assert len({*seen}) == len(seen)
+    next_one.rows(Wanted(seen[-1], 0, 1, RowStatus.FINISHED_LENGTH))
+    assert source.status is RowStatus.FINISHED_LENGTH
+
+
+def test_new_request_waits_for_a_worker_that_has_just_left_its_processor() -> None:
+    """It may be on its way to the other; it may have died as well, so not for long."""
     two = Two()
     two.room(two.a, workers=[1], any=9)
-    two.room(two.b, workers=[2])
-    two.requests.open(generate_of(5))
-    assert keys(two.a, "generate") == [5]
+    two.room(two.b)
     two.room(two.a)
-    error(two.a, LOST)
-    for peer in (two.b, two.a):
-        error(peer, UNKNOWN)
-    assert keys(two.a, "generate") + keys(two.b, "generate") == []
+    source = two.requests.open(generate_of(5))
+    for peer in (two.a, two.b):
+        error(peer, NO_WORKER)
+    assert not source.has_ended
     two.pass_time(SHORT_GRACE + 1, two.a, two.b)
-    for peer in (two.b, two.a):
-        error(peer, UNKNOWN)
-    assert anew(two.a) + anew(two.b) == [5]
-
-
-def test_request_is_sent_anew_once_a_worker_that_is_missing_has_had_the_time_to_come() -> None:
-    """It may have died together with its processor, so it is not waited for any longer."""
-    two = lost_with([])
-    two.room(two.b, arrivals=2, workers=[1], any=9)
-    two.pass_time(2 * GRACE - TIMEOUT - 2, two.b)
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == []
-    sent: list[int] = []
-    while not sent:
-        two.pass_time(1, two.b)
-        error(two.b, UNKNOWN)
-        sent = anew(two.b)
-        assert two.b.now < FIRST + PATIENCE
-    assert sent == [5]
+    for peer in (two.a, two.b):
+        error(peer, NO_WORKER)
+    assert source.error is not None
+    assert source.error.code == NO_WORKER
 
 
 def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_waited_for() -> None:
-    """Where it went, it has said of which requests it has."""
+    """It is where it went."""
     two = Two()
     two.room(two.a, workers=[1], any=9)
-    two.requests.open(generate_of(5))
-    assert keys(two.a, "generate") == [5]
     two.room(two.b, workers=[1], any=9)
-    two.pass_time(TIMEOUT + 1, two.b)
-    error(two.b, UNKNOWN)
-    assert anew(two.b) == [5]
-
-
-def test_workers_that_are_not_named_are_given_time_to_come() -> None:
-    """A processor of an older version says how many it has, and not which."""
-    two = Two()
-    two.room(two.a, any=9)
-    two.requests.open(generate_of(5))
-    assert keys(two.a, "generate") == [5]
-    two.pass_time(TIMEOUT + 1, two.b)
-    error(two.b, UNKNOWN)
-    assert keys(two.b, "generate") == []
-    two.pass_time(SHORT_GRACE, two.b)
-    error(two.b, UNKNOWN)
-    assert anew(two.b) == [5]
-
-
-def test_request_that_no_processor_answered_is_sent_anew_while_processors_come_and_go() -> None:
-    """None need stay for that: what a worker may have of it is fenced off."""
-    two = Two()
-    two.room(two.b, any=1)
-    two.requests.open(generate_of(5))
+    two.pass_time(2 * TIMEOUT + 1, two.b)
+    source = two.requests.open(generate_of(5))
     assert keys(two.b, "generate") == [5]
-    looks, sent = 0, False
-    while not sent and looks < PATIENCE:
-        two.b.session.disconnected(two.b.now)
-        two.pass_time(1, two.a)
-        two.b.welcome(processor_id=f"b-{looks}")
-        error(two.a, UNKNOWN)
-        error(two.b, UNKNOWN)
-        sent = bool(anew(two.a) + anew(two.b))
-        looks += 1
-    assert 2 * SHORT_GRACE <= looks <= 2 * SHORT_GRACE + 3
+    error(two.b, NO_WORKER)
+    two.requests.look(two.a.now)
+    assert source.error is not None
+    assert source.error.code == NO_WORKER
 
 
 def test_processors_that_have_gone_are_no_way_of_a_worker() -> None:
@@ -525,7 +497,7 @@ def test_first_try_of_a_request_that_was_sent_anew_is_ended_where_it_is_seen() -
     two.b.rows(Wanted(key, 0, 2))
     two.a.says()
     two.a.welcome(resumed=True, processor_id="a")
-    assert {5} <= {each for frame in two.a.says_all() for each in frame.ended.request_keys}
+    assert over(two.a) == {5}
     two.a.hear(number=1, admitted=Admitted(request_key=5, worker_id="other", epoch=3, prompt_tokens=1))
     first = encode(batch([Wanted(5, 0, 4)], worker_id="other", epoch=3, selection=True))
     two.a.hear(first, number=2, outputs=Outputs())
