@@ -1,15 +1,20 @@
-"""The attackers, each for some seconds, in a process of its own: `python -m benchmarks.attacks.attackers NAME ...`.
+"""The attackers, each for some seconds.
 
 They are the peers of tests/integration/attacks, which say what must hold under them; here they say what it costs.
 """
 
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
+import httpx
+
+from benchmarks.attacks.systems import System, Target, at_gateway, over_nats, over_tcp, with_keys
+from tests.integration.attacks.floods import Flood
 from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, drawn, many
 from tests.integration.attacks.scene import repeat
 from tokenbus_contracts.generated.client_pb2 import ServerFrame
@@ -17,11 +22,7 @@ from tokenbus_contracts.generated.client_pb2 import ServerFrame
 _MIB = 1 << 20
 
 
-class Target(NamedTuple):
-    """Where a system is attacked."""
-
-    clients: str
-    workers: str
+Attack = Callable[[Target, float], None]
 
 
 def idle(_target: Target, seconds: float) -> None:
@@ -127,9 +128,9 @@ def unacknowledged_news(target: Target, seconds: float) -> None:
 def invented_rows(target: Target, seconds: float, workers: int = 1) -> None:
     """Publish rows for keys that no client asked for, under some worker ids."""
     with ExitStack() as stack:
-        peers = [stack.enter_context(WorkerPeer(target.workers, f"evil-{place}", 7)) for place in range(workers)]
+        peers = [WorkerPeer(target.workers, f"evil-{place}", 7, prove=target.prove) for place in range(workers)]
         for peer in peers:
-            peer.hello()
+            stack.enter_context(peer).hello()
         sequence = 0
 
         def attack() -> None:
@@ -156,22 +157,53 @@ def noise(target: Target, seconds: float) -> None:
         repeat(attack, seconds, 0.02)
 
 
-ATTACKS: dict[str, Callable[[Target, float], None]] = {
-    "none": idle,
-    "endless message": endless_message,
-    "forged worker": forged_worker,
-    "clients that acknowledge nothing": hoarders,
-    "resumes of what waits": costly_resumes,
-    "numbers at their ends": vast_numbers,
-    "silent connections": silent_connections,
-    "resumes of invented keys": stolen_requests,
-    "refusals not acknowledged": unacknowledged_news,
-    "rows of invented keys": invented_rows,
-    "rows of invented keys under twelve ids": partial(invented_rows, workers=12),
-    "frames that are none": noise,
+def flood(target: Target, seconds: float, kind: str) -> None:
+    """Flood the workers' listener over NATS, as a user that may be a worker."""
+    with Flood(target.nats_port, "attacker", "worker", "workers.p", kind):
+        time.sleep(seconds)
+
+
+def costly_bodies(target: Target, seconds: float, path: str, body: dict[str, Any], at_once: int = 4) -> None:
+    """Send a body again and again, some at once."""
+    ends = time.monotonic() + seconds
+
+    def attack() -> None:
+        """Send one after the other, and leave when the time is over."""
+        with httpx.Client(base_url=target.url) as client:
+            while (left := ends - time.monotonic()) > 0:
+                with suppress(httpx.HTTPError):
+                    client.post(path, json={"model": "tokenbus", **body}, timeout=left)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        for _ in range(at_once):
+            threads.submit(attack)
+
+
+_CHAT = [{"role": "user", "content": "a"}]
+_WORK = {"messages": _CHAT, "chat_template_kwargs": {"work": list(range(1000))}}
+ATTACKS: dict[str, tuple[Callable[[Path], AbstractAsyncContextManager[System]], Attack]] = {
+    "none": (over_tcp, idle),
+    "endless message": (over_tcp, endless_message),
+    "forged worker": (over_tcp, forged_worker),
+    "clients that acknowledge nothing": (over_tcp, hoarders),
+    "resumes of what waits": (over_tcp, costly_resumes),
+    "numbers at their ends": (over_tcp, vast_numbers),
+    "silent connections": (over_tcp, silent_connections),
+    "resumes of invented keys": (over_tcp, stolen_requests),
+    "refusals not acknowledged": (over_tcp, unacknowledged_news),
+    "rows of invented keys": (over_tcp, invented_rows),
+    "frames that are none": (over_tcp, noise),
+    "rows of invented keys under twelve ids of one key": (with_keys, partial(invented_rows, workers=12)),
+    "over NATS: new hellos": (over_nats, partial(flood, kind="new hellos")),
+    "over NATS: empty frames": (over_nats, partial(flood, kind="empty frames")),
+    "over NATS: large frames": (over_nats, partial(flood, kind="large frames")),
+    "over NATS: a message that never ends": (over_nats, partial(flood, kind="a message that never ends")),
+    "texts of a template without end": (at_gateway, partial(costly_bodies, path="/tokenize", body=_WORK)),
+    "texts of 1 MB": (at_gateway, partial(costly_bodies, path="/tokenize", body={"prompt": "a" * 1_000_000})),
+    "texts of 4 MB": (at_gateway, partial(costly_bodies, path="/tokenize", body={"prompt": "a" * 4_000_000})),
+    "prompts of 100,000 token ids": (
+        at_gateway,
+        partial(costly_bodies, path="/v1/completions", body={"prompt": [5] * 100_000, "max_tokens": 1}),
+    ),
 }
-
-
-if __name__ == "__main__":
-    name, clients, workers, duration = sys.argv[1:]
-    ATTACKS[name](Target(clients, workers), float(duration))
+"""Each attack, and on what."""

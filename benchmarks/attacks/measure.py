@@ -1,133 +1,131 @@
-"""One attack: a system, a client that asks all the while, a stretch without and one with the attacker."""
+"""One attack: a system, a client that asks all the while, and stretches of time before, under and after the attack."""
 
 import asyncio
-import os
-import sys
+import multiprocessing
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.integration.asking import wanted
-from tests.integration.attacks.scene import AS_DEPLOYED, free_ports, peak_mib
-from tests.integration.audit import Audit
-from tests.integration.deployment import Deployment
-from tests.integration.programs import Program
-from tokenbus_services.client import Client
-from tokenbus_services.delivery import RequestFailedError
+from benchmarks.attacks.attackers import ATTACKS, Attack
+from benchmarks.attacks.systems import System, Target
+from benchmarks.errors import NotRunError
+from benchmarks.processes import below, processor_seconds
 
 _AT_ONCE = 8
-_TOKENS = 300
-_STEPS_PER_SECOND = 200
+_AFTER_SECONDS = 4.0
+_LOOK_SECONDS = 0.2
+_MOST_SECONDS = 60.0
 
 
 class Stretch(NamedTuple):
-    """What the victim and the processor did in some seconds."""
+    """What the victim and the attacked process did in some seconds."""
 
     longest_wait_s: float
     """The longest time without a token of an open request."""
     tokens_per_second: float
     failed: int
     """Requests that ended with an error, or with tokens that are not theirs."""
-    peak_mib: int
+    peak_mib: float
+    """The most memory of the process and of all below it."""
     cpu_s: float
 
 
 class Figures(NamedTuple):
-    """One attack: its control, and itself."""
+    """One attack: before it, under it, and from a second after it on."""
 
     attack: str
     control: Stretch
     under: Stretch
+    after: Stretch
 
 
-@dataclass(slots=True)
 class _Victim:
     """Requests that follow each other, and how long each waits for its next token."""
 
-    client: Client
-    waits: dict[int, float]
-    longest: float = 0.0
-    tokens: int = 0
-    failed: int = 0
+    def __init__(self, system: System) -> None:
+        """Begin to ask."""
+        self._system = system
+        self._waits = dict.fromkeys(range(_AT_ONCE), time.monotonic())
+        self._longest, self._tokens, self._failed = 0.0, 0, 0
+        self.asking = [asyncio.create_task(self._ask_on(place)) for place in self._waits]
 
-    async def ask_on(self, place: int) -> None:
-        """Ask for ever."""
+    async def _ask_on(self, place: int) -> None:
+        def tell(tokens: int) -> None:
+            self._tokens += tokens
+            self._waited(place)
+
         while True:
-            self.waits[place] = time.monotonic()
-            tokens = self.client.generate(wanted(_TOKENS))
-            audit = Audit(tokens.request_id)
-            try:
-                async for row in tokens.rows():
-                    self._waited(place)
-                    audit.take(row)
-                    self.tokens += row.token_ids.size
-            except RequestFailedError:
-                self.failed += 1
-                self._waited(place)
+            if not await self._system.ask(tell):
+                self._failed += 1
                 await asyncio.sleep(0.1)
-                continue
-            self.failed += not audit.is_exact
+            self._waited(place)
 
     def _waited(self, place: int) -> None:
         now = time.monotonic()
-        self.longest = max(self.longest, now - self.waits[place])
-        self.waits[place] = now
+        self._longest = max(self._longest, now - self._waits[place])
+        self._waits[place] = now
 
-    async def stretch(self, processor: Program, seconds: float) -> Stretch:
+    async def stretch(self, seconds: float) -> Stretch:
         """Measure for some seconds; a wait that is not over counts as far as it has come."""
-        self.longest, self.tokens, self.failed = 0.0, 0, 0
-        began, cpu = time.monotonic(), _cpu_seconds(processor.pid)
-        for place in self.waits:
-            self.waits[place] = max(self.waits[place], began)
-        await asyncio.sleep(seconds)
-        for place in self.waits:
-            now = time.monotonic()
-            self.longest = max(self.longest, now - self.waits[place])
-        took = time.monotonic() - began
-        pid = processor.pid
-        return Stretch(self.longest, self.tokens / took, self.failed, peak_mib(pid), _cpu_seconds(pid) - cpu)
+        self._longest, self._tokens, self._failed = 0.0, 0, 0
+        began, cpu, peak = time.monotonic(), processor_seconds(self._system.attacked.pid), 0.0
+        for place, since in self._waits.items():
+            self._waits[place] = max(since, began)
+        while (left := began + seconds - time.monotonic()) > 0:
+            peak = max(peak, await asyncio.to_thread(_memory_mib, self._system.attacked.pid))
+            await asyncio.sleep(min(_LOOK_SECONDS, left))
+        now = time.monotonic()
+        longest = max(self._longest, *(now - since for since in self._waits.values()))
+        used = processor_seconds(self._system.attacked.pid) - cpu
+        return Stretch(longest, self._tokens / (now - began), self._failed, peak, used)
 
 
 async def measure(attack: str, seconds: float) -> Figures:
     """Measure one attack beside its control."""
+    run, how = ATTACKS[attack]
     with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
-        ports = free_ports(2)
-        workers, clients = (f"tcp://127.0.0.1:{port}" for port in ports)
-        addresses = {"bus.workers_address": workers, "bus.clients_address": clients}
-        deployment = Deployment(Path(folder), {**AS_DEPLOYED, **addresses})
-        try:
-            processor = await asyncio.to_thread(deployment.start_processor)
-            pace = ("--steps-per-second", str(_STEPS_PER_SECOND))
-            await asyncio.to_thread(deployment.start_worker, "worker-0", *pace)
-            async with Client(deployment.settings(client__drain_timeout_ms=0)) as client:
-                return await _measured(attack, seconds, processor, client, [clients, workers])
-        finally:
-            deployment.close()
+        async with run(Path(folder)) as system:
+            victim = _Victim(system)
+            try:
+                return Figures(attack, *await _measured(victim, system.target, how, seconds))
+            finally:
+                for task in victim.asking:
+                    task.cancel()
+                await asyncio.gather(*victim.asking, return_exceptions=True)
 
 
-async def _measured(attack: str, seconds: float, processor: Program, client: Client, addresses: list[str]) -> Figures:
-    victim = _Victim(client, {})
-    asking = [asyncio.create_task(victim.ask_on(place)) for place in range(_AT_ONCE)]
+async def _measured(victim: _Victim, target: Target, how: Attack, seconds: float) -> tuple[Stretch, Stretch, Stretch]:
     await asyncio.sleep(1)  # what begins is not measured
-    control = await victim.stretch(processor, seconds)
-    command = [sys.executable, "-m", "benchmarks.attacks.attackers", attack, *addresses, str(seconds)]
-    attacker = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
+    control = await victim.stretch(seconds)
+    # Not forked: this process has threads and sockets.
+    context = multiprocessing.get_context("spawn")
+    begins = context.Event()
+    attacker = context.Process(target=_attack, args=(begins, how, target, seconds), daemon=True)
+    attacker.start()
     try:
-        under = await victim.stretch(processor, seconds + 2)  # it takes a second to start
+        if not await asyncio.to_thread(begins.wait, _MOST_SECONDS):
+            raise NotRunError("the attacker did not start")
+        under = await victim.stretch(seconds)
+        await asyncio.to_thread(attacker.join, _MOST_SECONDS)
+        await asyncio.sleep(1)
+        return control, under, await victim.stretch(_AFTER_SECONDS)
     finally:
-        if attacker.returncode is None:
-            attacker.kill()
-        await attacker.wait()
-        for task in asking:
-            task.cancel()
-    return Figures(attack, control, under)
+        attacker.kill()
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Return how much of the cores' time a process has had."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _attack(begins: "multiprocessing.synchronize.Event", how: Attack, target: Target, seconds: float) -> None:
+    begins.set()
+    how(target, seconds)
+
+
+def _memory_mib(pid: int) -> float:
+    """Return the memory of a process and of all below it, what they share counted once."""
+    found = 0
+    for each in below(pid):
+        try:
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended meanwhile
+            continue
+        found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return found / 1024

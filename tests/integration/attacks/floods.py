@@ -5,11 +5,11 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from tests.support.nats import NatsServer
 from tests.support.waiting import MOST
 from tokenbus_services.bus.nats_frames import VERSION, Frame, Kind
 
@@ -18,12 +18,35 @@ _WELCOME = Frame(Kind.WELCOME, 0, 0).packed()
 _BLOCK = 300
 
 
+def permissions(workers: Sequence[str], clients: Sequence[str]) -> str:
+    """Return users as docs/security.md has them: each may speak as itself alone, and has its name for a password."""
+    users = [
+        '{ user: processor, password: processor, permissions: { publish: "tokenbus.>", subscribe: "tokenbus.>" } }'
+    ]
+    for kind, roles, names in (("workers", "worker", workers), ("clients", "client", clients)):
+        users += [
+            f"{{ user: {name}, password: {name}, permissions: {{"
+            f' publish: ["tokenbus.{kind}.who", "tokenbus.{kind}.*.up.{roles}.{name}.*"],'
+            f' subscribe: ["tokenbus.{kind}.*.here", "tokenbus.{kind}.*.down.{name}.*"] }} }}'
+            for name in names
+        ]
+    return "authorization: { users: [" + "\n".join(users) + "] }\n"
+
+
+def login(folder: Path, user: str, roles: str = "") -> dict[str, Any]:
+    """Return the settings of a process that is one of those users."""
+    path = folder / user
+    path.write_text(f"{user}:{user}")
+    path.chmod(0o600)
+    return {"bus__nats_credentials": str(path), "bus__nats_roles": roles}
+
+
 class Flood:
     """Floods a listener from a thread, until it is left."""
 
-    def __init__(self, server: NatsServer, user: str, roles: str, listener: str, kind: str) -> None:
-        """Take the user, whose password is its name, and what it floods with: of BEFORE or AFTER."""
-        self._server, self._user, self._kind = server, user, kind
+    def __init__(self, port: int, user: str, roles: str, listener: str, kind: str) -> None:
+        """Take the server's port, the user, whose password is its name, and a kind of BEFORE or AFTER."""
+        self._port, self._user, self._kind = port, user, kind
         self._up = f"tokenbus.{listener}.up.{roles}.{user}."
         self._down = f"tokenbus.{listener}.down.{user}."
         self._who = f"tokenbus.{listener.partition('.')[0]}.who"
@@ -51,7 +74,7 @@ class Flood:
                 self._flood(connection)
 
     def _connected(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self._server.port))
+        connection = socket.create_connection(("127.0.0.1", self._port))
         login = {"user": self._user, "pass": self._user, "verbose": False, "headers": True, "no_responders": True}
         connection.sendall(f"CONNECT {json.dumps(login)}\r\nPING\r\n".encode())
         return connection

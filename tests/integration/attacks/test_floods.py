@@ -6,12 +6,10 @@ import re
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.attacks.floods import AFTER, BEFORE, Flood
+from tests.integration.attacks.floods import AFTER, BEFORE, Flood, login, permissions
 from tests.integration.attacks.scene import AS_DEPLOYED, Victim, peak_mib, variants
 from tests.integration.deployment import Deployment
 from tests.integration.programs import Program
@@ -22,28 +20,6 @@ from tokenbus_services.client import Client
 _REQUESTS = 12
 _MOST_MIB = 256
 WORKERS, CLIENTS = ("worker-0", "flooder-0", "flooder-1"), ("victim", "flooder-2")
-
-
-def _permissions() -> str:
-    """Return users as docs/security.md has them: each may speak as itself alone, and has its name for a password."""
-    users = [
-        '{ user: processor, password: processor, permissions: { publish: "tokenbus.>", subscribe: "tokenbus.>" } }'
-    ]
-    for kind, roles, names in (("workers", "worker", WORKERS), ("clients", "client", CLIENTS)):
-        users += [
-            f"{{ user: {name}, password: {name}, permissions: {{"
-            f' publish: ["tokenbus.{kind}.who", "tokenbus.{kind}.*.up.{roles}.{name}.*"],'
-            f' subscribe: ["tokenbus.{kind}.*.here", "tokenbus.{kind}.*.down.{name}.*"] }} }}'
-            for name in names
-        ]
-    return "authorization: { users: [" + "\n".join(users) + "] }\n"
-
-
-def _login(folder: Path, user: str, roles: str = "") -> dict[str, Any]:
-    path = folder / user
-    path.write_text(f"{user}:{user}")
-    path.chmod(0o600)
-    return {"bus__nats_credentials": str(path), "bus__nats_roles": roles}
 
 
 class Scene:
@@ -63,7 +39,7 @@ class Scene:
     def flood(self, user: str, kind: str) -> Flood:
         """Return a flood of the processor's by a user."""
         listeners, roles = ("workers", "worker") if user in WORKERS else ("clients", "client")
-        return Flood(self.server, user, roles, f"{listeners}.{self._name}", kind)
+        return Flood(self.server.port, user, roles, f"{listeners}.{self._name}", kind)
 
     def dropped(self) -> dict[str, int]:
         """Return how many frames of each user the processor has dropped, as its metrics say."""
@@ -76,22 +52,22 @@ class Scene:
 
     def client(self) -> Client:
         """Return a client like the victim's."""
-        login = _login(self.deployment.folder, "victim", "client")
-        return Client(self.deployment.settings(**login, client__name="victim", client__drain_timeout_ms=0))
+        own = login(self.deployment.folder, "victim", "client")
+        return Client(self.deployment.settings(**own, client__name="victim", client__drain_timeout_ms=0))
 
 
 @pytest.fixture
 async def scene(deployment: Deployment) -> AsyncIterator[Scene]:
     """Return a scene whose processor counts what it drops."""
     folder = deployment.folder
-    server = NatsServer(folder, _permissions())
+    server = NatsServer(folder, permissions(WORKERS, CLIENTS))
     deployment.overrides.update(AS_DEPLOYED)
     for kind in ("workers", "clients"):
         deployment.overrides[f"bus.{kind}_address"] = server.address(f"{kind}.*")
     try:
-        processor = deployment.start_processor(metrics__address="127.0.0.1:0", **_login(folder, "processor"))
+        processor = deployment.start_processor(metrics__address="127.0.0.1:0", **login(folder, "processor"))
         (name,) = set(re.findall(r"/workers\.([A-Za-z0-9_-]+)", processor.output))
-        deployment.start_worker(**_login(folder, "worker-0", "worker"))
+        deployment.start_worker(**login(folder, "worker-0", "worker"))
         made = Scene(deployment, server, processor, None, name)  # type: ignore[arg-type]
         async with made.client() as client:
             made.victim = Victim(client, 11)
