@@ -10,7 +10,7 @@ NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_
 """What a processor says of a new request that another one may take, or this one in a moment."""
 RETRY_MS = 1000
 """After how long another try makes sense where a request was not taken; a processor that closes says no such time."""
-_PREFIX = len("ERROR_CODE_")
+CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}
 _LONGEST = 1000
 """In bytes: below what the schema allows."""
 
@@ -55,7 +55,7 @@ class RequestFailedError(Exception):
 
 def code_name(code: int) -> str:
     """Return an error code's name in small letters; a newer minor's code is its number."""
-    return ErrorCode.Name(code)[_PREFIX:].lower() if code in ErrorCode.values() else str(code)
+    return CODE_NAMES.get(code, str(code))
 
 
 def request_error(

@@ -12,7 +12,7 @@ from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
 from tokenbus_services.clock import Clock
 from tokenbus_services.delivery import AckTracker, PendingAck, RequestTokens
-from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
+from tokenbus_services.delivery.errors import CODE_NAMES, NOT_HERE, NOT_TAKEN, RETRY_MS, code_name, request_error
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.buffers import RequestBuffers
 from tokenbus_services.processor.requests import (
@@ -342,7 +342,7 @@ class RequestRegistry:
             self._wait_for_missing(request, error)
             return
         # A worker may send any number for a code: a count for each would let it fill the memory.
-        counted = name if code in ErrorCode.values() else "other"
+        counted = name if code in CODE_NAMES else "other"
         self.counts.failed[counted] = self.counts.failed.get(counted, 0) + 1
         if not may_go_on:
             self._abort_at_workers(request, tell_its_own=tell_worker)
