@@ -551,10 +551,7 @@ class OpenRequests:
         elif self.has_several and error.code in NOT_HERE:
             self._lose_home(request, error)
         elif error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
-            if request.is_aborted:
-                self._never_began(request)
-            else:
-                self._send(request, session)
+            self._send_anew(request, request.generate)
         else:
             self._broken(request, error)
         self._flush_ends()

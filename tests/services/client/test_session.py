@@ -360,7 +360,11 @@ def test_request_that_nobody_has_is_asked_for_anew() -> None:
     for key in (5, 6):
         unknown = RequestError(request_key=key, code=ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message="nobody has it")
         peer.numbered(error=unknown)
-    assert [frame.generate.request_key for frame in peer.says_all() if frame.HasField("generate")] == [5]
+    (sent,) = [frame.generate for frame in peer.says_all() if frame.HasField("generate")]
+    assert sent.first_request_key == 5
+    assert sent.request_key != 5  # a worker that comes later may bring the first one
+    peer.rows(Wanted(sent.request_key, 0, 1))
+    assert positions(fresh) == [(0, 1)]
     assert not fresh.has_ended
     assert taken.error is not None
     assert taken.error.emitted_tokens == 2
