@@ -200,6 +200,10 @@ class RequestRegistry:
         """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
         return self.table.state_of(request) is State.RESUMED and not self.is_continued(request)
 
+    def is_in_open_step(self, request: Request) -> bool:
+        """Tell whether a worker's last row of a request waits for the rest of its step."""
+        return any(worker.assembler.has_last_row(request.id) for worker in self._core.workers.by_id.values())
+
     def is_continued(self, request: Request) -> bool:
         """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
         streams = {early.source.stream for early in request.early}

@@ -71,7 +71,9 @@ class Resumes:
             for request_id in over:
                 del self._unvouched[request_id]
                 request = table.get(request_id)
-                if request is not None and self._registry.is_unvouched(request):
+                if request is None or not self._registry.is_unvouched(request):
+                    continue
+                if not self._registry.is_in_open_step(request):
                     self._registry.fail_unknown(request)
         self._repeated_log.expire()
         for place, (resume, _) in self._put_off.items():

@@ -5,7 +5,7 @@ import pytest
 from tests.services.bench import Bench, BenchClient
 from tests.services.builders import Wanted, client_hello, generate_of, rows
 from tests.services.processor.serving import places, resume, serving
-from tokenbus_contracts import RowStatus
+from tokenbus_contracts import BatchKind, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Watch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
@@ -251,6 +251,21 @@ def test_request_that_no_worker_has_is_unknown_once_all_are_back() -> None:
     assert client.errors() == {2: UNKNOWN}
     client.ask(generate_of(2))
     assert "generate" in worker.heard_bodies()
+
+
+def test_resumed_request_whose_last_row_waits_for_its_draft_is_not_unknown() -> None:
+    """Nor when its worker sends something younger meanwhile, and a client has nothing else to say."""
+    bench = Bench({"processor.replay_timeout_ms": 60_000, "processor.step_timeout_ms": 60_000})
+    worker, client = bench.worker(next_sequence=2), bench.client()
+    worker.sequence = 0
+    for key in (1, 2):
+        resume(client, key, 0)
+    worker.publish([Wanted(1, 0, 1, FINISHED)], step=1, draft_follows=True)
+    worker.publish([Wanted(3, 0, 1)], step=2)
+    bench.pass_time(4.0, worker, client)
+    assert client.errors() == {2: UNKNOWN}
+    worker.publish([Wanted(1, 0, 1)], step=1, kind=BatchKind.DRAFT)
+    assert places(client) == [(1, 0, 1)]
 
 
 def test_workers_are_given_the_owner() -> None:
