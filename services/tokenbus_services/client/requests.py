@@ -76,15 +76,15 @@ class Search:
     error: RequestError | None = None
     """What it ends with if none of them has it."""
     without: "set[ClientSession]" = field(default_factory=set)
-    """The processors that said that they do not have it, or do not take it."""
+    """Processors that answered "unknown" or "refused" for this request."""
     since: float | None = None
-    quiet_since: float | None = None
-    """Since when no processor has come or come back, in seconds."""
+    """When the client first looked at it after the last handshake with a processor, in seconds; None: not yet."""
     is_final: bool = False
     """Whether its worker has had the time to come: what a processor says now counts."""
     looked_at: float | None = None
+    """When the client looked at it last, in seconds."""
     searched: float = 0.0
-    """For how long there was a processor that could have had it."""
+    """For how many seconds a processor was connected meanwhile."""
     is_overdue: bool = False
     """Whether the search has lasted so long that processors which come and go delay its end no longer."""
 
@@ -105,7 +105,7 @@ class OpenRequest:
     deadline_unix_ms: int = 0
     """The moment at which it ends at the latest, in milliseconds since 1970-01-01 UTC; zero: none is known."""
     home: "ClientSession | None" = None
-    """The processor that it was sent to, or that sent what came of it last; None: it is looked for."""
+    """The processor that has the request, as far as is known; None: the client searches for it."""
     sent_to: str = ""
     """The id of the processor's life that may have received it; empty: none."""
     is_answered: bool = False
@@ -136,8 +136,8 @@ class OpenRequests:
     comes to one; the first that sends something of the request is its new home. A worker has one processor at a time,
     so rows of a request are one sequence whichever processor sends them, and its positions tell what is new.
 
-    A request that no processor answered is sent anew, under another key: a worker that is not heard of may run it under
-    the first, and its rows are not mixed with those that come now.
+    A request whose processor is lost before it answered is sent anew at once, under another key: a worker that the
+    client does not hear of may run it under the first one, and the rows of the two are not mixed.
     """
 
     def __init__(self, max_rows: int, patience: float, *, others_may_come: bool = False) -> None:
@@ -226,18 +226,14 @@ class OpenRequests:
             sent_to = home.processor_id
             home.used(generate.model)
         tokens = RequestTokens(generate.request_key, wake_ups=self._wake_ups)
-        drafts = generate.include_draft_logprobs
-        # The frame's own copy: the application may change its message afterwards.
-        deadline = generate.deadline_unix_ms
-        texts = tuple(generate.sampling.stop)
         request = OpenRequest(
             tokens,
             generate.request_key,
             self._progress,
-            frame.generate,
-            drafts,
-            texts,
-            deadline,
+            frame.generate,  # a copy: the application may change its message afterwards
+            generate.include_draft_logprobs,
+            tuple(generate.sampling.stop),
+            generate.deadline_unix_ms,
             home,
             sent_to,
             is_submitted=is_submitted,
@@ -358,7 +354,7 @@ class OpenRequests:
         self._broken(request, request_error(request.tokens.request_id, code, message))
 
     def _never_began(self, request: OpenRequest) -> None:
-        """End a request that was aborted before any processor had it."""
+        """End a request that was aborted before a processor answered it."""
         self._remove(request)
         self._ended(request, RowStatus.ABORTED)
 
@@ -547,7 +543,7 @@ class OpenRequests:
             request.search.without.add(session)
             self._conclude(request, request.search)
         elif self.has_several and request.generate is not None and error.code in NOT_TAKEN:
-            self._not_taken(request, session, error)
+            self._not_taken(request, request.generate, session, error)
         elif self.has_several and error.code in NOT_HERE:
             self._lose_home(request, error)
         elif error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
@@ -556,7 +552,7 @@ class OpenRequests:
             self._broken(request, error)
         self._flush_ends()
 
-    # One processor: what it may have missed is asked for again.
+    # After each handshake: what the processor may have missed is asked for again.
 
     def welcomed(self, session: "ClientSession", *, resumed: bool) -> None:
         """Tell a processor that welcomed this client what is wanted of it: `resumed` if it knew this client."""
@@ -568,11 +564,11 @@ class OpenRequests:
         for request in chain(self.requests.values(), self._discarded.values()):
             if request.home is not session:
                 continue
-            # The processor, or an earlier life of it, may have given it to a worker, which may have gone to another
-            # processor: it is sent again only when this one says that it does not have it.
-            known = ("",) if self.has_several else ("", session.processor_id)
-            if request.generate is not None and request.sent_to in known:
-                self._send(request, session)
+            # An earlier life of the processor, or this one where there are others, may have given it to a worker that
+            # is elsewhere now: it is sent anew only when this processor says that it does not have it.
+            is_nowhere_else = not self.has_several and request.sent_to in ("", session.processor_id)
+            if request.generate is not None and is_nowhere_else:
+                self._send(request, request.generate, session)
             elif not (resumed and request.is_answered):
                 self._forget_answer(request)
                 session.say(ClientFrame(resume=_resume(request, only_if_here=self.has_several)))
@@ -581,7 +577,7 @@ class OpenRequests:
         self._forget_refusals(session)
         for request in homeless:
             if request.search is not None:  # its worker may be on its way to this processor
-                request.search.since = request.search.quiet_since = None
+                request.search.since = None
                 request.search.is_final = request.search.is_overdue
             self._ask(session, request)
 
@@ -597,13 +593,12 @@ class OpenRequests:
         if found and not self.is_paused and session.say(ClientFrame(ended=Ended(request_keys=found))):
             session.said_over = max((n for n in self._over.values() if n < inf), default=0)
 
-    def _send(self, request: OpenRequest, session: "ClientSession") -> None:
-        """Send a new request to a processor, perhaps again."""
-        if request.generate is not None:
-            request.home, request.sent_to = session, session.processor_id
-            self._homeless.pop(request.tokens.request_id, None)
-            session.say(ClientFrame(generate=request.generate))
-            session.used(request.generate.model)
+    def _send(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
+        """Send a request that no processor has answered to a connected processor, perhaps again."""
+        request.home, request.sent_to = session, session.processor_id
+        self._homeless.pop(request.tokens.request_id, None)
+        session.say(ClientFrame(generate=generate))
+        session.used(generate.model)
 
     # Several processors: where a request goes, and where it is looked for.
 
@@ -663,7 +658,7 @@ class OpenRequests:
         self._sent_anew[request.key] = request.tokens.request_id
         request.sent_to, request.search = "", Search()
         self._homeless[request.tokens.request_id] = request
-        self._place(request, request.search)
+        self._place(request, generate, request.search)
 
     def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
         """Ask a processor for a request that is looked for, or send it one that none has."""
@@ -672,7 +667,7 @@ class OpenRequests:
         if request.generate is None:
             session.say(ClientFrame(resume=_resume(request, only_if_here=True)))
         elif request.search is None or session not in request.search.without:
-            self._send(request, session)  # it keeps in mind which processors have refused it
+            self._send(request, request.generate, session)  # its search stays, with the processors that refused it
 
     def lost_with(self, workers: frozenset[int]) -> None:
         """Learn that the processor of some workers is lost: they are on their way to another, or there already."""
@@ -683,6 +678,7 @@ class OpenRequests:
         self._miss(workers, self._grace(is_told=True))
 
     def _miss(self, workers: frozenset[int], seconds: float) -> None:
+        """Wait for those of some workers that are at no processor here, for so many seconds at least."""
         here = [each.workers for each in self.sessions if each.state is SessionState.OPEN]
         for worker in workers.difference(*here):
             self._missing[worker] = max(seconds, self._missing.get(worker, 0.0))
@@ -714,7 +710,9 @@ class OpenRequests:
             if request.search is not None:
                 request.search.without.discard(session)
 
-    def _not_taken(self, request: OpenRequest, session: "ClientSession", error: RequestError) -> None:
+    def _not_taken(
+        self, request: OpenRequest, generate: Generate, session: "ClientSession", error: RequestError
+    ) -> None:
         """Send a new request to another processor, or end it if there is none that may take it."""
         search = request.search = request.search or Search()
         search.error, request.home, request.sent_to = error, None, ""
@@ -725,17 +723,18 @@ class OpenRequests:
             self._never_began(request)
             return
         self._homeless[request.tokens.request_id] = request
-        self._place(request, search)
+        self._place(request, generate, search)
 
-    def _place(self, request: OpenRequest, search: Search) -> None:
-        best = self._best(request.generate.model if request.generate is not None else "", search)
+    def _place(self, request: OpenRequest, generate: Generate, search: Search) -> None:
+        """Send a request to a processor that has not refused it; end it if there is none and none may come."""
+        best = self._best(generate.model, search)
         if best is not None:
-            self._send(request, best)
+            self._send(request, generate, best)
         elif search.error is not None and not self._workers_may_come():
             self._broken(request, search.error)
 
     def _workers_may_come(self) -> bool:
-        """Tell whether a processor, or workers of a lost one, may soon take what is refused now."""
+        """Tell whether a processor that is away, or workers that left theirs, may soon take what is refused now."""
         return bool(self._missing) or any(each.is_expected for each in self.sessions)
 
     def _conclude(self, request: OpenRequest, search: Search) -> None:
@@ -754,30 +753,25 @@ class OpenRequests:
             search = request.search
             if search is None:
                 continue
-            search.since = now if search.since is None else search.since
+            if search.since is None:
+                search.since, search.is_final = now, False
             self._count_search(search, now)
-            if search.quiet_since is None or not self.sessions:  # where none is known, none can have said anything
-                search.quiet_since, search.is_final = now, False
             if now - search.since >= self._patience:
                 message = f"no processor answered for {round(self._patience * 1000)} ms"
                 code, request_id = ErrorCode.ERROR_CODE_DEADLINE, request.tokens.request_id
                 self._broken(request, search.error or request_error(request_id, code, message))
-            elif request.is_unsent:
+            elif request.generate is not None:
                 if self._workers_may_come():  # perhaps at one that had none
                     search.without &= {each for each in self.sessions if each.is_closing}
-                self._place(request, search)
-            elif search.is_final or not self.sessions or not self._is_time(search, now):
+                self._place(request, request.generate, search)
+            elif search.is_final or not (search.is_overdue or now - search.since >= self._grace()):
                 self._conclude(request, search)
-            else:
+            else:  # its worker has had the time to come
                 search.is_final = True
                 search.without.clear()
                 for session in self.sessions:
                     self._ask(session, request)
         self._flush_ends()
-
-    def _is_time(self, search: Search, now: float) -> bool:
-        """Tell whether a request's worker has had the time to come to one of the processors."""
-        return search.is_overdue or now - (search.quiet_since or now) >= self._grace()
 
     def _count_missing(self, now: float) -> None:
         """Give up the workers that have come to no processor, though there was one for long enough."""
