@@ -135,7 +135,6 @@ class Inlet:
     """A subscription: what is published to its subject is received as soon as it was read from the socket."""
 
     number: int
-    subject: str
     receive: Receive
     most: int
     """How many messages the server delivers before it ends the subscription; 0: it does not."""
@@ -292,7 +291,7 @@ class ServerConnection:
 
     def subscribe(self, subject: str, receive: Receive, most: int = 0) -> Inlet:
         """Receive what is published to a subject; the server drops what comes after so many messages, if not 0."""
-        inlet = Inlet(next(self._numbers), subject, receive, most)
+        inlet = Inlet(next(self._numbers), receive, most)
         self._client.inlets[inlet.number] = inlet
         self._say(sub_cmd(subject, "", inlet.number) + (unsub_cmd(inlet.number, most) if most else b""))
         return inlet

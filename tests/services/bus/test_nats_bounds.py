@@ -119,9 +119,9 @@ def test_pause_for_one_name_grows_while_it_floods(loop: FakeLoop) -> None:
     """Each flood of one name doubles the pause, up to a second; after a quiet time it is short again."""
     inlets: list[Inlet] = []
 
-    def subscribe(subject: str, receive: Receive, most: int = 0) -> Inlet:
+    def subscribe(_subject: str, receive: Receive, most: int = 0) -> Inlet:
         """Keep a subscription."""
-        inlets.append(Inlet(len(inlets), subject, receive, most))
+        inlets.append(Inlet(len(inlets), receive, most))
         return inlets[-1]
 
     server = SimpleNamespace(max_payload=PAYLOAD, subscribe=subscribe, unsubscribe=lambda _: None)
