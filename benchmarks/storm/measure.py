@@ -74,7 +74,7 @@ class _System:
         self.idle_mib = peak_mib(processor.pid)
 
     async def storm(self, name: str, processor: Program, crowd: asyncio.subprocess.Process, command: bytes) -> Storm:
-        """Let the crowd come."""
+        """Tell the crowd to connect, and wait until all of it are connected."""
         if crowd.stdin is None or crowd.stdout is None:
             raise RuntimeError("the crowd has no pipes")
         before, began, cpu = self.tokens, time.monotonic(), processor_seconds(processor.pid)
@@ -116,7 +116,7 @@ async def measure(clients: int, workers: int) -> list[Storm]:
 
 
 async def _measured(system: _System, processor: Program, clients: int, workers: int) -> list[Storm]:
-    command = [sys.executable, "-m", "benchmarks.storm.crowd", "crowd", str(clients), str(workers)]
+    command = [sys.executable, "-m", "benchmarks.storm.crowd", str(clients), str(workers)]
     crowd = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, env=system.deployment.environment(client__drain_timeout_ms=0)
     )
