@@ -26,7 +26,7 @@ Attack = Callable[[Target, float], None]
 
 
 def idle(_target: Target, seconds: float) -> None:
-    """Do nothing: what a second stretch of the control comes to."""
+    """Do nothing: this row is the control measured twice."""
     time.sleep(seconds)
 
 
@@ -52,7 +52,7 @@ def forged_worker(target: Target, seconds: float) -> None:
         epoch = spy.watched_epoch
 
     def attack() -> None:
-        """Be it for a moment."""
+        """Declare the items lost, and listen for a moment."""
         with WorkerPeer(target.workers, "worker-0", epoch, next_sequence=1 << 40) as forger:
             forger.greet()
             forger.gap(1, 1 << 40)
@@ -96,7 +96,7 @@ def vast_numbers(target: Target, seconds: float) -> None:
             peer.greet()
 
         def attack() -> None:
-            """Be alive."""
+            """Send a heartbeat from each."""
             for peer in peers:
                 peer.beat(1 << 62)
 
@@ -104,15 +104,15 @@ def vast_numbers(target: Target, seconds: float) -> None:
 
 
 def silent_connections(target: Target, seconds: float) -> None:
-    """Hold connections that have done the transport's handshake, and nothing else."""
+    """Hold 400 connections that send the transport's greeting, and nothing else."""
     with many(lambda: Tcp(target.clients), 400) as peers:
         for peer in peers:
             peer.send(Tcp.GREETING)
         time.sleep(seconds)
 
 
-def stolen_requests(target: Target, seconds: float) -> None:
-    """Resume invented keys as fast as the table is worth."""
+def invented_resumes(target: Target, seconds: float) -> None:
+    """Resume invented keys, 1000 at a time."""
     with ClientPeer(target.clients) as peer:
         peer.hello()
         repeat(lambda: peer.resume_all(drawn() for _ in range(1000)), seconds, 0.05)
@@ -189,7 +189,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], AbstractAsyncContextManager[System]], 
     "resumes of what waits": (over_tcp, costly_resumes),
     "numbers at their ends": (over_tcp, vast_numbers),
     "silent connections": (over_tcp, silent_connections),
-    "resumes of invented keys": (over_tcp, stolen_requests),
+    "resumes of invented keys": (over_tcp, invented_resumes),
     "refusals not acknowledged": (over_tcp, unacknowledged_news),
     "rows of invented keys": (over_tcp, invented_rows),
     "frames that are none": (over_tcp, noise),
