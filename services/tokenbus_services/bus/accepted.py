@@ -15,7 +15,7 @@ _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received
 _MUCH = 1_048_576
 _DOUBTFUL = 16_777_216
 _IPC_SECONDS = 0.02
-"""For how long a Unix socket's bytes must be seen to come, within one message, before the growth is its."""
+"""How long an unfinished message on a Unix socket must keep growing before its bytes are charged to that peer."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # a command's name, a nonce, a proof, and the flags
 

@@ -101,7 +101,7 @@ class Conversation:
         self._fill_window()
 
     def _count_empty(self, frame: Frame) -> None:
-        """Refuse frames without an end that no bound on bytes or messages would stop."""
+        """Refuse an endless run of frames that no bound on bytes or messages would stop."""
         if frame.kind is Kind.MORE and len(frame.data) < LEAST_PIECE:
             raise BrokenConversationError(
                 f"{len(frame.data)} bytes of a longer message, at least {LEAST_PIECE}", "bytes"

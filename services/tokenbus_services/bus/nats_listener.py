@@ -116,8 +116,9 @@ class NatsListener(NatsEnd):
     async def _ask(self, server: ServerConnection, *, is_first: bool) -> bool:
         """Ask whether another listener has the name.
 
-        One that does not answer may stand still: at the start it is let be. Later it counts as none, since the server
-        may not know yet that this listener's own earlier connection is gone; it will answer once it goes on.
+        The server says so where nothing is subscribed. What is subscribed and does not answer may be a listener that
+        stands still: at the start the name then counts as taken. Later it counts as free, since it may be this
+        listener's own earlier connection, which the server has not given up yet; another listener answers later.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.heartbeat_timeout_ms / 1000

@@ -144,7 +144,7 @@ class Client:
 
     @property
     def refusal(self) -> str:
-        """Why the processors refuse it; empty: not all of them do."""
+        """The reason, if every processor refuses this client; otherwise empty."""
         refusals = [each.refusal.message for each in self.sessions if each.refusal is not None]
         return refusals[0] if refusals and len(refusals) == len(self.sessions) else ""
 

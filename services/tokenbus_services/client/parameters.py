@@ -87,7 +87,7 @@ class RequestParameters(TypedDict, total=False):
     """True: a text that ends the request belongs to its output, for those who make a text of the tokens; default:
     False."""
     include_special_tokens: bool | None
-    """True: `stop` is looked for in a text with the special tokens' texts; default: False, in one without."""
+    """True: the texts of special tokens count when `stop` is matched; default: False."""
     structured_output: StructuredOutput | None
     """The form that the output's text must have; default: any."""
     lora_adapter: str | None

@@ -39,7 +39,7 @@ OUT_OF_MEMORY = 86
 RESULT, ERROR, DEFECT = b"=", b"!", b"?"
 """The first byte of a reply."""
 _NICE = 5
-"""Where processors are scarce, streams come first, and long texts too still get on."""
+"""Where processors are scarce, streams come first; long texts still make progress."""
 _STATM = Path("/proc/self/statm")
 
 
@@ -58,7 +58,7 @@ NONE = Bounds(0, 0, is_for_one=False)
 
 
 class Job(msgspec.Struct, array_like=True):
-    """What the reading of the body depends on that comes behind it."""
+    """How to read the body that follows it."""
 
     kind: str
     """The method of Reader that reads it."""

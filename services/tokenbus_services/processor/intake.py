@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logger("processor")
 _SHARE_WITH_CREDIT = 0.5
-"""How much of what may wait for consumers may do so while their worker is given credit."""
+"""The share of the consumers' buffer above which their worker gets no more credit."""
 _SHARE_AFTER_EVICTION = 0.75
 _PATIENCE = 1.0
 """How long a client may hold a full stream back that holds little of it, in seconds; at most a heartbeat interval."""
@@ -110,7 +110,7 @@ class Intake:
         for step in worker.assembler.ready(now):
             self._step(worker, step, now)
         is_all_here = worker.reconcile is not None and stream.expected > worker.reconcile[0]
-        if is_all_here and not worker.assembler.open_steps:  # a request's last row may wait for what was drafted
+        if is_all_here and not worker.assembler.open_steps:  # a request's last row may wait for its step's draft
             self._reconcile(worker)
         self._evict_if_held_back(worker, now)
 
@@ -295,10 +295,10 @@ class Intake:
                 self.registry.fail(request, ErrorCode.ERROR_CODE_HANDOFF, why)
 
     def give_back(self, worker: Worker) -> None:
-        """Hand what a worker that says goodbye has not said that it took to another one: it crossed the goodbye.
+        """Reassign requests that a leaving worker never accepted: they crossed its goodbye on the wire.
 
-        Once each, so that a request which ends its workers does not end all of them. A prefill worker's stay: it may
-        have handed one over of which it has said nothing yet.
+        Each request once, so that a request which ends its workers does not end all of them. Those of a prefill worker
+        stay: it may have handed one off of which it has said nothing yet.
         """
         worker.takes_no_more = True
         if worker.stream.hello.role == WorkerRole.WORKER_ROLE_PREFILL:

@@ -300,7 +300,7 @@ class RequestRegistry:
         return consumer is not None and consumer.looks_elsewhere
 
     def void_ticket(self, request: Request) -> None:
-        """Let nobody hand a request off any more with the ticket that its prefill worker was given."""
+        """Tell the decode worker to accept no hand-off any more with the ticket that was made for a request."""
         target = int(self.table.handoff_target[request.slot])
         if ticket := self.table.take_ticket(request):
             self._core.workers.void_ticket(target, ticket)
@@ -591,9 +591,10 @@ class RequestRegistry:
     def release_those_of(self, source: Source, acks: AckTracker, name: str, why: str) -> int:
         """End the requests of a lost worker as above, and forget that they ended: it may bring them to any processor.
 
-        Also here, as another stream. What it sends again then is to be acknowledged only when a client has it, which a
-        row of a request that has ended would be at once. So these are forgotten too: the requests that no client has
-        claimed yet, with their rows, and the ends of those whose last rows are still on their way to a client.
+        Also here, as another stream. Rows of an ended request are acknowledged at once, as no client is left to wait
+        for them; but what this worker sends again must wait until a client has it. So these are forgotten too: the
+        requests that no client has claimed yet, with their rows, and the ends of those whose last rows are still on
+        their way to a client.
         """
         for request in self.table.unclaimed_of(source):
             tokens = self.buffers.tokens_of(request)

@@ -197,19 +197,19 @@ class Request:
     """Whether a consumer takes its tokens."""
     aborted_at: float | None = None
     released_at: float | None = None
-    """Since when no stream has it, after one had it or its client resumed it."""
+    """When it lost its stream, or its client resumed it without one; None: neither, or it has a stream again."""
     handed_off_by: int = NO_STREAM
     """The stream that handed it off last."""
     has_crossed_goodbye: bool = False
     """Whether it was on its way to a worker that said goodbye."""
     is_taken_over: bool = False
-    """Whether the hand-off target said that it has it before the stream that has it let go."""
+    """Whether the decode worker said that it has the request before the prefill worker's last row of it came."""
     early: list["EarlyRow"] = field(default_factory=list)
     """Rows that came out of order."""
     owner: int = NO_OWNER
     """The client that asked for it: only that client, or its next life, may take it up or end it."""
     has_moved: bool = False
-    """Whether its client looked for it at several processors, and found it here."""
+    """Whether its client looked for it at several processors: another one may have sent rows of it."""
     payer: Payer | None = None
     ticket: bytes = b""
     """The ticket of its hand-off, until the decode worker has it."""
@@ -582,7 +582,7 @@ class RequestTable:
             request.generate.handoff_server_key = hello.handoff_server_key
 
     def expect_take_over(self, request: Request, stream: int) -> None:
-        """Note that a stream has a request already that another has not let go of yet."""
+        """Note that a decode worker has a request before the prefill worker's last row of it came."""
         self.handoff_target[request.slot] = stream
         request.is_taken_over, request.ticket = True, b""
 

@@ -46,7 +46,7 @@ class Resumes:
         self._unvouched: dict[int, bool] = {}
         """The requests that were resumed here and that no worker here is known to have: whether one may yet come."""
         self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
-        """What another session has and may lose, and since when: its owner is not known, or its life may be over."""
+        """Resumes of what another session has, and since when they wait: until its owner is known, or its life over."""
         self._is_searched_out = False
         self._repeated_log = DeduplicatedLog()
         self.refused = 0

@@ -72,7 +72,7 @@ class Router:
         self.consumers: dict[int, Consumer] = {}
         self.counts = RowCounts()
         self._let_go: list[Request] = []
-        """What the step that is settled says was handed off, in a row that its client had at another processor."""
+        """Requests that the current step hands off in rows whose tokens their clients have, from another processor."""
 
     def route(self, step: Step, source: Source, now: float) -> None:
         """Hand each row that is new to its request to its consumer; the step keeps those rows alone."""

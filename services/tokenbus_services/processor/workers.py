@@ -58,7 +58,7 @@ class WorkerConnections(Connections[Worker]):
         self.by_id: dict[str, Worker] = {}
         self.by_stream: dict[int, Worker] = {}
         self.arrivals = 0
-        """How often a worker came, or had sent again all that it retained."""
+        """How often a worker came, had sent again all that it retained, or named a request that it took over."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
         """What was counted of workers that are gone, for as many as may be here, so that a sum misses nothing."""
         self.lost = 0

@@ -88,7 +88,7 @@ class WorkerSession(ReconnectingSession):
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
         self._tickets: dict[int, bytes] = {}
-        """Of the requests that came last to be handed off, the oldest first."""
+        """The hand-off tickets of the requests that came last, by request, the oldest first."""
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False

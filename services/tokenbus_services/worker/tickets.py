@@ -33,7 +33,7 @@ class Tickets:
         self._clock = clock
         self.key = secrets.token_bytes(KEY_BYTES)
         self.of_this_life = secrets.token_bytes(KEY_BYTES)
-        """The ticket for all requests that a processor of 0.1 gives away; any other keeps it to itself."""
+        """One ticket for all requests: a processor of 0.1 gives it to its prefill workers, a later one to none."""
         self._uses: OrderedDict[bytes, Use] = OrderedDict()
 
     def check(self, handoff: Handoff, identity: Identity) -> None:
@@ -67,5 +67,6 @@ class Tickets:
         return kept
 
     def _name(self, handoff: Handoff) -> bytes:
+        """Return what a use is remembered under: the ticket, with the hand-off's number if it is the one for all."""
         is_for_all = handoff.ticket == self.of_this_life
         return handoff.ticket + (handoff.number.to_bytes(8, "little") if is_for_all else b"")

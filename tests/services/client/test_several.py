@@ -400,7 +400,7 @@ def test_processors_hear_that_the_first_try_is_over_before_the_second_is_sent() 
 
 
 def test_request_that_never_reached_its_processor_is_sent_anew() -> None:
-    """A processor that is there says so itself once the line to it holds again."""
+    """Once the connection is back the processor says that it does not know the request."""
     two = Two()
     two.room(two.a, any=9)
     two.room(two.b)
@@ -431,7 +431,7 @@ def test_request_is_sent_anew_each_time_that_its_processor_is_lost() -> None:
     for life in range(20):
         lost, next_one = (two.a, two.b) if life % 2 else (two.b, two.a)
         two.lose(lost)
-        assert anew(next_one) == []  # nor is there another one
+        assert anew(next_one) == []  # it is away, too
         next_one.welcome(processor_id=f"life {life}")
         (again,) = anew(next_one)
         assert again[0] == 5
@@ -461,7 +461,7 @@ def test_new_request_waits_for_a_worker_that_has_just_left_its_processor() -> No
 
 
 def test_worker_that_is_seen_elsewhere_before_its_processor_is_missed_is_not_waited_for() -> None:
-    """It is where it went."""
+    """The client knows where the worker is, so a refusal there ends the request."""
     two = Two()
     two.room(two.a, workers=[1], any=9)
     two.room(two.b, workers=[1], any=9)
