@@ -168,7 +168,6 @@ class OpenRequests:
         self._over_numbers = count(1)
         self._discarded: dict[int, OpenRequest] = {}
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
-        self._homeless: dict[int, OpenRequest] = {}
         self._wake_ups = WakeUps()
         self._sent_anew: dict[int, int] = {}
         """The ids of the open requests that were sent anew, by the key that each has now."""
@@ -241,7 +240,6 @@ class OpenRequests:
         self._add(request, 0)
         if home is None:
             request.search = Search()
-            self._homeless[tokens.request_id] = request
         return tokens
 
     def resume(
@@ -320,7 +318,6 @@ class OpenRequests:
         request_id = request.tokens.request_id
         del self.requests[request_id]
         request.closed_at = self._progress.close(request_id)
-        self._homeless.pop(request_id, None)
         self._sent_anew.pop(request.key, None)
 
     def _ended(self, request: OpenRequest, status: RowStatus, stop: int | str | None = None) -> None:
@@ -518,10 +515,8 @@ class OpenRequests:
         request.generate, request.is_answered, request.home = None, True, session
         if request.closed_at is None:
             self._progress.set_sender(request.tokens.request_id, session.ordinal)
-        if was_lost:
-            self._homeless.pop(request.tokens.request_id, None)
-            if request.is_aborted:
-                self._say_abort(request)
+        if was_lost and request.is_aborted:
+            self._say_abort(request)
         request.search = None
 
     def _forget_answer(self, request: OpenRequest) -> None:
@@ -556,7 +551,7 @@ class OpenRequests:
 
     def welcomed(self, session: "ClientSession", *, resumed: bool) -> None:
         """Tell a processor that welcomed this client what is wanted of it: `resumed` if it knew this client."""
-        homeless = list(self._homeless.values())
+        homeless = self._homeless()
         if not resumed:
             self.lost(session)
         session.said_over = 0
@@ -596,7 +591,6 @@ class OpenRequests:
     def _send(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
         """Send a request that no processor has answered to a connected processor, perhaps again."""
         request.home, request.sent_to = session, session.processor_id
-        self._homeless.pop(request.tokens.request_id, None)
         session.say(ClientFrame(generate=generate))
         session.used(generate.model)
 
@@ -625,9 +619,11 @@ class OpenRequests:
         """Ask a processor nothing more: it has gone for good."""
         self.sessions.remove(session)
         self.lost(session)
-        for request in self._homeless.values():
-            if request.search is not None:
-                request.search.without.discard(session)
+        self._forget_refusals(session)
+
+    def _homeless(self) -> list[OpenRequest]:
+        """Return the requests that the client searches for."""
+        return [request for request in self.requests.values() if request.home is None]
 
     def _lose_home(self, request: OpenRequest, error: RequestError | None) -> None:
         """Look for a request that its processor has no more, or send it anew if that had not answered."""
@@ -637,7 +633,6 @@ class OpenRequests:
             return
         request.search = Search(error)
         self._forget_answer(request)
-        self._homeless[request.tokens.request_id] = request
         for session in self.sessions:
             self._ask(session, request)
 
@@ -657,7 +652,6 @@ class OpenRequests:
         generate.first_request_key = request.tokens.request_id
         self._sent_anew[request.key] = request.tokens.request_id
         request.sent_to, request.search = "", Search()
-        self._homeless[request.tokens.request_id] = request
         self._place(request, generate, request.search)
 
     def _ask(self, session: "ClientSession", request: OpenRequest) -> None:
@@ -701,7 +695,7 @@ class OpenRequests:
         """Learn that a worker came to a processor: it may have brought a request that is looked for, or has ended."""
         self._say_over(session)
         self._forget_refusals(session)
-        for request in list(self._homeless.values()):
+        for request in self._homeless():
             self._ask(session, request)
 
     def _forget_refusals(self, session: "ClientSession") -> None:
@@ -722,7 +716,6 @@ class OpenRequests:
         if request.is_aborted:
             self._never_began(request)
             return
-        self._homeless[request.tokens.request_id] = request
         self._place(request, generate, search)
 
     def _place(self, request: OpenRequest, generate: Generate, search: Search) -> None:
@@ -749,7 +742,7 @@ class OpenRequests:
     def look(self, now: float) -> None:
         """End the searches whose time is over; to be called once a heartbeat's interval."""
         self._count_missing(now)
-        for request in list(self._homeless.values()):
+        for request in self._homeless():
             search = request.search
             if search is None:
                 continue
