@@ -136,8 +136,8 @@ class OpenRequests:
     comes to one; the first that sends something of the request is its new home. A worker has one processor at a time,
     so rows of a request are one sequence whichever processor sends them, and its positions tell what is new.
 
-    A request whose processor is lost before it answered is sent anew at once, under another key: a worker that the
-    client does not hear of may run it under the first one, and the rows of the two are not mixed.
+    A request whose processor is lost before it answered, or does not know it, is sent anew at once, under another key:
+    a worker that the client does not hear of may run it under the first one, and the rows of the two are not mixed.
     """
 
     def __init__(self, max_rows: int, patience: float, *, others_may_come: bool = False) -> None:
