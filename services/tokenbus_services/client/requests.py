@@ -33,6 +33,11 @@ _MOST_OVER = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_keys"].GetOption
 """As many as one frame may name."""
 _OVERDUE = 2
 """A search ends after so many graces; where a worker was lost, only if one processor was there for a whole one."""
+_MOST_LOSSES = 4
+"""A request is sent anew for at most so many workers that were lost before they answered: it may be what ends them.
+
+A worker that left its processor counts, too: with fewer, requests would end while processors fail again and again.
+"""
 
 
 class StepRows(NamedTuple):
@@ -110,6 +115,8 @@ class OpenRequest:
     """The id of the processor's life that may have received it; empty: none."""
     is_answered: bool = False
     """Whether that processor has answered the last Generate or Resume of it."""
+    losses: int = 0
+    """How many workers were lost before they answered it."""
     is_aborted: bool = False
     is_submitted: bool = False
     """Whether only the output stream gives its rows: no iterator of its own."""
@@ -539,13 +546,19 @@ class OpenRequests:
             self._conclude(request, request.search)
         elif self.has_several and request.generate is not None and error.code in NOT_TAKEN:
             self._not_taken(request, request.generate, session, error)
-        elif self.has_several and error.code in NOT_HERE:
+        elif self.has_several and error.code in NOT_HERE and not self._has_lost_many(request, error):
             self._lose_home(request, error)
         elif error.code == ErrorCode.ERROR_CODE_UNKNOWN_REQUEST and request.generate is not None:
             self._send_anew(request, request.generate)
         else:
             self._broken(request, error)
         self._flush_ends()
+
+    def _has_lost_many(self, request: OpenRequest, error: RequestError) -> bool:
+        """Count a worker that was lost before it answered a request, and tell whether those were too many."""
+        if request.generate is not None and error.code == ErrorCode.ERROR_CODE_WORKER_LOST:
+            request.losses += 1
+        return request.losses > _MOST_LOSSES
 
     # After each handshake: what the processor may have missed is asked for again.
 

@@ -443,6 +443,26 @@ def test_request_is_sent_anew_each_time_that_its_processor_is_lost() -> None:
     assert source.status is RowStatus.FINISHED_LENGTH
 
 
+def test_request_that_ends_each_worker_that_gets_it_is_not_sent_to_all_of_them() -> None:
+    """It may be what ends them: the fifth that is lost before it answered ends the request, as one processor does."""
+    two = Two()
+    two.room(two.a, any=9)
+    source = two.requests.open(generate_of(5))
+    (key,) = keys(two.a, "generate")
+    two.room(two.b, any=99)
+    for _ in range(4):
+        assert source.error is None
+        error(two.a, LOST, key)
+        (key,) = keys(two.b, "generate")
+        two.a, two.b = two.b, two.a
+        two.room(two.b, any=999)
+    error(two.a, LOST, key)
+    assert anew(two.a) + anew(two.b) == []
+    assert source.error is not None
+    assert (source.error.code, source.error.request_key) == (LOST, 5)
+    assert not two.requests.open_count
+
+
 def test_new_request_waits_for_a_worker_that_has_just_left_its_processor() -> None:
     """It may be on its way to the other; it may have died as well, so not for long."""
     two = Two()
