@@ -70,15 +70,17 @@ class Buffers:
             sizes = {each: each.outbox.size for each in self._holders}
             self._evict(sizes, self.size - self.most + self.most // _FREED_SHARE, 1, _ALL)
 
-    def evict(
-        self, wanted: int, *, at_least: int = 1, most: int = _ALL, beside: Mapping[Holder, int] = _NOTHING
-    ) -> None:
-        """Evict the largest answers until `wanted` bytes are freed, but at most `most`, each of `at_least` bytes.
+    def evict(self, wanted: int, *, beside: Mapping[Holder, int] = _NOTHING) -> None:
+        """Evict the largest answers until `wanted` bytes are freed.
 
         An answer's size includes what its socket holds, and what `beside` says is held for it elsewhere.
         """
         sizes = {each: each.outbox.size + each.outbox.unsent() + beside.get(each, 0) for each in self._holders}
-        self._evict(sizes, wanted, at_least, most)
+        self._evict(sizes, wanted, 1, _ALL)
+
+    def evict_unread(self, least: int) -> None:
+        """Evict the answer of which its client leaves the most unread while more is written, from `least` bytes on."""
+        self._evict({each: each.outbox.unread for each in self._holders}, least, least, 1)
 
     def _evict(self, sizes: dict[Holder, int], wanted: int, at_least: int, most: int) -> None:
         if self._is_evicting:  # an answer that ends frees bytes, which comes here again
@@ -155,6 +157,13 @@ class Outbox:
         self.size = 0
         """How many bytes wait."""
         self.peak = 0
+
+    @property
+    def unread(self) -> int:
+        """How many bytes its client could have read, while more is to come; an answer that is not whole has none."""
+        if self.is_closed:
+            return 0
+        return self.unsent() + (self.size if self._chunks else 0)
 
     def put(self, chunk: bytes, produced_at_ns: int = 0) -> None:
         """Add a row's chunk; ignored after `close`."""

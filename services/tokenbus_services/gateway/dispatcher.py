@@ -142,8 +142,7 @@ class Dispatcher:
         self._came.set()
         self._taken += 1
         if len(self.backlog) > _MOST_BEHIND:  # what is written for clients that do not read delays those that do
-            least = self._settings.stream_buffer_bytes // _UNREAD_SHARE
-            self._buffers.evict(least, at_least=least, most=1)
+            self._buffers.evict_unread(self._settings.stream_buffer_bytes // _UNREAD_SHARE)
         if self.backlog.size > self.most_backlog:
             self._end_heaviest()
 

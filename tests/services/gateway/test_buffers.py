@@ -139,8 +139,20 @@ def test_who_holds_the_most_ends_first() -> None:
     assert (buffers.size, buffers.evicted) == (70, 1)
     buffers.evict(1, beside={answers[0]: 100})
     assert (answers[0].is_evicted, answers[0].size_said) == (True, 105)
-    buffers.evict(1, at_least=31)
     assert buffers.evicted == 2
+
+
+def test_who_leaves_the_most_unread_ends_alone() -> None:
+    """An answer that is not whole yet has nothing that its client could have read, and one that is needs no more."""
+    buffers = Buffers(2**30)
+    collected, whole, read, unread, most = (_Answer(buffers, held) for held in (500, 0, 0, 0, 0))
+    for answer, size in ((whole, 400), (read, 29), (unread, 30), (most, 40)):
+        answer.outbox.put(b"a" * size)
+    whole.outbox.close()
+    answers = [collected, whole, read, unread, most]
+    for ended in ({most}, {most, unread}, {most, unread}):
+        buffers.evict_unread(30)
+        assert {each for each in answers if each.is_evicted} == ended
 
 
 def test_an_answer_is_evicted_once() -> None:
@@ -148,9 +160,9 @@ def test_an_answer_is_evicted_once() -> None:
     buffers = Buffers(2**30)
     second, first = _Answer(buffers, 10), _Answer(buffers, 20)
     first.outbox.unsent = second.outbox.unsent = lambda: 1000
-    buffers.evict(1, most=1)
+    buffers.evict_unread(1)
     assert (first.is_evicted, second.is_evicted, buffers.evicted) == (True, False, 1)
-    buffers.evict(1, most=1)
+    buffers.evict_unread(1)
     assert (second.is_evicted, buffers.evicted) == (True, 2)
-    buffers.evict(1, most=1)
+    buffers.evict_unread(1)
     assert buffers.evicted == 2
