@@ -538,7 +538,9 @@ class OpenRequests:
             self._ignore_rows_of(error.request_key)
         request = self._known_by(error.request_key)
         if request is None:
-            self._discarded.pop(error.request_key, None)
+            is_discarded = self._discarded.pop(error.request_key, None) is not None
+            if is_discarded and self.has_several and error.code in NOT_HERE:
+                self._remember_over(error.request_key, may_go_on=True)
         elif request.home not in (None, session):
             return  # it went on at another processor
         elif request.home is None and request.search is not None and error.code in NOT_HERE | NOT_TAKEN:

@@ -653,6 +653,17 @@ def test_request_that_was_closed_at_a_lost_processor_has_ended() -> None:
     assert [list(frame.ended.request_keys) for frame in two.b.says_all() if frame.HasField("ended")] == [[5]]
 
 
+def test_request_that_was_closed_and_whose_worker_has_left_has_ended_wherever_that_comes() -> None:
+    """The processor that was to end it has lost its worker, which may bring it to another one."""
+    two, _ = begun()
+    two.requests.discard(5)
+    assert keys(two.a, "abort") == [5]
+    error(two.a, LOST)
+    assert not two.requests.is_open(5)
+    two.room(two.b, arrivals=2, any=9)
+    assert over(two.b) == {5}
+
+
 def test_request_that_was_closed_while_it_was_looked_for_has_ended_wherever_its_worker_comes() -> None:
     """Its worker still has it, so each processor hears so each time that a worker comes."""
     two, _ = begun()
