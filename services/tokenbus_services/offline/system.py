@@ -191,7 +191,7 @@ class EmbeddedSystem:
 
 
 def _embedded(settings: Settings) -> Settings:
-    """Return settings for a system within a process: no addresses, no keys, nothing that ends requests by time."""
+    """Return settings for a system within a process: no address, no key, no log, no end of requests by time."""
     bus = replace(
         settings.bus,
         workers_address="memory://workers",
@@ -202,7 +202,8 @@ def _embedded(settings: Settings) -> Settings:
     worker = replace(settings.worker, role="mixed", tp_rank=0, dp_rank=0, policy="block", checksum=False)
     processor = replace(settings.processor, request_timeout_ms=_DAY_MS, drain_timeout_ms=0)
     client = replace(settings.client, drain_timeout_ms=0)
-    return replace(settings, bus=bus, worker=worker, processor=processor, client=client)
+    log = replace(settings.durable_log, address="")
+    return replace(settings, bus=bus, worker=worker, processor=processor, client=client, durable_log=log)
 
 
 def _window(settings: Settings) -> int:

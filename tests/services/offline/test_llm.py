@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -210,6 +211,17 @@ def test_output_names_the_stop_that_ended_it(llm: LLM) -> None:
     assert whole.text.startswith(included.text)
     assert len(before.text) < len(included.text)
     assert [each.stop_reason for each in pickle.loads(pickle.dumps(outputs))[:2]] == [stop, ids[place]]  # noqa: S301
+
+
+def test_durable_log_of_the_settings_is_not_written() -> None:
+    """Settings that processors share name a log; an LLM that read them too does not even connect to its server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        address = f"nats://127.0.0.1:{server.getsockname()[1]}/log"
+        with LLM(engine="ngram", settings=settings(**{"durable_log.address": address})) as logged:
+            assert logged.generate([[1, 2, 3]], max_tokens=4).token_ids.size
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_engine_without_text_has_none() -> None:
