@@ -225,8 +225,15 @@ async def unless_lost(server: ServerConnection, asking: Coroutine[None, None, T]
             raise ServerError("the connection to the nats server was lost")
         return asked.result()
     finally:
+        asked.add_done_callback(_drop)
         asked.cancel()
         lost.cancel()
+
+
+def _drop(asked: asyncio.Future[T]) -> None:
+    """Look at how it ended: nats-py makes an error of its own of a cancellation, which asyncio would log."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def reason_of(error: BaseException) -> str:

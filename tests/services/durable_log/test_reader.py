@@ -1,6 +1,7 @@
 """Each reader of a log has its own position: the beginning, a time, behind an item, or a request."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -168,6 +169,29 @@ async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server:
             await write(writer, range(begin, begin + 10))
         for each in reading:
             assert await soon(each) == list(range(1, 41))
+
+
+async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_behind(server: NatsServer) -> None:
+    """What a reader still waits for then ends with an error of its own, which asyncio would log with a traceback."""
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        for begin in (1, 11):
+            reading = [asyncio.create_task(followed(settings, 20 + begin)) for _ in range(3)]
+            await write(writer, range(begin, begin + 10))
+            await until(lambda: read(settings))
+            await asyncio.sleep(0.2)  # until they wait for what comes next
+            server.kill()
+            server.start()
+            await asyncio.sleep(0.2)
+            for each in reading:
+                each.cancel()
+            await asyncio.wait(reading)
+            del reading, each
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not errors
 
 
 async def test_what_is_no_log_is_one_line(server: NatsServer) -> None:
