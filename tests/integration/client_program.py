@@ -1,5 +1,7 @@
 """A client as a process: it prints what it took before it acks that, as `token KEY POSITION`, and how requests end.
 
+`KEY` is what another life of it resumes the request by; `asked ID` has the id of each.
+
 Its arguments are how many tokens each request has, then the number of requests, or `KEY:POSITION` for each to resume.
 What waits for it is large, as each token has twenty alternatives.
 """
@@ -35,6 +37,9 @@ async def _main(count: int, wish: list[str]) -> None:
             requests = [client.resume(int(key), int(position)) for key, position in places]
         else:
             requests = [client.generate(wanted(count, top_logprobs=20)) for _ in range(int(wish[0]))]
+        by_id = {each.request_id: each for each in requests}
+        for request_id in by_id:
+            tell(f"asked {request_id}")
         takers = [asyncio.create_task(_take(tokens)) for tokens in requests]
         # While one waits to be taken, nothing is acked: what is acked was printed before.
         async for output in client.steps(most=0):
@@ -43,7 +48,7 @@ async def _main(count: int, wish: list[str]) -> None:
             target = output.target
             ends = target.positions.astype(int) + target.token_counts
             for key, end in zip(target.request_keys.tolist(), ends.tolist(), strict=True):
-                tell(f"token {key} {end}")
+                tell(f"token {by_id[key].resume_id} {end}")
         await asyncio.gather(*takers)
 
 

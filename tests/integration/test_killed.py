@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from tests.integration.asking import Asked, all_exact, all_failed, ask, begun
+from tests.integration.audit import Audit
 from tests.integration.deployment import Deployment
 from tests.integration.test_stopped import LONG, SHORT, last_positions
+from tests.support.waiting import until
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.client import Client
 
@@ -63,6 +65,33 @@ async def test_requests_of_a_killed_client_are_resumed_from_what_it_took(deploym
     async with Client(deployment.settings()) as client:
         resumed = [Asked(client.resume(key, position), position) for key, position in taken.items()]
         await all_exact(resumed, 3000)
+
+
+async def test_request_that_was_sent_anew_is_resumed(deployment: Deployment) -> None:
+    """Its processor is killed before any worker has it, so that the next life gets it under another key."""
+    processor = deployment.start_processor()
+    first = deployment.start_module("client_program", "3000", "1")
+    async with Client(deployment.settings(client__name="observer")) as observer:
+
+        async def has_it() -> bool:
+            """Tell whether the processor has the request."""
+            return (await observer.status()).open_requests == 1
+
+        await until(has_it)
+        processor.kill()
+    deployment.start_processor()
+    deployment.start_worker()
+    await asyncio.to_thread(first.wait_for, "token", 50)
+    first.kill()
+    ((key, position),) = last_positions(first.lines("token ")).items()
+    request_id = int(first.lines("asked ")[0].split()[1])
+    audit = Audit(request_id, position)
+    async with Client(deployment.settings()) as client:
+        async for row in client.resume(key, position).rows():
+            audit.take(row)
+    assert key != request_id
+    assert audit.is_exact
+    assert audit.position == 3000
 
 
 async def test_request_cannot_be_resumed_from_before_what_was_confirmed(deployment: Deployment) -> None:

@@ -249,7 +249,7 @@ class Client:
         """Take up a request that another client, or an earlier life of this one, began.
 
         Args:
-            request_id: its id.
+            request_id: its `Generation.resume_id`.
             position: the position of the first token to send; tokens that an earlier client acked, which it does as
                 they come, cannot be sent again.
             include_drafts: whether `steps` shall give what the draft model proposed, too.
@@ -268,7 +268,7 @@ class Client:
                 generation = client.generate([1, 2, 3], max_tokens=100_000)
                 first = await anext(generation)
                 async with tokenbus.connect(address) as other:
-                    taken_up = other.resume(generation.request_id, first.position + 1)
+                    taken_up = other.resume(generation.resume_id, first.position + 1)
                     try:
                         token = await anext(taken_up)
                     except tokenbus.RequestFailedError as error:

@@ -663,7 +663,7 @@ class OpenRequests:
             self._never_began(request)
             return
         self._sent_anew.pop(request.key, None)
-        request.key = generate.request_key = _next_key(request.key)
+        request.key = request.tokens.resume_id = generate.request_key = _next_key(request.key)
         generate.first_request_key = request.tokens.request_id
         self._sent_anew[request.key] = request.tokens.request_id
         request.sent_to, request.search = "", Search()

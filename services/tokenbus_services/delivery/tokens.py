@@ -45,6 +45,8 @@ class RequestTokens:
     ) -> None:
         """Begin with the token at a position; `wake_ups` is shared by requests whose consumers go on together."""
         self.request_id = request_id
+        self.resume_id = request_id
+        """What processors and workers know it by: its id, or the key under which it was sent anew."""
         self.position = position
         self.status: RowStatus | None = None
         """The status of its last row, once it has ended without an error."""
@@ -205,8 +207,17 @@ class Generation:
 
     @property
     def request_id(self) -> int:
-        """The request's id, by which `Client.resume` can take it up again and `Client.abort` ends it."""
+        """The request's id, by which `Client.abort` ends it."""
         return self._tokens.request_id
+
+    @property
+    def resume_id(self) -> int:
+        """The id by which `Client.resume` takes the request up again; it stays as it is once a token has come.
+
+        It is the request's id, unless its processor was lost before that had answered: the client sends the request to
+        another processor under another id then.
+        """
+        return self._tokens.resume_id
 
     @property
     def position(self) -> int:

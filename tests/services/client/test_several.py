@@ -380,6 +380,7 @@ def test_request_that_no_processor_answered_is_sent_anew() -> None:
     """As soon as its processor is lost, under another key: it waits for no worker that may have it."""
     two, source, key = sent_anew()
     assert key not in (0, 5)
+    assert (source.request_id, source.resume_id) == (5, key)
     two.b.rows(
         Wanted(6, 0, 1), Wanted(key, 0, 2, RowStatus.FINISHED_LENGTH), drafted=[Wanted(6, 0, 1), Wanted(key, 0, 1)]
     )
