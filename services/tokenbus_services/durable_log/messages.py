@@ -1,9 +1,14 @@
 """The messages of a log: each is a recording of a run of one life's items, under the subject of that life."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from io import BytesIO
 
+from nats.js.api import Header, RawStreamMsg
+
 from tokenbus_contracts.generated.stream_pb2 import WorkerFrame
-from tokenbus_services.durable_log.stream import LogStream
+from tokenbus_services.bus.nats_server import ServerConnection
+from tokenbus_services.durable_log.stream import ASK_SECONDS, LogStream, unless_lost
 from tokenbus_services.recording import Entry, RecordingError, entries
 
 
@@ -26,3 +31,38 @@ def last_sequence(stream: LogStream, subject: str, data: bytes) -> int:
         return hello.hello.next_sequence - 1
     last = run[-1].frame
     return last.gap.last_sequence if last.WhichOneof("body") == "gap" else last.item.sequence
+
+
+def is_writers(headers: Mapping[str, str] | None) -> bool:
+    """Return whether a message names the one behind which it was written, as a writer's does: it repeats nothing."""
+    return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
+
+
+async def sequence_before(stream: LogStream, server: ServerConnection, subject: str, number: int) -> int:
+    """Return how far a life was written before a message's number; zero: nothing of it can be read there.
+
+    What others have appended may be damaged, or end before what was there; so go back to what a writer wrote.
+    """
+    farthest = 0
+    while (before := await _message_before(stream, server, subject, number)) is not None:
+        number = before.seq or 0
+        with suppress(RecordingError):
+            farthest = max(farthest, last_sequence(stream, subject, before.data or b""))
+            if is_writers(before.headers):
+                break
+    return farthest
+
+
+async def _message_before(
+    stream: LogStream, server: ServerConnection, subject: str, number: int
+) -> RawStreamMsg | None:
+    """Return the last message of a subject before a number; the server finds the next one alone, so halve."""
+    jetstream, found, low, high = server.client.jetstream(timeout=ASK_SECONDS), None, 1, number
+    while low < high:
+        middle = (low + high) // 2
+        message = await unless_lost(server, jetstream.get_msg(stream.name, seq=middle, subject=subject, next=True))
+        if message.seq is None or message.seq >= number:
+            high = middle
+        else:
+            found, low = message, message.seq + 1
+    return found

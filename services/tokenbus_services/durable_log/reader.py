@@ -5,21 +5,21 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, Header, RawStreamMsg, StreamState
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError
-from tokenbus_services.durable_log.messages import last_sequence, read_message
+from tokenbus_services.durable_log.messages import is_writers, read_message, sequence_before
 from tokenbus_services.durable_log.stream import ASK_SECONDS, FAILURES, LogError, LogStream, reason_of, unless_lost
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.recording import RecordingError
@@ -263,30 +263,13 @@ class _Reader:
         self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(place))
 
     async def learn_life(self, server: ServerConnection, message: Msg, lives: _Lives) -> None:
-        """Find out what the log has of a message's life before it, if that is not known and may be the same again.
-
-        The server takes a writer's message behind the one alone that the writer knows, so that it repeats nothing.
-        """
+        """Find out what the log has of a message's life before it, if that is not known and may be the same again."""
         life = self._stream.life(message.subject)
-        if life is None or lives.knows(life) or Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (message.headers or {}):
+        if life is None or lives.knows(life) or is_writers(message.headers):
             return
-        before = await self._message_before(server, message.subject, message.metadata.sequence.stream)
-        if before is not None:
-            with suppress(RecordingError):
-                lives.learn(life, last_sequence(self._stream, message.subject, before.data or b""))
-
-    async def _message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
-        """Return the last message of a subject before one of it; the server finds the next one alone, so halve."""
-        jetstream, found, low, high = server.client.jetstream(timeout=ASK_SECONDS), None, 1, number
-        while low < high:
-            middle = (low + high) // 2
-            asking = jetstream.get_msg(self._stream.name, seq=middle, subject=subject, next=True)
-            message = await unless_lost(server, asking)
-            if message.seq is None or message.seq >= number:
-                high = middle
-            else:
-                found, low = message, message.seq + 1
-        return found
+        last = await sequence_before(self._stream, server, message.subject, message.metadata.sequence.stream)
+        if last:
+            lives.learn(life, last)
 
     def items(self, message: Msg, place: _Place, lives: _Lives) -> list[LogItem]:
         """Return the items of a message; one that cannot be read is named, and passed over.

@@ -15,7 +15,7 @@ from nats.js.errors import NotFoundError
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.nats_server import ServerConnection, end_tasks, first_of
-from tokenbus_services.durable_log.messages import last_sequence
+from tokenbus_services.durable_log.messages import is_writers, last_sequence, sequence_before
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
     LogError,
@@ -375,6 +375,9 @@ class LogWriter:
         except RecordingError as error:  # readers name it, and leave out what they have
             reason = str(error)
             self._repeated_log.begin(reason, _log.warning, "damaged message", message=message.seq, reason=reason)
+        if not is_writers(message.headers):
+            before = await sequence_before(self._stream, server, lane.subject, message.seq or 0)
+            lane.last = max(lane.last, before)
         lane.revision = message.seq
 
     def _drop_known(self, lane: _Lane) -> None:

@@ -76,6 +76,29 @@ async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: 
         assert [(item.sequence, item.missing_items) for item in ours] == [(11, 0), (12, 0), (13, 0)]
 
 
+@pytest.mark.parametrize("between", [message(3, 3), b"damaged"])
+async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServer, between: bytes) -> None:
+    """What is farthest counts, not what is last: for a reader that comes back, and for a writer that goes on."""
+    settings = log_settings(server)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 11))
+        await until(lambda: not writer.unwritten_items)
+    await append(settings, between)
+    async with writer_of(settings) as writer:
+        await write(writer, range(1, 4), OTHER)
+    *_, last = await read(settings)
+    assert last.worker_id == "worker-1"
+    await append(settings, between)
+    await append(settings, message(4, 12))
+    await append(settings, between)
+    async with writer_of(settings) as writer:
+        await write(writer, range(8, 15))
+        await until(lambda: not writer.unwritten_items)
+        assert writer.counts.already_there == 5
+    found = await read(settings, after=last.position, worker_id="worker-0")
+    assert [(item.sequence, item.missing_items) for item in found] == [(11, 0), (12, 0), (13, 0), (14, 0)]
+
+
 def cut(data: bytes) -> bytes:
     """Leave half of a message."""
     return data[: len(data) // 2]
