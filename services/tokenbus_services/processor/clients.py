@@ -297,6 +297,7 @@ class ClientConnections(Connections[Session]):
         # A client that was killed may have another life, which resumes the request: that life is not slow.
         is_away = session.peer is None
         reason = f"its client {'was away and ' if is_away else ''}left {waiting} frames with {size} bytes waiting"
+        ended = [*session.requests, *reached]
         for request_id in list(session.requests):
             request = self._registry.table.get(request_id)
             if request is not None:
@@ -307,6 +308,9 @@ class ClientConnections(Connections[Session]):
             if session.id in self.sessions:  # else all that was put here was too much as well
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
+        if session.looks_elsewhere:  # its worker may have gone, and send again what was dropped here
+            for request_id in ended:
+                self._registry.table.forget_end(request_id)
         _log.warning("slow client", client=session.name, frames=waiting, bytes=size, is_away=is_away)
 
     def evict(self, pending_ack: PendingAck, *, even_little: bool) -> None:

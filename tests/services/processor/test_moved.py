@@ -15,6 +15,7 @@ from tokenbus_services.processor import Processor
 from tokenbus_services.settings import SettingsError
 
 LOST, UNKNOWN = ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
+SLOW = ErrorCode.ERROR_CODE_SLOW_CLIENT
 
 
 def resume(key: int, position: int) -> ClientFrame:
@@ -239,3 +240,27 @@ def test_processor_listens_at_one_address(key: str) -> None:
         Processor(chosen)
     limit = "one address for a processor, which listens there"
     assert str(refused.value) == f"bus.{key}: {limit}, got 'memory://a,memory://b'"
+
+
+def test_what_was_dropped_as_a_slow_clients_is_had_where_its_worker_sends_it_again() -> None:
+    """The worker may have left before, which a processor that stood still learns too late, and its rows are not lost.
+
+    To a client of several processors the request went on elsewhere: it wants what comes again.
+    """
+    bench = Bench({"clients.send_queue_frames": 2})
+    worker, client = bench.worker(processors=1, max_requests=9), bench.client(wants_room=True)
+    for key in (1, 2):
+        client.ask(generate_of(key))
+        worker.admit(key)
+    client.heard()
+    worker.publish([Wanted(1, 0, 1, RowStatus.FINISHED_LENGTH), Wanted(2, 0, 1)])
+    for position in (1, 2):
+        worker.publish(rows([2], position=position, tokens=1))
+    assert client.errors() == {1: SLOW, 2: SLOW}
+    client.ack()
+    worker.say_hello(processors=3, next_sequence=4, request_keys=[2])
+    worker.sequence = 0
+    for key in (1, 2):
+        client.say(resume(key, 0))
+    worker.publish([Wanted(1, 0, 1, RowStatus.FINISHED_LENGTH), Wanted(2, 0, 1)], step=3)
+    assert places(client) == [(1, 0, 1), (2, 0, 1)]
