@@ -99,8 +99,6 @@ class OpenRequest:
     """A request that has not ended."""
 
     tokens: RequestTokens
-    key: int
-    """What processors and workers know it by: its id, or another key once it was sent anew."""
     progress: Progress
     """Where its next position is, while it is open."""
     generate: Generate | None
@@ -123,6 +121,11 @@ class OpenRequest:
     search: Search | None = None
     closed_at: int | None = None
     """Its next position when it was closed or ended here; None: it is open."""
+
+    @property
+    def key(self) -> int:
+        """What processors and workers know it by: its id, or another key once it was sent anew."""
+        return self.tokens.resume_id
 
     @property
     def next_position(self) -> int:
@@ -234,7 +237,6 @@ class OpenRequests:
         tokens = RequestTokens(generate.request_key, wake_ups=self._wake_ups)
         request = OpenRequest(
             tokens,
-            generate.request_key,
             self._progress,
             frame.generate,  # a copy: the application may change its message afterwards
             generate.include_draft_logprobs,
@@ -254,9 +256,7 @@ class OpenRequests:
     ) -> RequestTokens:
         """Ask for the rest of a request, from a position on."""
         tokens = RequestTokens(request_id, position, wake_ups=self._wake_ups)
-        request = OpenRequest(
-            tokens, request_id, self._progress, None, include_drafts, deadline_unix_ms=deadline_unix_ms
-        )
+        request = OpenRequest(tokens, self._progress, None, include_drafts, deadline_unix_ms=deadline_unix_ms)
         request.closed_at = position
         frame = ClientFrame(resume=_resume(request))
         write_frame(frame)
@@ -663,7 +663,7 @@ class OpenRequests:
             self._never_began(request)
             return
         self._sent_anew.pop(request.key, None)
-        request.key = request.tokens.resume_id = generate.request_key = _next_key(request.key)
+        request.tokens.resume_id = generate.request_key = _next_key(request.key)
         generate.first_request_key = request.tokens.request_id
         self._sent_anew[request.key] = request.tokens.request_id
         request.sent_to, request.search = "", Search()

@@ -11,6 +11,7 @@ NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_
 RETRY_MS = 1000
 """After how long another try makes sense where a request was not taken; a processor that closes says no such time."""
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}
+"""What each error code is called in logs, metrics and errors, in small letters."""
 _LONGEST = 1000
 """In bytes: below what the schema allows."""
 
