@@ -284,14 +284,14 @@ async def test_memory_of_all_texts_is_bounded(patient: Served) -> None:
 
 
 def _memory_left(system: Served) -> list[int]:
-    """Return how much memory each process that encodes may still take; empty: they have not all begun, or one ends."""
+    """Return how much memory each process that encodes may still take; empty: one of the three begins, or one ends."""
     processes = _encoders(system)
     try:
         limits = [resource.prlimit(process, resource.RLIMIT_AS)[0] for process in processes]
         used = [int(Path(f"/proc/{each}/statm").read_text().split()[0]) for each in processes]
     except OSError:  # one has ended
         return []
-    if len(limits) < 3 or resource.RLIM_INFINITY in limits or 0 in used:
+    if len(limits) != 3 or resource.RLIM_INFINITY in limits or 0 in used:
         return []
     return [limit - pages * resource.getpagesize() for limit, pages in zip(limits, used, strict=True)]
 
