@@ -56,8 +56,10 @@ class Worker(KnownPeer):
     """What has held its stream back for the longest, and since when, while too much waits to be acknowledged."""
     waits_for_room: bool = False
     """Whether its next item brings more requests that no client asked for than there is room for."""
+    hellos: int = 0
+    """How many of its hellos were answered."""
     reconcile: tuple[int, frozenset[int]] | None = None
-    """When the stream has come to that sequence, the worker has no other requests than these."""
+    """When the stream has come to that sequence, the worker has only these requests, and what it was sent since."""
 
     def count(self, step: Step) -> None:
         """Count a step that was handed out, with the rows of it that were."""
@@ -283,6 +285,8 @@ class Intake:
                 self.registry.table.admitted(request)
             elif request.early or worker.assembler.has_last_row(request.id):
                 continue  # it has had its last row, and that waits here
+            elif request.sent_after == worker.hellos:
+                continue  # its hello could not name it: sent again, one that has ended since would run twice
             elif request.generate is None:
                 why = f"worker {worker.stream.worker_id} does not have it any more"
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)

@@ -193,6 +193,8 @@ class Request:
     deadline: Deadline
     generate: Generate | None = None
     """What was sent to a worker, until that worker admits it."""
+    sent_after: int = 0
+    """The number of its worker's hello after which it was sent."""
     is_claimed: bool = False
     """Whether a consumer takes its tokens."""
     aborted_at: float | None = None
@@ -595,6 +597,10 @@ class RequestTable:
         """Forget the ticket of a request's hand-off, and return it; empty: it has none, or it was used."""
         ticket, request.ticket = request.ticket, b""
         return ticket
+
+    def sent(self, request: Request, hello: int) -> None:
+        """Note after which of its worker's hellos a request was sent."""
+        request.sent_after = hello
 
     def admitted(self, request: Request) -> None:
         """Note that a worker has a request: it need not be sent again."""

@@ -252,6 +252,7 @@ class WorkerConnections(Connections[Worker]):
         for request_id in filter(registry.table.knows, hello.request_keys):
             registry.answer(request_id, worker.source)
         worker.reconcile = (hello.next_sequence - 1, frozenset(hello.request_keys))
+        worker.hellos += 1
         self.arrivals += 1
         _log.info("worker connected", resume_from=stream.expected, **self._names(worker))
         self._intake.connected(worker)

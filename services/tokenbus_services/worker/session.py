@@ -32,7 +32,7 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
-_MOST_TICKETS = 1024
+_MOST_TAKEN = 4096
 
 
 class HandoffPoint(NamedTuple):
@@ -87,8 +87,8 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
-        self._tickets: dict[int, bytes] = {}
-        """The hand-off tickets of the requests that came last, by request, the oldest first."""
+        self._taken: dict[int, tuple[int, bytes]] = {}
+        """Of the requests that came last, the oldest first: the deadline and the hand-off ticket of each."""
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
@@ -141,16 +141,17 @@ class WorkerSession(ReconnectingSession):
                 self._replay(frame.replay.first_sequence, frame.replay.last_sequence)
             case "generate":
                 # The processor sends a request again where it cannot know whether it arrived.
-                if frame.generate.request_key not in self.requests and not self._has_handed_off(frame.generate):
+                if frame.generate.request_key not in self.requests and not self._was_taken(frame.generate):
                     self._take_request(frame.generate, now)
             case "abort":
                 self._on_request(frame.abort)
             case "void_ticket":
                 self.on_void_ticket(frame.void_ticket.ticket)
 
-    def _has_handed_off(self, generate: Generate) -> bool:
-        """Tell whether a request came before, with the same ticket: a prefill worker may be done with it by now."""
-        return bool(generate.handoff_ticket) and self._tickets.get(generate.request_key) == generate.handoff_ticket
+    def _was_taken(self, generate: Generate) -> bool:
+        """Tell whether a request came before: it may have ended, or been handed off. A key may be used again."""
+        marks = _marks_of(generate)
+        return any(marks) and self._taken.get(generate.request_key) == marks
 
     def _take_request(self, generate: Generate, now: float) -> None:
         try:
@@ -159,10 +160,9 @@ class WorkerSession(ReconnectingSession):
             self._greet_again(now + self._interval)  # the next hello does not name it, so the processor sends it again
             raise
         self.add_request(generate)
-        if generate.handoff_ticket:
-            self._tickets[generate.request_key] = generate.handoff_ticket
-            if len(self._tickets) > _MOST_TICKETS:
-                del self._tickets[next(iter(self._tickets))]
+        self._taken[generate.request_key] = _marks_of(generate)
+        if len(self._taken) > _MOST_TAKEN:
+            del self._taken[next(iter(self._taken))]
 
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.resume_from > self._retention.next_sequence:
@@ -269,6 +269,11 @@ class WorkerSession(ReconnectingSession):
             request_keys=sorted(keys),
         )
         return self._written(gap=gap)
+
+
+def _marks_of(generate: Generate) -> tuple[int, bytes]:
+    """Return what differs between two requests of one key, and between two tries to hand one off."""
+    return generate.deadline_unix_ms, generate.handoff_ticket
 
 
 def hello_of(

@@ -268,6 +268,22 @@ def test_reconciling_ends_what_the_worker_lost_and_asks_again_for_what_it_never_
     assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [2]
 
 
+def test_reconciling_asks_for_nothing_again_that_was_sent_after_the_hello() -> None:
+    """A hello cannot name what its worker is sent later: sent once more, a request that is over by then runs twice."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client = bench.client()
+    client.ask(generate_of(1))
+    worker = bench.worker(next_sequence=3)
+    client.ask(generate_of(2))
+    assert [frame.generate.request_key for frame in worker.heard() if frame.HasField("generate")] == [1, 2]
+    worker.sequence = 0
+    for _ in range(3):
+        worker.publish(rows([9]))
+    assert worker.known.reconcile is None
+    assert "generate" not in worker.heard_bodies()
+
+
 def test_reconciling_waits_for_what_the_worker_retains() -> None:
     """A request may have ended in items that are yet to come again: it is judged after those (case 17)."""
     _, worker, client = asked(1)

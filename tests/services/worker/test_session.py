@@ -271,3 +271,14 @@ def test_request_that_was_handed_off_already_is_not_begun_again() -> None:
         peer.hear(generate=generate_of(1, handoff_ticket=ticket))
         peer.session.requests.discard(1)  # as when it has gone to its decode worker
     assert [request.handoff_ticket for request in taken] == [b"first", b"second"]
+
+
+def test_request_that_has_ended_already_is_not_run_again() -> None:
+    """Sent again it has the deadline that it had; with another deadline it is another request that uses its key."""
+    peer = opened()
+    taken: list[Any] = []
+    peer.on_request = taken.append
+    for deadline in (1_000, 1_000, 2_000):
+        peer.hear(generate=generate_of(1, deadline_unix_ms=deadline))
+        peer.session.requests.discard(1)  # as when it has had its last token
+    assert [request.deadline_unix_ms for request in taken] == [1_000, 2_000]
