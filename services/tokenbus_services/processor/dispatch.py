@@ -20,7 +20,7 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_WORKERS = bounds_in(Room.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MINOR_1 = 9
 """The first sampling parameter that minor 1 of the schema added."""
-_Kind = tuple[str, str, int, str]
+_Kind = tuple[str | int | None, ...]
 
 
 class Dispatch:
@@ -90,6 +90,7 @@ class Dispatch:
         """Hand the requests that wait to the workers that are there now; what a worker has already, it keeps."""
         waiting, self._waiting = self._waiting, []
         full: set[_Kind] = set()
+        offered = self._offered() if waiting else set()
         for request in waiting:
             if not self._is_waiting(request) or request.generate is None:
                 continue
@@ -98,7 +99,7 @@ class Dispatch:
                 if self._is_waiting(request):
                     self._waiting.append(request)
                 continue
-            kind = _kind(request.generate)
+            kind = _kind(request.generate, offered)
             worker = None if kind in full else self._choice(request.generate)
             if worker is None:
                 full.add(kind)
@@ -234,6 +235,14 @@ class Dispatch:
             and (not _hands_off(worker) or self._decoders(worker))
         ]
 
+    def _offered(self) -> set[str | int]:
+        """Return the models, adapters and tokenizers' digests of all workers, and what asks for none in particular."""
+        offered: set[str | int] = {"", 0}
+        for worker in self.workers.by_id.values():
+            hello = worker.stream.hello
+            offered.update((hello.model, hello.tokenizer_digest), hello.lora_adapters)
+        return offered
+
     def room(self) -> Room:
         """Return which workers are connected, and how many requests they take, by model."""
         rooms: dict[str, ModelRoom] = {}
@@ -301,9 +310,13 @@ def _newer_field(generate: Generate) -> str:
     return next(given, "")
 
 
-def _kind(generate: Generate) -> _Kind:
-    """Return what decides which workers may have a request: where one finds no place, no other of its kind does."""
-    return generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, _newer_field(generate)
+def _kind(generate: Generate, offered: set[str | int]) -> _Kind:
+    """Return what decides which workers may have a request: where one finds no place, no other of its kind does.
+
+    What no worker offers is all the same: a client that makes up names makes up no kinds.
+    """
+    asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest
+    return *(each if each in offered else None for each in asked), _newer_field(generate)
 
 
 def closing_error(request_id: int) -> RequestError:

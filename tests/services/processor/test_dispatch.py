@@ -11,6 +11,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 from tokenbus_services.bus import Outcome
+from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.router import BUFFERED
 
 
@@ -393,6 +394,39 @@ def test_workers_are_looked_at_once_for_all_that_wait_alike(monkeypatch: pytest.
     monkeypatch.setattr(table, "load_of", look)
     bench.core.dispatch.hand_out_waiting()
     assert (len(looks), bench.core.dispatch.waiting) == (1, 50)
+
+
+def test_workers_are_looked_at_once_for_all_that_ask_for_what_none_offers() -> None:
+    """A client that makes up a tokenizer's digest, a model or an adapter for each request costs no more than one."""
+    bench = Bench()
+    bench.core.begin(bench.clock.now())
+    client, looks = bench.client(), 0
+    bench.worker(tokenizer_digest=1)
+
+    class Workers(dict[str, Worker]):
+        """Counts how often all are looked at."""
+
+        def values(self) -> Any:  # noqa: ANN401 - a view of a dict
+            """Return the workers."""
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    def look() -> int:
+        """Return how often workers are looked at in one pass."""
+        nonlocal looks
+        looks = 0
+        bench.core.dispatch.hand_out_waiting()
+        return looks
+
+    bench.core.workers.by_id = Workers(bench.core.workers.by_id)
+    client.ask(generate_of(1, tokenizer_digest=2))
+    one = look()
+    for key in range(2, 50):
+        made_up = ({"tokenizer_digest": key}, {"model": str(key)}, {"sampling": {"lora_adapter": str(key)}})[key % 3]
+        client.ask(generate_of(key, **made_up))
+    assert bench.core.dispatch.waiting == 49
+    assert look() <= one + 3 * 2
 
 
 def test_new_request_waits_for_a_worker_that_was_lost() -> None:
