@@ -43,8 +43,8 @@ NOT_RUN = {
     "tokenbus processor --bus nats://127.0.0.1:4222 --set metrics.address=127.0.0.1:9465": "as above",
     "tokenbus worker --id worker-1 --bus nats://127.0.0.1:4222": "as above",
     "tokenbus gateway --bus nats://127.0.0.1:4222": "as above",
-    "pip install 'tokenbus[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
-    "pip install 'tokenbus[vllm,gateway,models]'": "over a network, some gigabytes",
+    "pip install '.[gateway]'": "over a network; tests/test_distribution.py installs the wheel",
+    "pip install '.[vllm,gateway,models]'": "over a network, some gigabytes",
     "tokenbus up --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_up.py runs such a line in `make test-vllm`"
     ),
@@ -58,11 +58,11 @@ NOT_RUN = {
     "tokenbus worker --engine vllm --model /models/qwen -- --max-num-seqs 128 --max-model-len 8192": (
         "it needs vLLM; tests/engines/vllm/real/test_worker.py runs such a line in `make test-vllm`"
     ),
-    "pip install 'tokenbus[transformers,gateway,models]'": "over a network, some gigabytes",
+    "pip install '.[transformers,gateway,models]'": "over a network, some gigabytes",
     "tokenbus up --engine transformers --model /models/qwen --device cuda": (
         "it needs transformers; tests/engines/vllm/real/test_transformers.py runs such a worker in `make test-vllm`"
     ),
-    "pip install tokenbus": "over a network; tests/test_distribution.py installs the wheel",
+    "pip install .": "over a network; tests/test_distribution.py installs the wheel",
     "export TOKENBUS_BUS_WORKERS_ADDRESS=ipc:///run/tokenbus/workers": "it is for the next line",
     "vllm serve /models/qwen --scheduler-cls tokenbus_engines.vllm.scheduler": (
         "it needs vLLM; tests/engines/vllm/real/test_scheduler.py starts its server so in `make test-vllm`"
