@@ -163,7 +163,7 @@ class ClientConnections(Connections[Session]):
         if request_id in session.requests:  # asked again, because the connection broke before the answer came
             return
         ended, known = table.ended(request_id), table.get(request_id)
-        if ended is not None and has_last_row(session, ended):
+        if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
             return  # the same, and it has ended since: all of it is on its way
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
         is_at_worker = known is None and ended is None and self._registry.source_of(request_id) is not None
@@ -185,6 +185,7 @@ class ClientConnections(Connections[Session]):
         if isinstance(request, RequestError):
             session.put_error(request)
         else:
+            table.asked(request, session.hellos)
             session.requests.add(request_id)
 
     # The handshake.
@@ -211,6 +212,7 @@ class ClientConnections(Connections[Session]):
         session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
         session.looks_elsewhere, session.room = hello.wants_room, None
         is_new = session.peer != peer
+        session.hellos += 1
         self._connect(session, peer, now)
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())

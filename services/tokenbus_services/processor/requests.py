@@ -217,6 +217,8 @@ class Request:
     """The ticket of its hand-off, until the decode worker has it."""
     brought_by: int = NO_STREAM
     """The stream that brought it unasked."""
+    asked_after: int = 0
+    """The number of its client's hello after which it was asked for; 0: another life of the processor was asked."""
     last_frame: tuple[int, int] | None = None
     """The session that got its last row, and the number of that frame in the session's queue."""
 
@@ -229,6 +231,7 @@ class Ended:
     tokens: int
     owner: int
     last_frame: tuple[int, int] | None
+    asked_after: int = 0
 
 
 _EMPTY: Mapping[str, float] = {
@@ -514,7 +517,9 @@ class RequestTable:
         self._slots.remove(request.id)
         self._charge(request, None)
         self._requests[slot] = None
-        self._ended[request.id] = Ended(error, int(self.next_position[slot]), request.owner, request.last_frame)
+        self._ended[request.id] = Ended(
+            error, int(self.next_position[slot]), request.owner, request.last_frame, request.asked_after
+        )
         for name, value in _EMPTY.items():
             getattr(self, name)[slot] = value
         self.contexts[slot] = None
@@ -597,6 +602,10 @@ class RequestTable:
         """Forget the ticket of a request's hand-off, and return it; empty: it has none, or it was used."""
         ticket, request.ticket = request.ticket, b""
         return ticket
+
+    def asked(self, request: Request, hello: int) -> None:
+        """Note after which of its client's hellos a request was asked for."""
+        request.asked_after = hello
 
     def sent(self, request: Request, hello: int) -> None:
         """Note after which of its worker's hellos a request was sent."""

@@ -76,6 +76,8 @@ class Session(KnownPeer):
     """Whether a key of the transport proves its identity."""
     may_ask: bool = True
     may_watch: bool = True
+    hellos: int = 0
+    """How many of its hellos were answered."""
     handshakes: float = 0.0
     """How many handshakes count against its rate limit, as of the last one."""
     shaken_at: float = 0.0

@@ -32,7 +32,7 @@ from tokenbus_services.worker.retention import Dropped, Retained, Retention
 _MOST_REPLAYS = 64
 _MOST_KEYS = 65_536
 _SPARE_OWNERS = 1024
-_MOST_TAKEN = 4096
+_MOST_TAKEN = 1024
 
 
 class HandoffPoint(NamedTuple):
@@ -43,6 +43,14 @@ class HandoffPoint(NamedTuple):
     server_key: bytes = b""
     key: bytes = b""
     """With what processors make a ticket for each request."""
+
+
+class _Taken(NamedTuple):
+    """A request that came, by what differs where its key is used again, or where it is to be handed off anew."""
+
+    number: int
+    deadline: int
+    ticket: bytes
 
 
 def ignore_ticket(_: bytes) -> None:
@@ -87,8 +95,12 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._owners: dict[int, int] = {}
-        self._taken: dict[int, tuple[int, bytes]] = {}
-        """Of the requests that came last, the oldest first: the deadline and the hand-off ticket of each."""
+        self._taken: dict[int, _Taken] = {}
+        """The requests that came last, the oldest first."""
+        self._count = self._named = 0
+        """How many requests it has taken, and how many of them came before its last hello, which names them."""
+        self._unnamed = range(0)
+        """The numbers of those that came after the hello that was answered last: they may be sent again."""
         self.requests: set[int] = set()
         """The ids of the requests that the worker has, those too that the engine has not admitted yet."""
         self._takes_no_more = False
@@ -149,9 +161,11 @@ class WorkerSession(ReconnectingSession):
                 self.on_void_ticket(frame.void_ticket.ticket)
 
     def _was_taken(self, generate: Generate) -> bool:
-        """Tell whether a request came before: it may have ended, or been handed off. A key may be used again."""
-        marks = _marks_of(generate)
-        return any(marks) and self._taken.get(generate.request_key) == marks
+        """Tell whether a request is sent again that has ended since, or was handed off; a key may be used again."""
+        taken = self._taken.get(generate.request_key)
+        if taken is None or (taken.deadline, taken.ticket) != (generate.deadline_unix_ms, generate.handoff_ticket):
+            return False
+        return bool(taken.ticket) or taken.number in self._unnamed
 
     def _take_request(self, generate: Generate, now: float) -> None:
         try:
@@ -160,7 +174,8 @@ class WorkerSession(ReconnectingSession):
             self._greet_again(now + self._interval)  # the next hello does not name it, so the processor sends it again
             raise
         self.add_request(generate)
-        self._taken[generate.request_key] = _marks_of(generate)
+        self._count += 1
+        self._taken[generate.request_key] = _Taken(self._count, generate.deadline_unix_ms, generate.handoff_ticket)
         if len(self._taken) > _MOST_TAKEN:
             del self._taken[next(iter(self._taken))]
 
@@ -170,6 +185,7 @@ class WorkerSession(ReconnectingSession):
             raise ContractError("welcome.resume_from", limit, welcome.resume_from)
         self._welcomed(welcome)
         self._is_moving, self._is_news = False, self._takes_no_more
+        self._unnamed = range(self._named + 1, self._count + 1)
         self._replays.clear()
         self._next_sequence = welcome.resume_from
         self._sent_bytes = 0
@@ -210,6 +226,7 @@ class WorkerSession(ReconnectingSession):
         return beat
 
     def _hello(self) -> Hello:
+        self._named = self._count
         hello = deepcopy(self._introduction)
         hello.first_sequence = self._retention.first_sequence
         hello.next_sequence = self._retention.next_sequence
@@ -269,11 +286,6 @@ class WorkerSession(ReconnectingSession):
             request_keys=sorted(keys),
         )
         return self._written(gap=gap)
-
-
-def _marks_of(generate: Generate) -> tuple[int, bytes]:
-    """Return what differs between two requests of one key, and between two tries to hand one off."""
-    return generate.deadline_unix_ms, generate.handoff_ticket
 
 
 def hello_of(

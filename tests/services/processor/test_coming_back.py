@@ -74,6 +74,21 @@ def test_resumed_request_that_ended_meanwhile_is_told_and_forgotten() -> None:
     assert places(client) == [(9, 0, 1)]
 
 
+def test_key_is_used_again_before_the_last_row_is_acknowledged() -> None:
+    """A client that has the last row may ask anew at once; asked again after a handshake it is the same request."""
+    _, worker, client = serving(1)
+    worker.heard()
+    worker.publish([Wanted(1, 0, 3, FINISHED)])
+    client.heard()
+    client.ask(generate_of(1))
+    assert "generate" in worker.heard_bodies()
+    worker.publish([Wanted(1, 0, 2, FINISHED)])
+    client.reconnect()
+    client.ask(generate_of(1))
+    assert "generate" not in worker.heard_bodies()
+    assert places(client) == [(1, 0, 3), (1, 0, 2)]
+
+
 def test_what_ended_and_was_taken_cannot_be_had_again() -> None:
     """Resuming a request whose tokens were acknowledged fails with an error that it has ended."""
     _, worker, client = serving(1)

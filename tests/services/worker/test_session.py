@@ -273,12 +273,23 @@ def test_request_that_was_handed_off_already_is_not_begun_again() -> None:
     assert [request.handoff_ticket for request in taken] == [b"first", b"second"]
 
 
-def test_request_that_has_ended_already_is_not_run_again() -> None:
-    """Sent again it has the deadline that it had; with another deadline it is another request that uses its key."""
+def test_request_is_run_again_only_where_a_hello_could_not_name_it() -> None:
+    """Sent again after a hello that was on its way before it came, it is the same; else its key is used again."""
     peer = opened()
     taken: list[Any] = []
     peer.on_request = taken.append
-    for deadline in (1_000, 1_000, 2_000):
+
+    def hear(deadline: int) -> None:
+        """Hear a request, and have its last token."""
         peer.hear(generate=generate_of(1, deadline_unix_ms=deadline))
-        peer.session.requests.discard(1)  # as when it has had its last token
-    assert [request.deadline_unix_ms for request in taken] == [1_000, 2_000]
+        peer.session.requests.discard(1)
+
+    hear(1_000)
+    hear(1_000)
+    assert len(taken) == 2
+    peer.welcome()  # of a second hello, said while the first had no answer
+    hear(1_000)
+    assert len(taken) == 2
+    hear(2_000)
+    hear(1_000)
+    assert len(taken) == 4
