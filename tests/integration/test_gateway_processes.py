@@ -346,6 +346,27 @@ async def test_sigterm_drains_all_processes(passing: Served) -> None:
     assert _are_gone(pids)
 
 
+async def test_who_connects_while_all_drain_is_refused_at_once() -> None:
+    """Nobody waits for a gateway that leaves: a load balancer goes to the next one."""
+    with served(**SEVERAL | {"gateway__drain_timeout_ms": int(MOST * 1000)}) as system:
+        system.start_worker("worker-0", *PACE)
+        async with _streams(system.url, 1):
+            leaving = asyncio.create_task(asyncio.to_thread(system.gateway.terminate))
+
+            async def is_refused() -> bool:
+                """Try to connect."""
+                try:
+                    async with plainly(system.url) as client:
+                        await client.get("/healthz")
+                except httpx.ConnectError:
+                    return True
+                return False
+
+            await until(is_refused)
+            assert not leaving.done()
+        assert await leaving == 0
+
+
 async def test_processes_end_with_their_supervisor(passing: Served) -> None:
     """Nothing is left of a gateway whose supervisor is killed."""
     pids = _processes(passing)

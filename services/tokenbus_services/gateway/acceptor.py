@@ -40,9 +40,10 @@ class Acceptor:
             self._loop.add_reader(self._listening, self._accept)
 
     def stop(self) -> None:
-        """Accept nothing more."""
+        """Accept nothing more: who connects from now on is refused at once."""
         self._is_accepting = False
         self._loop.remove_reader(self._listening)
+        self._listening.close()
         if self._held is not None:
             self._held.close()
         self._repeated_log.close()
