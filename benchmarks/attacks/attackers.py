@@ -15,9 +15,9 @@ import httpx
 
 from benchmarks.attacks.systems import System, Target, at_gateway, over_nats, over_tcp, with_keys
 from tests.integration.attacks.floods import Flood
-from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, drawn, many
+from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, drawn, many, part, pour, request
 from tests.integration.attacks.scene import repeat
-from tokenbus_contracts.generated.client_pb2 import ServerFrame
+from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 
 _MIB = 1 << 20
 
@@ -42,6 +42,18 @@ def endless_message(target: Target, seconds: float) -> None:
                 time.sleep(0.002)  # 500 MiB a second at most
 
     repeat(attack, seconds, 0.05)
+
+
+def strangers_requests(target: Target, seconds: float) -> None:
+    """Ask for prompts of 300,000 ids from sixteen connections, without a hello, as fast as they go."""
+    generate = request(0, 60)
+    generate.tokens.token_ids.extend([1] * 300_000)
+    pour(target.clients, part(ClientFrame(generate=generate).SerializeToString()), seconds, 16)
+
+
+def tiny_parts(target: Target, seconds: float) -> None:
+    """Send messages of ever more empty parts from eight connections."""
+    pour(target.clients, b"\x01\0" * 5000, seconds)
 
 
 def forged_worker(target: Target, seconds: float) -> None:
@@ -184,6 +196,8 @@ _WORK = {"messages": _CHAT, "chat_template_kwargs": {"work": list(range(1000))}}
 ATTACKS: dict[str, tuple[Callable[[Path], AbstractAsyncContextManager[System]], Attack]] = {
     "none": (over_tcp, idle),
     "endless message": (over_tcp, endless_message),
+    "messages of tiny parts": (over_tcp, tiny_parts),
+    "large requests of strangers": (over_tcp, strangers_requests),
     "forged worker": (over_tcp, forged_worker),
     "clients that acknowledge nothing": (over_tcp, hoarders),
     "resumes of what waits": (over_tcp, costly_resumes),

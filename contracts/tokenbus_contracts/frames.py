@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, ServerFrame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import ProcessorFrame, WorkerFrame
-from tokenbus_contracts.malformed import explain, first_unknown_field
+from tokenbus_contracts.malformed import explain, first_of, first_unknown_field
 from tokenbus_contracts.schema import check_implementation, max_bytes_of, oneofs_of
 
 FRAMES: tuple[type[Message], ...] = (
@@ -63,6 +63,13 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
     if not _check(message, rules) and first_unknown_field(data, rules.descriptor) is None:
         raise absent(rules.body, list(rules.bodies))
     return message
+
+
+def body_of(frame: type[Message], data: bytes) -> str | None:
+    """Return what a frame says by its name, as "hello", without reading it; None: its first fields do not tell."""
+    fields = frame.DESCRIPTOR.fields_by_number
+    number = first_of(data, [number for number, field in fields.items() if field.name in _rules_of(frame).bodies])
+    return None if number is None else str(fields[number].name)
 
 
 def write_frame(message: Message) -> bytes:

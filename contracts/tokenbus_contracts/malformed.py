@@ -1,5 +1,7 @@
 """Why some bytes are no message at all: for people, after the generated classes refused them."""
 
+from collections.abc import Collection
+
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from tokenbus_contracts.errors import ContractError, Rule
@@ -13,6 +15,7 @@ _ITEM_SIZES = {
     FieldDescriptor.TYPE_FLOAT: 4,
 }
 _VARINT_MAX_BYTES = 10
+_MOST_PEEKED = 8
 _MOST_FIELDS = 4096
 """How many fields are looked at: enough for any message that was damaged, too few to be kept busy with."""
 
@@ -50,6 +53,22 @@ def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
                 return key >> 3
             at = _behind_contents(data, at, key & 7)
         except _BrokenError:  # a group, which no field of ours is
+            return None
+    return None
+
+
+def first_of(data: bytes, numbers: Collection[int]) -> int | None:
+    """Return the number of the first field that is one of some, or None; few fields are looked at, none is read."""
+    at = 0
+    for _ in range(_MOST_PEEKED):
+        if at >= len(data):
+            return None
+        try:
+            key, at = _read_varint(data, at, "message")
+            if key >> 3 in numbers:
+                return key >> 3
+            at = _behind_contents(data, at, key & 7)
+        except _BrokenError:
             return None
     return None
 

@@ -42,7 +42,9 @@ _GROWTH = 8_388_608
 _FAREWELL_SECONDS = 0.1
 """How long a peer that its listener disconnects may still read the reason."""
 _MUCH = 1_048_576
-_STUCK = 65_536
+_STUCK, _STUCK_SECONDS = 65_536, 0.05
+_TRIM_SECONDS = 0.1
+"""How long libzmq may take to free what it held of a connection that was cut off."""
 _OTHER_FILES = 64
 _FREED = 8
 _CROWD = 128
@@ -186,8 +188,8 @@ class Guard:
             self.cut_off[kind] += 1
             watched.report(connection, f"cut off: {reason}")
             connection.shut_down(reset=True)
-            if kind in {"bytes", "memory"}:
-                self._trim_at = self._now() + _FULL_SECONDS
+            if kind in {"bytes", "memory"} and self._trim_at is None:
+                self._trim_at = self._now() + _TRIM_SECONDS
 
     def dismiss(self, connection: AcceptedConnection) -> None:
         """Cut a connection off soon, once what was sent to it is out."""
@@ -294,21 +296,32 @@ class Guard:
                 held -= connection.held
 
     def _check_memory(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], now: float, resident: int) -> None:
-        """Cut off the connection that holds the most, when this process grows by far more than what has arrived.
+        """Cut off who may be the cause, when this process grows by far more than what has arrived.
 
-        libzmq takes thirty times its bytes for a message of many tiny parts.
+        libzmq takes thirty times its bytes for a message of many tiny parts. Of those that have not introduced
+        themselves all are cut off that are in the middle of a message; of the others the one that holds the most.
         """
-        most = self._settings.max_total_pending_bytes
         if self.held_bytes < _MUCH or resident < self._calm:
             self._calm = resident
-        elif resident - self._calm > most:
-            stuck = [(each.held, each, watched) for each, watched in pairs if not each.is_cut and each.held > _STUCK]
-            stuck = [entry for entry in stuck if now - entry[1].moved > _FULL_SECONDS]
-            if stuck:
-                held, connection, watched = max(stuck, key=lambda entry: entry[0])
-                reason = f"it holds {held} bytes unfinished, for which this process grew by {resident - self._calm}"
-                self.cut(watched, connection, "memory", f"{reason}, more than bus.max_total_pending_bytes, {most}")
-                self._calm = resident
+            return
+        grown, settings = resident - self._calm, self._settings
+        stuck = [pair for pair in pairs if not pair[0].is_cut and pair[0].held > _STUCK]
+        stuck = [pair for pair in stuck if now - pair[0].moved > _STUCK_SECONDS]
+        strangers = [pair for pair in stuck if not pair[0].is_admitted]
+        if strangers and grown > settings.max_unadmitted_bytes:
+            self._cut_for_memory(strangers, grown, "max_unadmitted_bytes")
+        elif stuck and grown > settings.max_total_pending_bytes:
+            most = max(stuck, key=lambda pair: pair[0].held)
+            self._cut_for_memory([most], grown, "max_total_pending_bytes")
+        else:
+            return
+        self._calm = resident
+
+    def _cut_for_memory(self, pairs: list[tuple[AcceptedConnection, "Monitor"]], grown: int, name: str) -> None:
+        most = getattr(self._settings, name)
+        for connection, watched in pairs:
+            reason = f"it holds {connection.held} bytes unfinished, for which this process grew by {grown}"
+            self.cut(watched, connection, "memory", f"{reason}, more than bus.{name}, {most}")
 
     def _cut_if_read_out(self, watched: "Monitor", connection: AcceptedConnection, kind: str, reason: str) -> None:
         """Cut a connection off, unless a busy event loop has yet to read what it has sent."""

@@ -5,7 +5,7 @@ import contextlib
 import errno
 import os
 import socket as sockets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import zmq
@@ -24,6 +24,7 @@ _BATCH = 1000
 _ACCEPTED_AT_ONCE = 32
 """After so many events room is made: more connections might find no descriptor, and each look costs time."""
 _MOST_CUT = 4096
+_MOST_CUT_AT_ONE = 16
 _ID_BYTES = 5
 _NO_RIGHTS = Identity("", frozenset(), ())
 
@@ -60,6 +61,8 @@ class Monitor:
         self.is_read_out = is_read_out
         self._by_peer: dict[bytes, AcceptedConnection] = {}
         self._cut_peers: OrderedDict[bytes, None] = OrderedDict()  # their last messages may still arrive
+        self._cut_unread: dict[int, deque[range]] = {}
+        """By descriptor, the handshakes of connections that were cut off before any message of theirs was read."""
         self._socket = socket.get_monitor_socket(_EVENTS)
         self.descriptor = int(self._socket.getsockopt(zmq.FD))
         self._listening: sockets.socket | None = sockets.socket(fileno=os.dup(listening))
@@ -104,11 +107,27 @@ class Monitor:
                 return None
             connection = self._identify(peer, frame)
             if connection is None:  # its connection has ended
-                return peer
+                return None if self._was_cut(frame) else peer
         if connection.is_cut or connection.cut_at is not None:
             return None
         connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
+        if not connection.is_admitted and connection.delivered > self._settings.max_unadmitted_bytes:
+            self._cut_stranger(connection)
+            return None
         return peer
+
+    def _cut_stranger(self, connection: AcceptedConnection) -> None:
+        """Cut off a peer that goes on sending and does not introduce itself."""
+        most = self._settings.max_unadmitted_bytes
+        with self.guard.lock:
+            reason = f"it has sent {connection.delivered} bytes and not introduced itself, more than"
+            self.guard.cut(self, connection, "bytes", f"{reason} bus.max_unadmitted_bytes, {most}")
+
+    def _was_cut(self, frame: zmq.Frame) -> bool:
+        """Tell whether a message is of a connection that was cut off before; libzmq still had it."""
+        handshake = int(frame.get(HANDSHAKE))
+        with self.guard.lock:
+            return any(handshake in each for each in self._cut_unread.get(int(frame.get(zmq.SRCFD)), ()))
 
     def identity(self, peer: bytes) -> Identity:
         """Return a peer's identity, as the allow-list has it now."""
@@ -263,4 +282,7 @@ class Monitor:
                     self._cut_peers[connection.peer] = None
                     if len(self._cut_peers) > _MOST_CUT:
                         self._cut_peers.popitem(last=False)
+            elif connection.is_cut and not connection.peer:
+                handshakes = range(connection.handshakes + 1, self._authenticator.handshakes + 1)
+                self._cut_unread.setdefault(descriptor, deque(maxlen=_MOST_CUT_AT_ONE)).append(handshakes)
             connection.close()

@@ -62,7 +62,7 @@ class ClientConnections(Connections[Session]):
 
         `call_soon` calls a function after what has come by now was taken.
         """
-        super().__init__("client", ServerFrame, settings, dead_letters)
+        super().__init__("client", ClientFrame, ServerFrame, settings, dead_letters)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch

@@ -10,10 +10,11 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from tokenbus_contracts import ContractError, Rule
-from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.frames import body_of, write_frame
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, Heartbeat, Refusal, RefusalReason
 from tokenbus_contracts.schema import MINOR
 from tokenbus_services.bus import Listener, Outcome
+from tokenbus_services.bus.unadmitted import LARGE, UnadmittedBudget
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.settings import Settings
@@ -87,15 +88,28 @@ class KnownPeer:
 P = TypeVar("P", bound=KnownPeer)
 
 
+def _size(parts: list[bytes]) -> int:
+    """Return the size of what is read of a message; a payload behind it is not."""
+    return len(parts[0]) if parts else 0
+
+
 class Connections(ABC, Generic[P]):
     """The peers at one address. It has no sockets and no clock: its methods are given messages and the time."""
 
     listener: Listener
     """Where they connect, once the processor listens: before that there are none."""
 
-    def __init__(self, kind: str, frame: Callable[..., Message], settings: Settings, dead_letters: DeadLetters) -> None:
-        """Take the kind of peer for the log, the frames they are sent, the settings, and where refused frames go."""
+    def __init__(
+        self,
+        kind: str,
+        frames: type[Message],
+        frame: Callable[..., Message],
+        settings: Settings,
+        dead_letters: DeadLetters,
+    ) -> None:
+        """Take the kind of peer for the log, the frames they send and are sent, the settings, and the dead letters."""
         self._kind = kind
+        self._frames = frames
         self._frame_of = frame
         self._settings = settings
         self._dead_letters = dead_letters
@@ -104,6 +118,7 @@ class Connections(ABC, Generic[P]):
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._unknown_peers = UnknownPeers(self._interval)
+        self._unadmitted = UnadmittedBudget()
         self.is_draining = False
         self.refused = 0
         self.refusals: Counter[str] = Counter()
@@ -131,11 +146,15 @@ class Connections(ABC, Generic[P]):
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Take one message of a peer; whatever it contains, it ends nothing but itself."""
         known = self._by_peer.get(peer)
+        if known is None and not self._may_be_read(peer, parts, now):
+            return
         try:
             self._take(peer, known, parts, now)
         except RefusedError as refused:
+            self._charge(peer, known, parts, now)
             self._refuse(peer, known, refused)
         except ContractError as error:
+            self._charge(peer, known, parts, now)
             self.refused += 1
             name = known.name if known is not None else "unknown peer"
             self._dead_letters.keep(parts[-1] if parts else b"", error, name)
@@ -144,6 +163,25 @@ class Connections(ABC, Generic[P]):
                 self._send_refusal(peer, protocol_error(error))
             else:
                 self._answer_refused(known, parts, error)
+
+    def _may_be_read(self, peer: bytes, parts: list[bytes], now: float) -> bool:
+        """Tell whether to read a message of an unknown peer: a large one costs much, and only a hello is of any use."""
+        size = _size(parts)
+        if size <= LARGE:
+            return True
+        if body_of(self._frames, parts[0]) != "hello":
+            self._ask_for_handshake(peer, now)
+            return False
+        if not self._unadmitted.allows(size, now):
+            self.listener.disconnect(peer)
+            return False
+        return True
+
+    def _charge(self, peer: bytes, known: P | None, parts: list[bytes], now: float) -> None:
+        """Charge a large message of an unknown peer that was read for nothing, and cut the peer off."""
+        if known is None and _size(parts) > LARGE:
+            self._unadmitted.refused(_size(parts), now)
+            self.listener.disconnect(peer)
 
     def _answer_refused(self, known: P, parts: list[bytes], error: ContractError) -> None:
         """Answer a frame that breaks its bounds."""

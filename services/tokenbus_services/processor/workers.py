@@ -49,7 +49,7 @@ class WorkerConnections(Connections[Worker]):
 
     def __init__(self, settings: Settings, intake: Intake, dead_letters: DeadLetters) -> None:
         """Take where items go, and where refused frames go."""
-        super().__init__("worker", ProcessorFrame, settings, dead_letters)
+        super().__init__("worker", WorkerFrame, ProcessorFrame, settings, dead_letters)
         self._intake = intake
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """The oldest epoch of each worker that left or was lost that may come now, and until when that holds."""

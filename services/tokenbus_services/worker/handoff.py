@@ -16,7 +16,8 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
 from tokenbus_contracts.generated.request_pb2 import Generate
 from tokenbus_contracts.schema import MAJOR
-from tokenbus_services.bus import ClosedError, Connection, Identity, Listener, Role, Transport, listen_once_there
+from tokenbus_services.bus import ClosedError, Connection, Listener, Role, Transport, listen_once_there
+from tokenbus_services.bus.unadmitted import LARGE, UnadmittedBudget
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
@@ -27,6 +28,7 @@ from tokenbus_services.worker.tickets import Tickets
 _T = TypeVar("_T")
 _log = logger("worker")
 _MOST_REFUSAL = 1000
+_MOST_ADMITTED = 4096
 _TRIES = 4
 """How often a hand-off is sent until its timeout, while no answer comes."""
 _FULL_WAIT = 0.005
@@ -194,12 +196,16 @@ class HandoffReceiver:
         """Take a decode worker's settings."""
         self._settings = settings
         self._transport = transport
-        self._tickets = Tickets(clock or SystemClock())
+        self._clock = clock or SystemClock()
+        self._tickets = Tickets(self._clock)
         self.point = HandoffPoint()
         """Where prefill workers send to, with the port that the system chose, and with what processors make tickets."""
         self._task: asyncio.Task[None] | None = None
         self._repeated_log = DeduplicatedLog()
         self.counts = WorkerCounts()
+        self._unadmitted = UnadmittedBudget()
+        self._admitted: OrderedDict[bytes, None] = OrderedDict()
+        """The peers whose hand-offs were accepted last; a refused one has to be accepted anew."""
 
     async def __aenter__(self) -> "HandoffReceiver":
         """Listen; raises AddressError for an address that cannot be used."""
@@ -230,14 +236,19 @@ class HandoffReceiver:
                 peer, parts = await self._listener.receive()
             except ClosedError:
                 return
+            size = sum(map(len, parts))
+            if peer not in self._admitted and not self._unadmitted.allows(size, self._clock.now()):
+                self._listener.disconnect(peer)
+                continue
             try:
-                handoff = read_handoff(parts)
-                if handoff is not None:
-                    self._check_sender(handoff, self._listener.identity(peer))
-                    check_state(handoff, parts[1])
+                handoff = self._read(peer, parts)
             except ContractError as error:
                 self.counts.refused += 1
                 self._repeated_log.begin("handoff", _log.warning, "hand-off refused", reason=str(error))
+                if size > LARGE:
+                    self._unadmitted.refused(size, self._clock.now())
+                    self._admitted.pop(peer, None)
+                    self._listener.disconnect(peer)
                 continue
             if handoff is not None:
                 self._take(peer, handoff, parts[1])
@@ -246,16 +257,28 @@ class HandoffReceiver:
         self.counts.refused_connections += 1
         self._repeated_log.begin("transport", _log.warning, "connection refused", reason=reason)
 
-    def _check_sender(self, handoff: Handoff, identity: Identity) -> None:
+    def _read(self, peer: bytes, parts: list[bytes]) -> Handoff | None:
+        """Return the hand-off in a message if its sender may make it; a key without the role is not read at all."""
+        identity = self._listener.identity(peer)
+        if not identity.may(Role.HANDOFF):
+            raise ContractError("key", "one with the role handoff", repr(identity.name))
+        handoff = read_handoff(parts)
+        if handoff is None:
+            return None
         if not identity.may(Role.HANDOFF, handoff.worker_id):
             limit = f"one that the key {identity.name!r} may hand off as"
             raise ContractError("handoff.worker_id", limit, repr(handoff.worker_id))
         self._tickets.check(handoff, identity)
+        check_state(handoff, parts[1])
+        return handoff
 
     def _take(self, peer: bytes, handoff: Handoff, state: bytes) -> None:
         use = self._tickets.use_of(handoff)
         if use is None:
             self._listener.admit(peer)
+            self._admitted[peer] = None
+            if len(self._admitted) > _MOST_ADMITTED:
+                self._admitted.popitem(last=False)
             self._accept(peer, handoff, state)
         elif use.number != handoff.number:
             self._decide(peer, handoff, "its ticket was used before, or is void: its request ended or went elsewhere")

@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -417,10 +417,10 @@ class Tcp:
 
     GREETING = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + b"\0" * 31
 
-    def __init__(self, address: str) -> None:
-        """Connect."""
+    def __init__(self, address: str, patience: float = MOST) -> None:
+        """Connect; with less patience, what takes nothing for so many seconds is taken for cut off."""
         url = urlsplit(address)
-        self._socket = socket.create_connection((url.hostname or "", url.port or 0), timeout=MOST)
+        self._socket = socket.create_connection((url.hostname or "", url.port or 0), timeout=patience)
 
     def __enter__(self) -> Self:
         """Attack."""
@@ -458,8 +458,7 @@ class Tcp:
 
     def part(self, body: bytes, *, more: bool) -> bool:
         """Send one part of a message; False: it was cut off."""
-        flags = b"\x03" if more else b"\x02"  # both with a length of eight bytes
-        return self.send(flags + len(body).to_bytes(8, "big") + body)
+        return self.send(part(body, more=more))
 
     def is_closed_within(self, seconds: float) -> bool:
         """Return whether the other side ends the connection in time."""
@@ -474,6 +473,29 @@ class Tcp:
         except OSError:
             return True
         return False
+
+
+def pour(address: str, data: bytes, seconds: float, at_once: int = 8) -> None:
+    """Send the same bytes again and again from some connections, which come again when they are cut off."""
+    ends = time.monotonic() + seconds
+
+    def attack() -> None:
+        """Send until the time is over."""
+        while time.monotonic() < ends:
+            with contextlib.suppress(OSError), Tcp(address, 0.5) as peer:
+                if peer.shake_hands():
+                    while time.monotonic() < ends and peer.send(data):
+                        pass
+
+    with ThreadPoolExecutor(at_once) as threads:
+        for _ in range(at_once):
+            threads.submit(attack)
+
+
+def part(body: bytes, *, more: bool = False) -> bytes:
+    """Return one part of a message as it is sent."""
+    flags = b"\x03" if more else b"\x02"  # both with a length of eight bytes
+    return flags + len(body).to_bytes(8, "big") + body
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.asking import all_failed, ask, begun
-from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, WorkerPeer, drawn, request
+from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, WorkerPeer, drawn, part, pour, request
 from tests.integration.attacks.scene import Scene, repeat, scene, variants
 from tests.integration.deployment import Deployment
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm, ServerFrame
@@ -187,6 +187,19 @@ async def test_news_that_is_not_acknowledged_is_bounded_by_its_size(deployment: 
         assert at.peak - before < _MORE_MIB
         evicted = '"slow client"' if kind == "requests that end at once" else " bytes unacknowledged"
         assert at.processor.lines(evicted)
+
+
+@pytest.mark.parametrize("what", ["long prompts", "tiny parts"])
+async def test_large_messages_of_strangers_harm_no_other(deployment: Deployment, what: str) -> None:
+    """Eight peers that never say hello, and send as they can, keep no client from its tokens, nor fill memory."""
+    async with scene(deployment) as at:
+        before = at.peak
+        generate = request(0, 60)
+        generate.tokens.token_ids.extend([1] * 300_000)
+        long = part(ClientFrame(generate=generate).SerializeToString())
+        await asyncio.to_thread(pour, at.clients, long if what == "long prompts" else b"\x01\0" * 5000, 3.0)
+        await at.victim.unharmed()
+        assert at.peak - before < 320
 
 
 async def test_dead_letters_of_an_attack_harm_no_other(deployment: Deployment) -> None:

@@ -13,7 +13,18 @@ import pytest
 import zmq
 
 from tests.integration.asking import all_exact, ask, wanted
-from tests.integration.attacks.peers import RANDOM, ClientPeer, Peer, Tcp, WorkerPeer, drawn, handoff, request
+from tests.integration.attacks.peers import (
+    RANDOM,
+    ClientPeer,
+    Peer,
+    Tcp,
+    WorkerPeer,
+    drawn,
+    handoff,
+    part,
+    pour,
+    request,
+)
 from tests.integration.attacks.scene import Scene, peak_mib, repeat, scene, variants
 from tests.integration.deployment import Deployment, Overrides
 from tests.integration.inprocess import processing
@@ -31,6 +42,8 @@ from tokenbus_services.client import Client
 WORKERS = ("prefill-0", "decode-0")
 TOKENS = 60
 ENDLESS = 100_000
+_MOST_MIB = 320
+"""What a decode worker may take above what it had; each of the connections may hold up to 32 MiB before it is cut."""
 USED = "its ticket was used before, or is void: its request ended or went elsewhere"
 STATES: dict[str, Callable[[int], bytes]] = {
     "one that goes on": lambda key: state_of(key, 1),
@@ -112,6 +125,19 @@ async def test_ten_forgers_at_a_high_rate_harm_no_request(deployment: Deployment
 
         await asyncio.to_thread(attack)
         await _is_alive(at)
+
+
+async def test_large_hand_offs_of_strangers_harm_no_request(deployment: Deployment) -> None:
+    """Hand-offs of long prompts, as fast as eight attackers can send them, neither hold up others' nor fill memory."""
+    async with scene(deployment, workers=WORKERS) as at:
+        address = await asyncio.to_thread(_decode_address, at)
+        before = peak_mib(at.workers[1].pid)
+        generate = request(0, TOKENS)
+        generate.tokens.token_ids.extend([1] * 300_000)
+        frame, state = forged(generate, "one that goes on", b"x" * 64)
+        await asyncio.to_thread(pour, address, part(frame, more=True) + part(state), 3.0)
+        await _is_alive(at)
+        assert peak_mib(at.workers[1].pid) - before < _MOST_MIB
 
 
 async def test_hand_off_message_that_never_ends_is_not_held(deployment: Deployment) -> None:

@@ -15,6 +15,7 @@ from tests.services.bus.attackers import MIB, RawPeer, Victim, in_thread, send_w
 from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.support.clock import ManualClock
 from tests.support.waiting import MOST, soon, until
+from tokenbus_services.backports import timeout
 from tokenbus_services.bus import Connection, Outcome, ZeroMQTransport
 from tokenbus_services.bus.zeromq import ZeroMQListener
 from tokenbus_services.settings import BusSettings
@@ -246,6 +247,41 @@ async def test_peer_that_chooses_its_id() -> None:
             await in_thread(peer.wait_for_end)
         await victim.refused("cut off: it chose an id for itself, of 1000 bytes$")
         await good.goes_on()
+
+
+async def test_what_is_left_of_a_peer_that_was_cut_off_is_not_received(make: Make) -> None:
+    """Messages that had arrived, and that nobody had read, go with their connection; others' are received."""
+    bus, reasons = make("zeromq-tcp"), list[str]()
+    bus = bus.with_settings(replace(SETTINGS, max_unadmitted_bytes=MIB))
+    listener = await bus.listen(refused=reasons.append)
+
+    def attack() -> RawPeer:
+        """Send more than may wait."""
+        peer = RawPeer(listener.address)
+        for _ in range(40):
+            peer.part(bytes(65_536))
+        return peer
+
+    with await in_thread(attack):
+        await until(lambda: any("more than bus.max_unadmitted_bytes" in reason for reason in reasons))
+        connection = await bus.connect(listener.address)
+        assert connection.send([b"good"])
+        assert (await soon(listener.receive()))[1] == [b"good"]
+
+
+async def test_peer_that_sends_and_sends_and_does_not_introduce_itself_is_cut_off(make: Make) -> None:
+    """However fast it is read, it may send so many bytes, and no more."""
+    bus, reasons = make("zeromq-tcp"), list[str]()
+    bus = bus.with_settings(replace(SETTINGS, max_unadmitted_bytes=MIB))
+    listener = await bus.listen(refused=reasons.append)
+    connection, received = await bus.connect(listener.address), 0
+    while not reasons:
+        connection.send([bytes(65_536)])
+        with contextlib.suppress(TimeoutError):
+            async with timeout(0.01):
+                received += len((await listener.receive())[1][0])
+    assert received <= MIB
+    assert "has sent" in reasons[0]
 
 
 @pytest.mark.parametrize("kind", ["zeromq-tcp", "zeromq-ipc"])

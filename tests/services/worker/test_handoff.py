@@ -13,7 +13,7 @@ import pytest
 from tests.services.builders import EPOCH, generate_of, settings
 from tests.services.bus.keyed import Keyring
 from tests.support.clock import ManualClock
-from tests.support.waiting import MOST
+from tests.support.waiting import MOST, turns, until
 from tokenbus_contracts import ContractError
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.handoff_pb2 import DecodeFrame, Handoff, HandoffReply, PrefillFrame
@@ -376,6 +376,29 @@ async def test_connections_are_bounded() -> None:
         assert list(both.sender._connections) == [("memory://d1", b""), ("memory://d2", b"")]
         for listener in listeners:
             await listener.close()
+
+
+async def test_refused_large_hand_offs_cost_little() -> None:
+    """Who sends one is cut off, and other large ones are not read for a while, but from peers that were accepted."""
+    async with pair() as both:
+        both.sender.send(both.request(7), b"state")
+        answer = (await both.handed_in(1))[7][1]
+        assert callable(answer)
+        answer("")
+        await both.answered()
+        for _ in range(2):
+            forger = await both.transport.connect(ADDRESS)
+            for key in (8, 9):
+                forger.send(handoff_of(request(key), bytes(1_000_000), key, both.settings))  # without a ticket
+            await until(lambda: both.receiver.counts.refused == 1)
+            await turns()
+            await forger.close()
+        both.sender.send(both.request(10), bytes(100_000))
+        answer = (await both.handed_in(1))[10][1]
+        assert callable(answer)
+        answer("")
+        await both.answered()
+        assert (both.receiver.counts.taken_over, both.receiver.counts.refused) == (2, 1)
 
 
 async def test_nonsense_ends_nothing() -> None:
