@@ -44,7 +44,7 @@ def endless_message(target: Target, seconds: float) -> None:
     repeat(attack, seconds, 0.05)
 
 
-def strangers_requests(target: Target, seconds: float) -> None:
+def unadmitted_requests(target: Target, seconds: float) -> None:
     """Ask for prompts of 300,000 ids from sixteen connections, without a hello, as fast as they go."""
     generate = request(0, 60)
     generate.tokens.token_ids.extend([1] * 300_000)
@@ -197,7 +197,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], AbstractAsyncContextManager[System]], 
     "none": (over_tcp, idle),
     "endless message": (over_tcp, endless_message),
     "messages of tiny parts": (over_tcp, tiny_parts),
-    "large requests of strangers": (over_tcp, strangers_requests),
+    "large requests of unadmitted peers": (over_tcp, unadmitted_requests),
     "forged worker": (over_tcp, forged_worker),
     "clients that acknowledge nothing": (over_tcp, hoarders),
     "resumes of what waits": (over_tcp, costly_resumes),

@@ -1,6 +1,6 @@
 """Why some bytes are no message at all: for people, after the generated classes refused them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -43,34 +43,26 @@ def first_unknown_field(data: bytes, message: Descriptor) -> int | None:
 
     Fields that it has, though encoded as none of their type, are not unknown. Only the first fields are looked at.
     """
-    at = 0
-    for _ in range(_MOST_FIELDS):
-        if at >= len(data):
-            return None
-        try:
-            key, at = _read_varint(data, at, "message")
-            if key >> 3 not in message.fields_by_number:
-                return key >> 3
-            at = _behind_contents(data, at, key & 7)
-        except _BrokenError:  # a group, which no field of ours is
-            return None
-    return None
+    return next((number for number in _numbers(data, _MOST_FIELDS) if number not in message.fields_by_number), None)
 
 
 def first_of(data: bytes, numbers: Collection[int]) -> int | None:
     """Return the number of the first field that is one of some, or None; few fields are looked at, none is read."""
+    return next((number for number in _numbers(data, _MOST_PEEKED) if number in numbers), None)
+
+
+def _numbers(data: bytes, most: int) -> Iterator[int]:
+    """Yield the numbers of a message's first fields, up to a group, which no field of ours is, or what is broken."""
     at = 0
-    for _ in range(_MOST_PEEKED):
+    for _ in range(most):
         if at >= len(data):
-            return None
+            return
         try:
             key, at = _read_varint(data, at, "message")
-            if key >> 3 in numbers:
-                return key >> 3
+            yield key >> 3
             at = _behind_contents(data, at, key & 7)
         except _BrokenError:
-            return None
-    return None
+            return
 
 
 class _Walk:

@@ -347,7 +347,7 @@ async def test_sigterm_drains_all_processes(passing: Served) -> None:
 
 
 async def test_who_connects_while_all_drain_is_refused_at_once() -> None:
-    """Nobody waits for a gateway that leaves: a load balancer goes to the next one."""
+    """No client waits for a gateway that leaves: a load balancer goes to the next one."""
     with served(**SEVERAL | {"gateway__drain_timeout_ms": int(MOST * 1000)}) as system:
         system.start_worker("worker-0", *PACE)
         async with _streams(system.url, 1):

@@ -307,9 +307,9 @@ class Guard:
         grown, settings = resident - self._calm, self._settings
         stuck = [pair for pair in pairs if not pair[0].is_cut and pair[0].held > _STUCK]
         stuck = [pair for pair in stuck if now - pair[0].moved > _STUCK_SECONDS]
-        strangers = [pair for pair in stuck if not pair[0].is_admitted]
-        if strangers and grown > settings.max_unadmitted_bytes:
-            self._cut_for_memory(strangers, grown, "max_unadmitted_bytes")
+        unadmitted = [pair for pair in stuck if not pair[0].is_admitted]
+        if unadmitted and grown > settings.max_unadmitted_bytes:
+            self._cut_for_memory(unadmitted, grown, "max_unadmitted_bytes")
         elif stuck and grown > settings.max_total_pending_bytes:
             most = max(stuck, key=lambda pair: pair[0].held)
             self._cut_for_memory([most], grown, "max_total_pending_bytes")

@@ -112,11 +112,11 @@ class Monitor:
             return None
         connection.delivered += bytes_on_the_wire(parts, with_curve=self._with_curve)
         if not connection.is_admitted and connection.delivered > self._settings.max_unadmitted_bytes:
-            self._cut_stranger(connection)
+            self._cut_unadmitted(connection)
             return None
         return peer
 
-    def _cut_stranger(self, connection: AcceptedConnection) -> None:
+    def _cut_unadmitted(self, connection: AcceptedConnection) -> None:
         """Cut off a peer that goes on sending and does not introduce itself."""
         most = self._settings.max_unadmitted_bytes
         with self.guard.lock:

@@ -165,11 +165,14 @@ class Connections(ABC, Generic[P]):
                 self._answer_refused(known, parts, error)
 
     def _may_be_read(self, peer: bytes, parts: list[bytes], now: float) -> bool:
-        """Tell whether to read a message of an unknown peer: a large one costs much, and only a hello is of any use."""
+        """Tell whether to read a message of an unknown peer: a large one costs much, and only a hello is of any use.
+
+        One that is none of this protocol is read, as long as others were not, so that its peer hears why it is refused.
+        """
         size = _size(parts)
         if size <= LARGE:
             return True
-        if body_of(self._frames, parts[0]) != "hello":
+        if body_of(self._frames, parts[0]) not in {"hello", None}:
             self._ask_for_handshake(peer, now)
             return False
         if not self._unadmitted.allows(size, now):

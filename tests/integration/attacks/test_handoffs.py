@@ -42,8 +42,8 @@ from tokenbus_services.client import Client
 WORKERS = ("prefill-0", "decode-0")
 TOKENS = 60
 ENDLESS = 100_000
-_MOST_MIB = 320
-"""What a decode worker may take above what it had; each of the connections may hold up to 32 MiB before it is cut."""
+_MOST_MIB = 512
+"""What a decode worker may take above what it had, on a busy machine; unbounded it is more than 1,000."""
 USED = "its ticket was used before, or is void: its request ended or went elsewhere"
 STATES: dict[str, Callable[[int], bytes]] = {
     "one that goes on": lambda key: state_of(key, 1),
@@ -127,7 +127,7 @@ async def test_ten_forgers_at_a_high_rate_harm_no_request(deployment: Deployment
         await _is_alive(at)
 
 
-async def test_large_hand_offs_of_strangers_harm_no_request(deployment: Deployment) -> None:
+async def test_large_hand_offs_of_unadmitted_peers_harm_no_request(deployment: Deployment) -> None:
     """Hand-offs of long prompts, as fast as eight attackers can send them, neither hold up others' nor fill memory."""
     async with scene(deployment, workers=WORKERS) as at:
         address = await asyncio.to_thread(_decode_address, at)

@@ -250,7 +250,7 @@ async def test_peer_that_chooses_its_id() -> None:
 
 
 async def test_what_is_left_of_a_peer_that_was_cut_off_is_not_received(make: Make) -> None:
-    """Messages that had arrived, and that nobody had read, go with their connection; others' are received."""
+    """Messages that had arrived and were not read go with their connection; those of others are received."""
     bus, reasons = make("zeromq-tcp"), list[str]()
     bus = bus.with_settings(replace(SETTINGS, max_unadmitted_bytes=MIB))
     listener = await bus.listen(refused=reasons.append)

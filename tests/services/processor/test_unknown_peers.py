@@ -47,9 +47,9 @@ def test_large_message_of_an_unknown_peer_is_not_read_unless_it_is_a_hello() -> 
     bench = Bench()
     generate: Generate = generate_of(1, tokens=TokenPrompt(token_ids=[1] * LARGE))
     for data in (ClientFrame(generate=generate).SerializeToString(), b"\x12" + b"\xff" * LARGE):
-        bench.core.clients.receive(b"stranger", [data], bench.clock.now())
+        bench.core.clients.receive(b"unknown", [data], bench.clock.now())
         bench.advance(10)
-    answers = [read_frame(ServerFrame, parts[0]).WhichOneof("body") for parts in bench.sent[b"stranger"]]
+    answers = [read_frame(ServerFrame, parts[0]).WhichOneof("body") for parts in bench.sent[b"unknown"]]
     assert answers == ["refusal", "refusal"]
     assert bench.core.clients.refused == 0
     assert bench.peers.cut == []
