@@ -32,7 +32,7 @@ from tokenbus_services.link import Link
 from tokenbus_services.processor.buffers import StepQueue
 from tokenbus_services.processor.core import Core
 from tokenbus_services.processor.stream import Stream
-from tokenbus_services.processor.workers import WorkerConnections
+from tokenbus_services.processor.worker_connections import WorkerConnections
 from tokenbus_services.worker import Publisher
 
 Pauses = dict[str, npt.NDArray[np.int64]]

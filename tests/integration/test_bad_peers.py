@@ -69,7 +69,7 @@ async def test_frames_that_are_none_are_refused(
     caplog.set_level(logging.WARNING)
     async with trio(deployment) as three:
         witness = Witness(three.client)
-        connections = three.processor.workers if address == ADDRESSES[0] else three.processor.clients
+        connections = three.processor.worker_connections if address == ADDRESSES[0] else three.processor.clients
         async with Stranger(str(three.addresses[address])) as stranger:
             stranger.say(messages)
             await until(lambda: three.processor.dead_letters.kept == dead_letters)
@@ -102,7 +102,7 @@ async def test_hello_of_another_major_is_refused_by_name(deployment: Deployment,
             stranger.say([say(major=2)])
             refusal = frame.FromString(await stranger.heard()).refusal
             assert refusal.reason == RefusalReason.REFUSAL_REASON_SCHEMA_VERSION
-        connections = three.processor.workers if address == ADDRESSES[0] else three.processor.clients
+        connections = three.processor.worker_connections if address == ADDRESSES[0] else three.processor.clients
         assert connections.refused == 1
         await witness.noticed_nothing()
 
@@ -158,7 +158,7 @@ async def test_forged_worker_id_is_refused(deployment: Deployment, later: int, r
         async with Stranger(str(three.addresses["bus__workers_address"])) as stranger:
             stranger.say([worker_hello("worker-0", three.publisher.epoch + later)])
             assert ProcessorFrame.FromString(await stranger.heard()).refusal.reason == reason
-        assert three.processor.workers.refused == 1
+        assert three.processor.worker_connections.refused == 1
         await witness.noticed_nothing()
 
 
@@ -187,6 +187,6 @@ async def test_payload_above_its_bound_is_refused_and_kept(deployment: Deploymen
             assert ProcessorFrame.FromString(await stranger.heard()).HasField("welcome")
             stranger.say([item(1, b"\0" * 3_000_000)] * 2)
             await until(lambda: three.processor.dead_letters.kept >= 1)
-        assert three.processor.workers.refused >= 1
+        assert three.processor.worker_connections.refused >= 1
         await witness.noticed_nothing()
     assert {path.stat().st_size for path in _dead_letters(deployment)} == {3_000_000}

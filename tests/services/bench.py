@@ -15,7 +15,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, Request
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, ProcessorFrame, WorkerFrame
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.processor.core import Core
-from tokenbus_services.processor.intake import Worker
+from tokenbus_services.processor.workers import Worker
 
 Message = list[bytes]
 
@@ -34,7 +34,7 @@ class Bench:
         self._soon: deque[Callable[[], None]] = deque()
         self._puts_off = False
         self.core = Core(self.settings, self.clock, self._call_soon)
-        self.core.workers.listener = self.core.clients.listener = cast("Listener", self.peers)
+        self.core.listen(cast("Listener", self.peers), cast("Listener", self.peers))
 
     def _send(self, peer: bytes, parts: Message) -> Outcome:
         outcome = self.outcomes.get(peer, Outcome.SENT)
@@ -104,7 +104,7 @@ class BenchWorker:
     def say(self, frame: WorkerFrame, *parts: bytes, epoch: int | None = None) -> None:
         """Send a frame."""
         frame.epoch = self.epoch if epoch is None else epoch
-        self.bench.core.workers.receive(self.peer, [write_frame(frame), *parts], self.bench.clock.now())
+        self.bench.core.worker_connections.receive(self.peer, [write_frame(frame), *parts], self.bench.clock.now())
 
     def say_hello(self, **fields: Any) -> None:  # noqa: ANN401 - as the message has them
         """Send a hello."""

@@ -368,7 +368,7 @@ def assert_no_errors(world: World) -> None:
 def assert_no_complaints(world: World) -> None:
     """Assert that no node saw anything that is out of order."""
     core = world.processor
-    assert core.workers.refused == core.clients.refused == core.workers.lost == 0
+    assert core.worker_connections.refused == core.clients.refused == core.workers.lost == 0
     assert [node.refused_frames for node in world.nodes()] == [0] * len(list(world.nodes()))
     for worker in core.workers.by_id.values():
         items = worker.stream.counts

@@ -72,8 +72,9 @@ class Site:
         settings = self._world.settings({"processor.id": f"life-{next(self._world.lives)}"})
         self.soon.clear()
         self.core = core = Core(settings, clock, self.soon.append)
-        core.workers.listener = cast("Listener", Sending(self.worker_network.send))
-        core.clients.listener = cast("Listener", Sending(self.client_network.send))
+        core.listen(
+            cast("Listener", Sending(self.worker_network.send)), cast("Listener", Sending(self.client_network.send))
+        )
         core.begin(clock.now())
         self.stopped_at = None
         self._world.reconnect(self)
@@ -98,15 +99,15 @@ class Site:
     def drain(self) -> None:
         """Let it send its workers away, and take no new request."""
         if self.core is not None and self.runs:
-            self.core.workers.is_draining = self.core.clients.is_draining = True
-            workers = self.core.workers
-            workers.send_away(workers.by_id.values(), "the processor is closing")
+            self.core.worker_connections.is_draining = self.core.clients.is_draining = True
+            workers = self.core.workers.by_id.values()
+            self.core.worker_connections.send_away(workers, "the processor is closing")
 
     def close(self) -> None:
         """Let it drain, and end."""
         self.drain()
         if self.core is not None and self.runs:
-            for connections in (self.core.clients, self.core.workers):
+            for connections in (self.core.clients, self.core.worker_connections):
                 connections.close(GoodbyeReason.GOODBYE_REASON_RESTARTING, "the processor is closing")
             self._world.flush()
             self.kill()
@@ -115,7 +116,7 @@ class Site:
         """Carry a node's oldest message to the processor; False: there is none, or the processor takes none."""
         if self.core is None or self.stopped_at is not None or not node.wire.up:
             return False
-        connections = self.core.workers if is_worker else self.core.clients
+        connections = self.core.worker_connections if is_worker else self.core.clients
         connections.receive(node.wire.peer, node.wire.up.popleft(), self._world.clock.now())
         return True
 
@@ -416,7 +417,7 @@ class SeveralWorld:
         for worker in self.workers:
             for site, wire in worker.left:
                 while site.core is not None and site.runs and wire.up:
-                    site.core.workers.receive(wire.peer, wire.up.popleft(), self.clock.now())
+                    site.core.worker_connections.receive(wire.peer, wire.up.popleft(), self.clock.now())
             worker.forget_left()
 
     def pump(self) -> None:
@@ -449,7 +450,7 @@ class SeveralWorld:
         for worker in self.workers:
             worker.is_paused = False
         for site in self.sites:
-            if site.core is None or site.core.workers.is_draining:
+            if site.core is None or site.core.worker_connections.is_draining:
                 site.start()
             site.go_on()
         end = self.clock.now() + _SETTLE_SECONDS

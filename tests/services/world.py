@@ -75,8 +75,9 @@ class World:
         )
         self._soon.clear()
         core = Core(settings, self.clock, self._soon.append)
-        core.workers.listener = cast("Listener", Sending(self.worker_network.send))
-        core.clients.listener = cast("Listener", Sending(self.client_network.send))
+        core.listen(
+            cast("Listener", Sending(self.worker_network.send)), cast("Listener", Sending(self.client_network.send))
+        )
         core.begin(self.clock.now())
         return core
 
@@ -140,7 +141,7 @@ class World:
         wire = node.wire
         if not wire.up:
             return False
-        connections = self.processor.workers if isinstance(node, WorkerNode) else self.processor.clients
+        connections = self.processor.worker_connections if isinstance(node, WorkerNode) else self.processor.clients
         connections.receive(wire.peer, wire.up.popleft(), self.clock.now())
         node.pump()
         return True

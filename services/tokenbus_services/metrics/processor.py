@@ -23,11 +23,11 @@ from tokenbus_services.metrics.health import Health, LoopWatch, stalled
 from tokenbus_services.metrics.server import MetricsServer
 from tokenbus_services.metrics.view import ProcessorView, StepTimes
 from tokenbus_services.processor import Processor
-from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.requests import State
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.speculation import Speculation, ratio
 from tokenbus_services.processor.stream import StreamCounts
+from tokenbus_services.processor.workers import Worker
 
 _SETTLED = ("delivered", "repeated", "late", "unknown", "early", "foreign")
 _STATES = {state.name.lower(): state for state in State if state is not State.CLOSED}
@@ -48,7 +48,7 @@ def _by_state(view: ProcessorView) -> Samples:
 
 def _refused_by_side(view: ProcessorView) -> Samples:
     processor = view.processor
-    yield ("worker",), processor.workers.refused
+    yield ("worker",), processor.worker_connections.refused
     yield ("step",), processor.intake.refused
     yield ("client",), processor.clients.refused
     yield ("transport",), processor.refused_connections
@@ -70,7 +70,7 @@ def _assigned(view: ProcessorView) -> Samples:
 
 
 def _refused(view: ProcessorView) -> Samples:
-    for side, peers in (("worker", view.processor.workers), ("client", view.processor.clients)):
+    for side, peers in (("worker", view.processor.worker_connections), ("client", view.processor.clients)):
         for reason, refused in peers.refusals.copy().items():
             yield (side, reason), refused
 
@@ -351,7 +351,7 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     counter(
         "tokenbus_refused_resumes_total",
         "Resumed requests that are another client's.",
-        lambda view: view.processor.clients.resumes.refused,
+        lambda view: view.processor.registry.counts.refused_resumes,
     ),
     counter(
         "tokenbus_evicted_clients_total",
@@ -490,7 +490,7 @@ def processor_health(processor: Processor, watch: LoopWatch) -> Health:
     facts = {
         "service": "processor",
         "id": processor.id,
-        "is_draining": processor.workers.is_draining,
+        "is_draining": processor.worker_connections.is_draining,
         "workers": len(processor.workers.by_id),
         "clients": len(processor.clients.sessions),
         "open_requests": len(processor.registry.table),

@@ -8,9 +8,9 @@ from tokenbus_services.delivery import RequestTokens, Step
 from tokenbus_services.metrics.families import Histogram, Samples
 from tokenbus_services.metrics.health import LoopWatch
 from tokenbus_services.processor import Processor
-from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import StreamCounts
+from tokenbus_services.processor.workers import Worker
 
 _NS = 1_000_000_000
 

@@ -5,8 +5,8 @@ from collections import deque
 from itertools import repeat
 
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import RequestError
-from tokenbus_services.delivery import RequestTokens, Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
+from tokenbus_services.delivery import AckTracker, RequestTokens, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.waiter import WakeUps
 from tokenbus_services.processor.requests import Request, RequestTable
@@ -19,7 +19,9 @@ _NOWHERE: deque[tuple[Step, int]] = deque(maxlen=0)
 class RequestBuffers:
     """A consumer that puts each row into its request's RequestTokens, for a client or an iterator to take it."""
 
+    name = ""
     looks_elsewhere = False
+    keeps_up = False
 
     def __init__(self, table: RequestTable, max_rows: int) -> None:
         """Let at most so many rows of one request wait."""
@@ -64,6 +66,16 @@ class RequestBuffers:
         # The fastest loop that Python has: `append` of each buffer, and nothing is kept of its results.
         deque(map(deque.append, buffers, zip(repeat(step), places, strict=False)), maxlen=0)
         self._wake_ups.look()
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Learn which worker took a request: an iterator does not ask."""
+
+    def look_elsewhere(self, error: RequestError) -> None:
+        """Learn that other processors may have a part of a request: an iterator knows of this one alone."""
+
+    def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
+        """Return none: no client has what waits here."""
+        return set()
 
     def finish(self, request: Request, status: RowStatus) -> None:
         """Learn that a request has had its last row."""

@@ -88,32 +88,66 @@ class KnownPeer:
 P = TypeVar("P", bound=KnownPeer)
 
 
+class Peers(Generic[P]):
+    """The connections at one address, which peer has each of them, and what the peers are sent."""
+
+    listener: Listener
+    """Where they connect, once the processor listens: before that there are none."""
+
+    def __init__(self, frame_of: Callable[..., Message]) -> None:
+        """Take the type of the frames that these peers are sent."""
+        self.frame_of = frame_of
+        self._by_connection: dict[bytes, P] = {}
+
+    def at(self, connection: bytes) -> P | None:
+        """Return the peer that has a connection."""
+        return self._by_connection.get(connection)
+
+    def connect(self, known: P, connection: bytes) -> None:
+        """Let a peer have this connection, and no other."""
+        if known.peer not in {None, connection}:
+            self.cut_off(known)
+        self.disconnect(known)
+        known.peer = connection
+        self._by_connection[connection] = known
+        self.listener.admit(connection)
+
+    def disconnect(self, known: P) -> None:
+        """Send a peer nothing until it says hello again."""
+        if known.peer is not None:
+            self._by_connection.pop(known.peer, None)
+            known.peer = None
+
+    def cut_off(self, known: P) -> None:
+        """End a peer's connection: one that no peer has would keep its place for ever."""
+        if known.peer is not None:
+            self.listener.disconnect(known.peer)
+        self.disconnect(known)
+
+    def send(self, known: P, frame: Message) -> Outcome:
+        """Send a peer a frame."""
+        if known.peer is None:
+            return Outcome.GONE
+        return self.listener.send(known.peer, [write_frame(frame)])
+
+
 def _size(parts: list[bytes]) -> int:
     """Return the size of what is read of a message; a payload behind it is not."""
     return len(parts[0]) if parts else 0
 
 
 class Connections(ABC, Generic[P]):
-    """The peers at one address. It has no sockets and no clock: its methods are given messages and the time."""
-
-    listener: Listener
-    """Where they connect, once the processor listens: before that there are none."""
+    """Handles what the peers at one address send. Its methods are given messages and the time: it has no clock."""
 
     def __init__(
-        self,
-        kind: str,
-        frames: type[Message],
-        frame: Callable[..., Message],
-        settings: Settings,
-        dead_letters: DeadLetters,
+        self, kind: str, frames: type[Message], peers: Peers[P], settings: Settings, dead_letters: DeadLetters
     ) -> None:
-        """Take the kind of peer for the log, the frames they send and are sent, the settings, and the dead letters."""
+        """Take the kind of peer for the log, the type of the frames that they send, and what sends frames to them."""
         self._kind = kind
         self._frames = frames
-        self._frame_of = frame
+        self.peers = peers
         self._settings = settings
         self._dead_letters = dead_letters
-        self._by_peer: dict[bytes, P] = {}
         self._repeated_log = DeduplicatedLog()
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
@@ -145,7 +179,7 @@ class Connections(ABC, Generic[P]):
 
     def receive(self, peer: bytes, parts: list[bytes], now: float) -> None:
         """Take one message of a peer; whatever it contains, it ends nothing but itself."""
-        known = self._by_peer.get(peer)
+        known = self.peers.at(peer)
         if known is None and not self._may_be_read(peer, parts, now):
             return
         try:
@@ -176,7 +210,7 @@ class Connections(ABC, Generic[P]):
             self._ask_for_handshake(peer, now)
             return False
         if not self._unadmitted.allows(size, now):
-            self.listener.disconnect(peer)
+            self.peers.listener.disconnect(peer)
             return False
         return True
 
@@ -184,7 +218,7 @@ class Connections(ABC, Generic[P]):
         """Charge a large message of an unknown peer that was read for nothing, and cut the peer off."""
         if known is None and _size(parts) > LARGE:
             self._unadmitted.refused(_size(parts), now)
-            self.listener.disconnect(peer)
+            self.peers.listener.disconnect(peer)
 
     def _answer_refused(self, known: P, parts: list[bytes], error: ContractError) -> None:
         """Answer a frame that breaks its bounds."""
@@ -202,7 +236,7 @@ class Connections(ABC, Generic[P]):
 
     def _send_refusal(self, peer: bytes, refused: RefusedError) -> None:
         refusal = Refusal(reason=refused.reason, message=str(refused)[:1000])
-        self.listener.send(peer, [write_frame(self._frame_of(refusal=refusal))])
+        self.peers.listener.send(peer, [write_frame(self.peers.frame_of(refusal=refusal))])
 
     def _warn_once(self, key: tuple[object, ...], event: str, known: P | None, **values: object) -> None:
         self._repeated_log.begin(key, _log.warning, event, **values, **self._names(known))
@@ -211,15 +245,10 @@ class Connections(ABC, Generic[P]):
 
     def _connect(self, known: P, peer: bytes, now: float) -> None:
         """Let a peer that proved itself have this connection, and no other."""
-        if known.peer not in {None, peer}:
-            self._cut_off(known)
-        self._disconnect(known)
-        known.peer = peer
+        self.peers.connect(known, peer)
         known.last_heard = now
         known.next_heartbeat = now + self._interval
-        self._by_peer[peer] = known
         self._unknown_peers.forget(peer)
-        self.listener.admit(peer)
 
     def _welcome(self) -> dict[str, Any]:
         """Return what every peer learns at its handshake."""
@@ -229,17 +258,6 @@ class Connections(ABC, Generic[P]):
             "heartbeat_interval_ms": self._settings.bus.heartbeat_interval_ms,
             "heartbeat_timeout_ms": self._settings.bus.heartbeat_timeout_ms,
         }
-
-    def _disconnect(self, known: P) -> None:
-        if known.peer is not None:
-            self._by_peer.pop(known.peer, None)
-            known.peer = None
-
-    def _cut_off(self, known: P) -> None:
-        """End a peer's connection: one that belongs to nobody would keep its place for ever."""
-        if known.peer is not None:
-            self.listener.disconnect(known.peer)
-        self._disconnect(known)
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
         """Tell whether a hello comes from the life that is known: by its proof, or because that one is gone."""
@@ -262,7 +280,7 @@ class Connections(ABC, Generic[P]):
             except Exception:  # noqa: BLE001 - a defect of ours must not keep the others from their turn
                 self.failed_ticks += 1
                 self._repeated_log.begin("defect", _log.exception, "tick failed", **self._names(known))
-                self._disconnect(known)
+                self.peers.disconnect(known)
         self._repeated_log.expire()
 
     def extend_deadlines(self, seconds: float, now: float) -> None:
@@ -279,7 +297,7 @@ class Connections(ABC, Generic[P]):
     def _say_goodbye(self, known: P, reason: GoodbyeReason, message: str) -> None:
         self._flush(known)
         goodbye = Goodbye(reason=reason, message=message, last_sequence=self._last_sequence(known))
-        self._send(known, self._frame_of(goodbye=goodbye))
+        self.peers.send(known, self.peers.frame_of(goodbye=goodbye))
 
     # What goes out.
 
@@ -296,9 +314,4 @@ class Connections(ABC, Generic[P]):
         beat = Heartbeat(
             sent_at_ns=max(1, int(now * _NS)), echo_ns=known.echo_ns, last_sequence=self._last_sequence(known)
         )
-        return self._send(known, self._frame_of(heartbeat=beat))
-
-    def _send(self, known: P, frame: Message) -> Outcome:
-        if known.peer is None:
-            return Outcome.GONE
-        return self.listener.send(known.peer, [write_frame(frame)])
+        return self.peers.send(known, self.peers.frame_of(heartbeat=beat))

@@ -10,10 +10,9 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, WorkerRole
 from tokenbus_contracts.schema import MINOR, bounds_in
 from tokenbus_services.delivery.errors import RETRY_MS, code_name, request_error
 from tokenbus_services.handoff_tickets import new_ticket
-from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, NO_STREAM, Request, State, client_payer
-from tokenbus_services.processor.workers import WorkerConnections
+from tokenbus_services.processor.workers import Worker, Workers
 from tokenbus_services.settings import Settings
 
 _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).max_items
@@ -26,7 +25,7 @@ _Kind = tuple[str | int | None, ...]
 class Dispatch:
     """Hands each new request to the worker with the fewest requests, among those that serve it."""
 
-    def __init__(self, settings: Settings, registry: RequestRegistry, workers: WorkerConnections) -> None:
+    def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
         """Take the requests and the workers."""
         self._settings = settings
         self.registry = registry
@@ -118,7 +117,6 @@ class Dispatch:
     def tick(self, now: float) -> None:
         """Hand out what waits and finds a place now, and end the requests that waited long enough."""
         self.hand_out_waiting()
-        self.workers.send_away(self._alone(now), "no decode worker is here")
         if now < self._waits_until:
             return
         self._waits_until = -inf
@@ -130,7 +128,7 @@ class Dispatch:
                 # Another processor may have given it to a worker, which may bring it here.
                 self.registry.table.forget_end(request.id)
 
-    def _alone(self, now: float) -> list[Worker]:
+    def alone(self, now: float) -> list[Worker]:
         """Return the prefill workers that have had no decode worker here for too long: another processor may have."""
         patience = self._settings.bus.heartbeat_timeout_ms / 1000
         alone = []

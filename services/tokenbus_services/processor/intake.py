@@ -1,25 +1,21 @@
 """Intake: from a worker's items, in order, to steps that are settled and handed out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, WorkerRole
-from tokenbus_services.bus import Identity
 from tokenbus_services.delivery import PendingAck, Step
 from tokenbus_services.logs import logger
-from tokenbus_services.processor.assembly import Assembler
 from tokenbus_services.processor.buffers import StepQueue
-from tokenbus_services.processor.connections import KnownPeer
-from tokenbus_services.processor.requests import Request, Source
-from tokenbus_services.processor.stream import Arrived, Fate, Lost, Stream
+from tokenbus_services.processor.client_connections import ClientConnections
+from tokenbus_services.processor.dead_letters import DeadLetters
+from tokenbus_services.processor.dispatch import Dispatch
+from tokenbus_services.processor.requests import Request
+from tokenbus_services.processor.stream import Arrived, Fate, Lost
+from tokenbus_services.processor.workers import Worker
 from tokenbus_services.settings import Settings
-
-if TYPE_CHECKING:
-    from tokenbus_services.processor.core import Core
 
 _log = logger("processor")
 _SHARE_WITH_CREDIT = 0.5
@@ -34,56 +30,26 @@ _REASONS = {
 }
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Worker(KnownPeer):
-    """One life of a worker: its stream, through all of its connections."""
-
-    stream: Stream
-    assembler: Assembler
-    source: Source
-    identity: Identity
-    met_at: float
-    """When this processor first heard of it."""
-    acknowledged: int = 0
-    """The last sequence that it was sent an ack for."""
-    alone_since: float | None = None
-    """Since when a prefill worker has had no decode worker here."""
-    last_turn: int = 0
-    """The number of the last new request that it was given, or was to go on with: it breaks ties in dispatch."""
-    takes_no_more: bool = False
-    """Whether it gets no new requests, because it leaves when those it has are done."""
-    held_back: tuple[PendingAck, float] | None = None
-    """What has held its stream back for the longest, and since when, while too much waits to be acknowledged."""
-    waits_for_room: bool = False
-    """Whether its next item brings more requests that no client asked for than there is room for."""
-    hellos: int = 0
-    """How many of its hellos were answered."""
-    reconcile: tuple[int, frozenset[int]] | None = None
-    """When the stream has come to that sequence, the worker has only these requests, and what it was sent since."""
-
-    def count(self, step: Step) -> None:
-        """Count a step that was handed out, with the rows of it that were."""
-        counts, rows = self.stream.counts, step.rows
-        counts.steps += 1
-        self.source.count(rows)
-        counts.incomplete_steps += not step.is_whole
-        if rows.draft_token_counts.any():
-            counts.speculation.add(rows)
-        self.stream.produced_at_ns = rows.header.produced_at_ns
-
-
 class Intake:
     """Takes items from the workers' streams, and settles their steps against the requests."""
 
-    def __init__(self, settings: Settings, core: "Core", now: Callable[[], float]) -> None:
-        """Take the core, which has the requests and the dead letters already, and the time in seconds."""
+    def __init__(
+        self,
+        settings: Settings,
+        dispatch: Dispatch,
+        clients: ClientConnections,
+        dead_letters: DeadLetters,
+        now: Callable[[], float],
+    ) -> None:
+        """Take what requests wait in, who reads their rows, where refused items go, and the time in seconds."""
         self._settings = settings
-        self._dead_letters = core.dead_letters
+        self._dispatch = dispatch
+        self._clients = clients
+        self._dead_letters = dead_letters
         self._now = now
-        self._core = core
         # As long as clients that are alive may take to come back after a restart, what waits for them is not given up.
         self._grace = (settings.bus.reconnect_max_ms + settings.bus.heartbeat_interval_ms) / 1000
-        self.registry = core.registry
+        self.registry = dispatch.registry
         self.step_queue: StepQueue | None = None
         """The queue of the iterator over all steps, while there is one."""
         self.step_observers: list[Callable[[Step], object]] = []
@@ -118,8 +84,8 @@ class Intake:
 
     def connected(self, worker: Worker) -> None:
         """Learn that a worker is there, or there again."""
-        self._core.clients.watchers.show_stream(worker)
-        self._core.dispatch.hand_out_waiting()
+        self._clients.watchers.show_stream(worker)
+        self._dispatch.hand_out_waiting()
         for observe in self.stream_observers:
             observe(worker)
 
@@ -129,7 +95,7 @@ class Intake:
         self.proceed(worker, now)
         for step in worker.assembler.close():
             self._step(worker, step, now, is_last=True)
-        self._core.dispatch.expect_workers(now)
+        self._dispatch.expect_workers(now)
 
     def is_throttled(self, worker: Worker) -> bool:
         """Tell whether a worker gets no more credit for now, because its items are not taken.
@@ -151,7 +117,7 @@ class Intake:
         is_read_here = oldest.count > len(oldest.holders)
         if is_read_here and (self.registry.has_iterators or self._now() < worker.met_at + self._grace):
             return True
-        return self._core.clients.all_lag(worker.source.stream)
+        return self.registry.all_lag(worker.source.stream)
 
     def _has_room(self, worker: Worker, brought: set[int], entry: Arrived | Lost) -> bool:
         """Tell whether an item may come; else it waits until clients have claimed what its worker's key brought before.
@@ -165,7 +131,7 @@ class Intake:
         return not worker.waits_for_room
 
     def _arrived(self, worker: Worker, entry: Arrived, now: float) -> None:
-        self._core.clients.watchers.show_item(worker, entry)
+        self._clients.watchers.show_item(worker, entry)
         pending_ack = PendingAck()
         if isinstance(entry.contents, LogprobBatch):
             pending_ack = self._batch(worker, entry, entry.contents, now)
@@ -209,7 +175,7 @@ class Intake:
                     self.registry.take_over(event.admitted.request_key, worker.source)
                 elif request is not None:
                     self.registry.table.admitted(request)
-                    self._core.clients.admitted(request, event.admitted)
+                    self.registry.admitted(request, event.admitted)
             case "error":
                 request_id = event.error.request_key
                 request = self._own(worker, request_id)
@@ -217,7 +183,7 @@ class Intake:
                     self.registry.fail(request, event.error.code, event.error.message)
                 elif request is not None and _is_not_begun(request, event.error):
                     worker.takes_no_more = True
-                    self._core.dispatch.give_back(request)
+                    self._dispatch.give_back(request)
                 elif request is not None:
                     self.registry.fail(request, event.error.code, event.error.message, tell_worker=False)
 
@@ -279,7 +245,7 @@ class Intake:
         """End the requests that the worker should have and has not: it never got them, or lost them."""
         _, ids = worker.reconcile or (0, frozenset())
         worker.reconcile = None
-        self._core.workers.arrivals += 1
+        self._dispatch.workers.arrivals += 1
         for request in self.registry.table.of_stream(worker.source.stream):
             if request.id in ids:
                 self.registry.table.admitted(request)
@@ -291,7 +257,7 @@ class Intake:
                 why = f"worker {worker.stream.worker_id} does not have it any more"
                 self.registry.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
             else:
-                self._core.dispatch.resend(worker, request)
+                self._dispatch.resend(worker, request)
         for request in self.registry.table.of_handoff_target(worker.source.stream):
             is_its = request.id in ids or request.early or worker.assembler.has_last_row(request.id)
             if request.is_taken_over and not is_its:
@@ -312,7 +278,7 @@ class Intake:
             is_begun = table.next_position[request.slot] or request.early or request.is_taken_over
             if _can_be_given_back(request) and not is_begun and not request.has_crossed_goodbye:
                 table.crossed_goodbye(request)
-                self._core.dispatch.give_back(request)
+                self._dispatch.give_back(request)
 
     # Backpressure.
 
@@ -342,7 +308,7 @@ class Intake:
         while (oldest := acks.oldest) is not None and not (worker.assembler.keeps(oldest) or oldest.unlogged):
             has_remote_holders, is_pending_here = bool(oldest.holders), oldest.count > len(oldest.holders)
             through = acks.middle
-            self._core.clients.evict(oldest, even_little=now - oldest.arrived_at > patience)
+            self._clients.evict(oldest, even_little=now - oldest.arrived_at > patience)
             if is_pending_here:
                 self.registry.evict_slowest(oldest, through)
             is_free = acks.advance() or not acks.oldest

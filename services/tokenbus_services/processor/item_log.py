@@ -1,7 +1,7 @@
 """ItemLog: keeps the durable log of a processor's items, and with it their acks."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery import PendingAck
@@ -9,10 +9,8 @@ from tokenbus_services.durable_log.monitors import Monitors
 from tokenbus_services.durable_log.stream import LogError, LogStream, PromiseError
 from tokenbus_services.durable_log.writer import LogWriter, StreamName
 from tokenbus_services.processor.stream import Arrived
+from tokenbus_services.processor.workers import Worker
 from tokenbus_services.settings import Settings
-
-if TYPE_CHECKING:
-    from tokenbus_services.processor.intake import Worker
 
 
 class ItemLog:
@@ -65,7 +63,7 @@ class ItemLog:
         """Write what is left, and disconnect."""
         await self.writer.close(self._drain_seconds)
 
-    def take(self, worker: "Worker", entry: Arrived, pending_ack: PendingAck) -> None:
+    def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
         """Take an item."""
         name = self._name(worker)
         write = partial(self.writer.take, name, entry.sequence, entry.kind, entry.payload)
@@ -79,7 +77,7 @@ class ItemLog:
             self.left_out += 1
             self.writer.leave_out(name, entry.sequence)
 
-    def _name(self, worker: "Worker") -> StreamName:
+    def _name(self, worker: Worker) -> StreamName:
         """Return a worker's stream, with a hello that says nothing that is to stay between the two."""
         stream = worker.stream
         known = self._streams.get(stream.worker_id)

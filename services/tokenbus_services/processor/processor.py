@@ -62,6 +62,7 @@ class Processor:
         self._core = core = Core(self.settings, self.clock, _call_soon)
         self.dead_letters, self.registry, self.intake = core.dead_letters, core.registry, core.intake
         self.workers, self.dispatch, self.clients = core.workers, core.dispatch, core.clients
+        self.worker_connections = core.worker_connections
         self._transport = transport
         self._listeners: list[Listener] = []
         """Of the workers and of the clients, once it listens."""
@@ -94,10 +95,10 @@ class Processor:
             await self._close_log()
             raise
         workers, clients = self._listeners
-        self.workers.listener, self.clients.listener = workers, clients
+        self._core.listen(workers, clients)
         self._core.begin(self.clock.now())
         self._tasks = [
-            asyncio.create_task(self._carry(workers, self.workers.receive)),
+            asyncio.create_task(self._carry(workers, self.worker_connections.receive)),
             asyncio.create_task(self._carry(clients, self.clients.receive)),
             asyncio.create_task(self._tick()),
         ]
@@ -117,10 +118,10 @@ class Processor:
 
         Workers that know another processor go there at once, with their requests.
         """
-        self.workers.is_draining = self.clients.is_draining = True
+        self.worker_connections.is_draining = self.clients.is_draining = True
         for listener in self._listeners:
             listener.retire()
-        self.workers.send_away(self.workers.by_id.values(), "the processor is closing")
+        self.worker_connections.send_away(self.workers.by_id.values(), "the processor is closing")
         deadline = self.clock.now() + self.settings.processor.drain_timeout_ms / 1000
         while self._has_work() and (remaining := deadline - self.clock.now()) > 0:
             self._changed.clear()
@@ -133,7 +134,7 @@ class Processor:
     async def _close(self) -> None:
         reason = GoodbyeReason.GOODBYE_REASON_RESTARTING
         self.clients.close(reason, "the processor is closing")
-        self.workers.close(reason, "the processor is closing")
+        self.worker_connections.close(reason, "the processor is closing")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +25,8 @@ from tokenbus_services.processor.requests import (
     State,
 )
 from tokenbus_services.processor.router import BUFFERED, UNROUTED, Consumer, Router
+from tokenbus_services.processor.workers import Workers
 from tokenbus_services.settings import ProcessorSettings
-
-if TYPE_CHECKING:
-    from tokenbus_services.processor.core import Core
 
 _log = logger("processor")
 _MOST_TURNED_AWAY = 16
@@ -46,6 +43,8 @@ class RequestCounts:
     finished: int = 0
     failed: dict[str, int] = field(default_factory=dict)
     unclaimed: int = 0
+    refused_resumes: int = 0
+    """Resumes that were refused because the request is another client's."""
 
 
 class RequestRegistry:
@@ -54,12 +53,12 @@ class RequestRegistry:
     The table of requests makes the changes; rows go through the router.
     """
 
-    def __init__(self, settings: ProcessorSettings, clock: Clock, core: "Core") -> None:
-        """Begin without requests; the core's other parts are made later."""
+    def __init__(self, settings: ProcessorSettings, clock: Clock, workers: Workers) -> None:
+        """Take the workers that have the requests; their consumers are added to the router."""
         self._settings = settings
         self._clock = clock
         self._now = clock.now
-        self._core = core
+        self.workers = workers
         self.table = RequestTable(settings.max_requests, settings.ended_requests, settings.requests_per_peer)
         self.buffers = RequestBuffers(self.table, settings.request_buffer_rows)
         self.router = Router(self.table, self, settings.request_buffer_rows)
@@ -128,7 +127,7 @@ class RequestRegistry:
     def turn_away(self, ids: list[int], source: Source) -> None:
         """Ask a worker to end some of the requests that are refused; what it brings again is asked for again."""
         for request_id in ids[:_MOST_TURNED_AWAY]:
-            self._core.workers.abort(source.stream, request_id)
+            self.workers.abort(source.stream, request_id)
 
     def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
         """Open a request that a stream brought; the caller asks first which of them are refused."""
@@ -150,17 +149,17 @@ class RequestRegistry:
         if request is None:
             if self.is_over(request_id, source):  # as when its worker had been given up
                 source.owners.pop(request_id, None)
-                self._core.workers.abort(source.stream, request_id)
+                self.workers.abort(source.stream, request_id)
             return
         if self.is_unvouched(request):
-            self._core.clients.resumes.settle_owner(request, source.owners.get(request_id, NO_OWNER))
-            if self.table.get(request_id) is not request:  # as when the refusal was too much for its session's queue
+            self._settle_owner(request, source.owners.get(request_id, NO_OWNER))
+            if self.table.get(request_id) is not request:  # as when the refusal was too much for its consumer's queue
                 return
         state, stream = self.table.state_of(request), self.table.stream_of(request)
         if state is State.RUNNING and stream != source.stream:
             # Asked for again, and another has it now; unless that has gone elsewhere, and this one was asked there.
             if not (source.takes_over or self.may_be_elsewhere(request)):
-                self._core.workers.abort(source.stream, request_id)
+                self.workers.abort(source.stream, request_id)
             return
         # A worker that takes over may have it before the stream it came from has let go.
         if stream != NO_STREAM or state is State.ENDED:
@@ -176,10 +175,31 @@ class RequestRegistry:
 
         A worker that was only sent the request may have left before.
         """
-        worker = self._core.workers.by_stream.get(self.table.stream_of(request))
+        worker = self.workers.by_stream.get(self.table.stream_of(request))
         if request.has_moved and request.generate is None and worker is not None:
             admitted = Admitted(request_key=request.id, worker_id=worker.stream.worker_id, epoch=worker.stream.epoch)
-            self._core.clients.admitted(request, admitted)
+            self.admitted(request, admitted)
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Tell a request's consumer which worker took it."""
+        if (consumer := self.consumer_of(request)) is not None:
+            consumer.admitted(request, admitted)
+
+    def _settle_owner(self, request: Request, owner: int) -> None:
+        """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
+        if owner in (NO_OWNER, request.owner):
+            return
+        consumer = self.consumer_of(request)
+        self.table.set_owner(request, owner)
+        if consumer is not None and consumer.name:
+            self._disown(request)
+            consumer.fail(request, self.not_theirs(request.id, consumer.name))
+
+    def not_theirs(self, request_id: int, client: str) -> RequestError:
+        """Return what a client hears that resumed another client's request, and count it."""
+        self.counts.refused_resumes += 1
+        self._repeated_log.begin(("resume", client), _log.warning, "resume refused", client=client, request=request_id)
+        return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
 
     # How they change hands.
 
@@ -187,31 +207,27 @@ class RequestRegistry:
         """Return the consumer that takes a request's rows."""
         return self.router.consumers.get(int(self.table.route[request.slot]))
 
-    def source_of(self, request_id: int) -> Source | None:
-        """Return the stream whose worker said in its handshake that it has a request."""
-        return self._core.workers.source_of(request_id)
-
-    @property
-    def are_caught_up(self) -> bool:
-        """Whether every worker has sent again what it retained when it introduced itself."""
-        return self._core.workers.are_caught_up
-
     def is_unvouched(self, request: Request) -> bool:
         """Tell whether a request was only resumed: no worker has said yet that it has it, or brought a part of it."""
         return self.table.state_of(request) is State.RESUMED and not self.is_continued(request)
 
+    def all_lag(self, stream: int) -> bool:
+        """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
+        consumers = map(self.router.consumers.get, set(self.table.route[self.table.stream == stream].tolist()))
+        return not any(each is not None and each.keeps_up for each in consumers)
+
     def is_in_open_step(self, request: Request) -> bool:
         """Tell whether a worker's last row of a request waits for the rest of its step."""
-        return any(worker.assembler.has_last_row(request.id) for worker in self._core.workers.by_id.values())
+        return any(worker.assembler.has_last_row(request.id) for worker in self.workers.by_id.values())
 
     def is_continued(self, request: Request) -> bool:
         """Tell whether a worker that is here goes on with a request of which what comes before is missing."""
         streams = {early.source.stream for early in request.early}
         if request.is_taken_over:
             streams.add(int(self.table.handoff_target[request.slot]))
-        return not streams.isdisjoint(self._core.workers.by_stream)
+        return not streams.isdisjoint(self.workers.by_stream)
 
-    def disown(self, request: Request) -> None:
+    def _disown(self, request: Request) -> None:
         """Let a request wait for its owner: it was resumed by another client."""
         self.table.disown(request, BUFFERED, self._now() + self._settings.unclaimed_timeout_ms / 1000)
         self.buffers.open(request)
@@ -258,12 +274,12 @@ class RequestRegistry:
         request = self.table.get(request_id)
         if request is None:
             if self.is_over(request_id, source):
-                self._core.workers.abort(source.stream, request_id)
+                self.workers.abort(source.stream, request_id)
                 return None
             self.table.worker_has(request_id)
             if len(source.owners) < self._settings.max_requests:  # a worker may invent any number
                 source.owners.setdefault(request_id, NO_OWNER)
-                self._core.workers.arrivals += 1  # its client may look for it
+                self.workers.arrivals += 1  # its client may look for it
             return None
         if self.table.state_of(request) is State.HANDED_OFF:
             self._go_on(request, source.stream)
@@ -276,7 +292,7 @@ class RequestRegistry:
     def _go_on(self, request: Request, stream: int) -> None:
         self.table.go_on(request, stream)
         if request.aborted_at is not None:  # while no stream had it, no worker could be asked to end it
-            self._core.workers.abort(stream, request.id)
+            self.workers.abort(stream, request.id)
 
     def hand_off(self, request: Request, now: float) -> None:
         """Let another stream go on with a request: the one that has it already, or one that does so in time."""
@@ -289,7 +305,7 @@ class RequestRegistry:
 
     def _let_it_be_found(self, request: Request) -> None:
         """Let a client look elsewhere for a request that was handed off to a worker that is not here."""
-        target, known = int(self.table.handoff_target[request.slot]), self._core.workers.by_stream
+        target, known = int(self.table.handoff_target[request.slot]), self.workers.by_stream
         is_handed_off = self.table.state_of(request) is State.HANDED_OFF
         if is_handed_off and target not in known and not request.early and self.may_be_elsewhere(request):
             self.fail(request, ErrorCode.ERROR_CODE_HANDOFF, "the decode worker that goes on with it is not here")
@@ -303,7 +319,7 @@ class RequestRegistry:
         """Tell the decode worker to accept no hand-off any more with the ticket that was made for a request."""
         target = int(self.table.handoff_target[request.slot])
         if ticket := self.table.take_ticket(request):
-            self._core.workers.void_ticket(target, ticket)
+            self.workers.void_ticket(target, ticket)
 
     def void_tickets_of(self, stream: int) -> None:
         """Let a prefill worker that leaves for good hand off none of its requests any more."""
@@ -386,8 +402,10 @@ class RequestRegistry:
         self.table.lose(request, now)
         self.table.look_again(request, now + self._settings.handoff_timeout_ms / 1000)
         self.router.recall(request, now)
-        if self.table.get(request.id) is request and self.table.state_of(request) is State.RESUMED:
-            self._core.clients.look_elsewhere(request, error)
+        consumer = self.consumer_of(request)
+        is_open = self.table.get(request.id) is request
+        if is_open and consumer is not None and self.table.state_of(request) is State.RESUMED:
+            consumer.look_elsewhere(error)
 
     def end_slow(self, request: Request) -> None:
         """End a request that is not read here, and drop its rows, so that they hold no stream back."""
@@ -437,7 +455,7 @@ class RequestRegistry:
         now = self._now()
         self.table.abort(request, now, now + self._settings.abort_timeout_ms / 1000)
         if (stream := self.table.stream_of(request)) != NO_STREAM:
-            self._core.workers.abort(stream, request_id)
+            self.workers.abort(stream, request_id)
 
     def expire(self) -> None:
         """End what has waited too long; of what no client asked for only some, and the rest at the next ticks."""
@@ -489,7 +507,7 @@ class RequestRegistry:
         The decode worker's word comes in the order of its stream, behind all that it has not sent yet, however long
         that takes; its silence means something only where one of them is gone.
         """
-        target, known = int(self.table.handoff_target[request.slot]), self._core.workers.by_stream
+        target, known = int(self.table.handoff_target[request.slot]), self.workers.by_stream
         is_expected = not request.early and target in known
         return is_expected and (request.is_taken_over or request.handed_off_by in known)
 
@@ -516,7 +534,7 @@ class RequestRegistry:
         What the client said is of a request that began before: it holds until the worker has sent again what it
         retained. A key may be used again.
         """
-        worker = self._core.workers.by_stream.get(source.stream)
+        worker = self.workers.by_stream.get(source.stream)
         is_sent_again = worker is None or worker.reconcile is not None
         ended_here = self.table.ended(request_id) is not None
         return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
@@ -528,7 +546,7 @@ class RequestRegistry:
         acks behind them.
         """
         request = self.table.get(request_id)
-        source = None if request is not None else self.source_of(request_id)
+        source = None if request is not None else self.workers.source_of(request_id)
         if request is not None:
             if not request.is_claimed and request.owner in (NO_OWNER, owner):
                 is_whole = self.table.state_of(request) is State.ENDED
@@ -541,7 +559,7 @@ class RequestRegistry:
         elif source.owners[request_id] == owner:
             del source.owners[request_id]
             self.table.ended_at_client(request_id, owner)
-            self._core.workers.abort(source.stream, request_id)
+            self.workers.abort(source.stream, request_id)
 
     def _drop(self, request: Request) -> None:
         """Forget what came of a request that no client has claimed, and end it at its workers."""
@@ -564,9 +582,9 @@ class RequestRegistry:
         if request.is_taken_over:
             others.add(int(self.table.handoff_target[request.slot]))
         if tell_its_own and stream != NO_STREAM:
-            self._core.workers.abort(stream, request.id)
+            self.workers.abort(stream, request.id)
         for other in sorted(others - {stream}):
-            self._core.workers.abort(other, request.id)
+            self.workers.abort(other, request.id)
 
     def _drop_early(self, request: Request) -> None:
         for early in self.table.take_early(request):
@@ -614,7 +632,8 @@ class RequestRegistry:
             if not request.is_claimed:  # its client may find it where its worker goes
                 self.table.forget_handoff_target(request)
         ended = self.end_those_of(source.stream, name, why)
-        for request_id in self._core.clients.unacknowledged_of(acks).union(had):
+        unacknowledged = set[int]().union(*(each.unacknowledged_of(acks) for each in self.router.consumers.values()))
+        for request_id in unacknowledged.union(had):
             self.table.forget_end(request_id)
         return ended
 
@@ -631,7 +650,7 @@ class RequestRegistry:
         if self.table.get(request.id) is not request:
             return
         stream = self.table.stream_of(request)
-        if stream in names and self._core.workers.is_lost(stream):
+        if stream in names and self.workers.is_lost(stream):
             why = f"worker {names[stream]} is lost, and sent nothing more of it"
             self.fail(request, ErrorCode.ERROR_CODE_WORKER_LOST, why, tell_worker=False)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, RequestError
 from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery.slots import SlotMap, Slots
 from tokenbus_services.delivery.step import Step
-
-if TYPE_CHECKING:
-    from tokenbus_services.processor.stream import StreamCounts
+from tokenbus_services.processor.stream import StreamCounts
 
 NO_STREAM = -1
 NO_OWNER = 0
@@ -158,7 +156,7 @@ class Source:
     """Whether its worker goes on with requests that other workers began."""
     owners: dict[int, int] = field(default_factory=dict, compare=False)
     """The requests that its worker said that it has, and the owner of each; it may have let go of some since."""
-    counts: "StreamCounts | None" = field(default=None, compare=False)
+    counts: StreamCounts | None = field(default=None, compare=False)
     """Where its rows count."""
     key: str = ""
     """The name of the key that its worker proved; empty: it proved none."""

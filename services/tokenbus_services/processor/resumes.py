@@ -10,7 +10,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 from tokenbus_services.delivery import PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.step import FINISHED
-from tokenbus_services.logs import DeduplicatedLog, logger
+from tokenbus_services.logs import logger
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Ended, Request, client_payer
 from tokenbus_services.processor.send_queue import RequestIds
@@ -48,9 +48,6 @@ class Resumes:
         self._put_off: dict[tuple[int, int], tuple[Resume, float]] = {}
         """Resumes of what another session has, and since when they wait: until its owner is known, or its life over."""
         self._is_searched_out = False
-        self._repeated_log = DeduplicatedLog()
-        self.refused = 0
-        """How many were refused because the request is another client's."""
 
     def add(self, session: Session, resume: Resume) -> None:
         """Take one up, with those that come in the same moment."""
@@ -66,7 +63,7 @@ class Resumes:
         """
         self._is_searched_out = False
         table = self._registry.table
-        if self._registry.are_caught_up:
+        if self._registry.workers.are_caught_up:
             over = [request_id for request_id, may_come in self._unvouched.items() if are_back or not may_come]
             for request_id in over:
                 del self._unvouched[request_id]
@@ -75,7 +72,6 @@ class Resumes:
                     continue
                 if not self._registry.is_in_open_step(request):
                     self._registry.fail_unknown(request)
-        self._repeated_log.expire()
         for place, (resume, _) in self._put_off.items():
             self._waiting.setdefault(place, resume)
         if self._waiting:
@@ -98,17 +94,6 @@ class Resumes:
                 session.put_error(error)
         for session in sessions:
             session.send_gathered()
-
-    def settle_owner(self, request: Request, owner: int) -> None:
-        """Learn from a worker which client a request belongs to that was resumed before any worker had it."""
-        if owner in (NO_OWNER, request.owner):
-            return
-        holder = self._holder(request)
-        self._registry.table.set_owner(request, owner)
-        if holder is not None:
-            holder.requests.discard(request.id)
-            self._registry.disown(request)
-            self._refuse(holder, request.id)
 
     # What is found where.
 
@@ -166,7 +151,7 @@ class Resumes:
         if request.is_claimed and holder is not session:
             return self._take_over(session, resume, request, found, since)
         if request.owner not in (NO_OWNER, session.owner):
-            return self._not_theirs(session, request_id)
+            return self._registry.not_theirs(request_id, session.name)
         return self._claim(session, resume)
 
     def _take_unknown(self, session: Session, resume: Resume) -> RequestError | None:
@@ -174,11 +159,11 @@ class Resumes:
 
         A worker that has just come may have its last rows, which it has not sent again yet, and have named it no more.
         """
-        request_id, source = resume.request_key, self._registry.source_of(resume.request_key)
+        request_id, source = resume.request_key, self._registry.workers.source_of(resume.request_key)
         self._registry.table.asked_again(request_id, session.owner)
         if source is not None and source.owners[request_id] not in (NO_OWNER, session.owner):
-            return self._not_theirs(session, request_id)
-        if source is None and resume.only_if_here and self._registry.are_caught_up:
+            return self._registry.not_theirs(request_id, session.name)
+        if source is None and resume.only_if_here and self._registry.workers.are_caught_up:
             return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "no worker here has it")
         if full := self._registry.table.limit_for(client_payer(session.owner)):
             return request_error(request_id, ErrorCode.ERROR_CODE_OVERLOADED, full)
@@ -194,7 +179,7 @@ class Resumes:
         request_id, holder = request.id, self._holder(request)
         if holder is None or request.owner != session.owner:
             if not self._registry.is_unvouched(request):
-                return self._not_theirs(session, request_id)
+                return self._registry.not_theirs(request_id, session.name)
             # Until a worker names the owner: the first that came has no better right.
             if len(self._put_off) < _MOST_PUT_OFF:
                 self._put_off[session.id, request_id] = resume, since
@@ -202,7 +187,7 @@ class Resumes:
         if not session.is_proven and self._is_alive(holder):
             # A life that was killed looks alive until its silence has lasted; one that is heard again lives.
             if holder.last_heard > since:
-                return self._not_theirs(session, request_id)
+                return self._registry.not_theirs(request_id, session.name)
             self._put_off[session.id, request_id] = resume, since
             return None
         holder.requests.discard(request_id)
@@ -263,7 +248,7 @@ class Resumes:
         """Give a client what is still on its way of a request that has ended, or return why not."""
         request_id, position = resume.request_key, resume.next_position
         if ended.owner not in (NO_OWNER, session.owner):
-            return self._not_theirs(session, request_id)
+            return self._registry.not_theirs(request_id, session.name)
         if ended.error is not None:
             return ended.error
         if has_last_row(session, ended):
@@ -275,17 +260,6 @@ class Resumes:
             return None
         message = "it has ended, and what it had was taken before"
         return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, message, emitted_tokens=ended.tokens)
-
-    def _not_theirs(self, session: Session, request_id: int) -> RequestError:
-        self.refused += 1
-        self._repeated_log.begin(
-            ("resume", session.name), _log.warning, "resume refused", client=session.name, request=request_id
-        )
-        return request_error(request_id, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, "this client has no such request")
-
-    def _refuse(self, session: Session, request_id: int) -> None:
-        if session.id in self._sessions:
-            session.put_error(self._not_theirs(session, request_id))
 
 
 def _continuing(found: list[_Rows], position: int) -> tuple[list[_Rows], int]:

@@ -1,15 +1,16 @@
 """From steps to requests: each row settled against what its request has had, then handed to its consumer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenbus_contracts import RowStatus
-from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
-from tokenbus_services.delivery import Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
+from tokenbus_services.delivery import AckTracker, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import LEAVES
 from tokenbus_services.processor.requests import (
@@ -21,19 +22,25 @@ from tokenbus_services.processor.requests import (
     State,
 )
 
-if TYPE_CHECKING:
-    from tokenbus_services.processor.request_registry import RequestRegistry
-
 BUFFERED = 0
 """The route of requests whose rows wait in a buffer of their own."""
 UNROUTED = -1
 """The route of requests that only `steps()` shows."""
 
 Rows = npt.NDArray[np.intp]
+RequestIds = npt.NDArray[np.uint64]
 
 
 class Consumer(Protocol):
-    """Takes the rows of the requests whose route leads to it."""
+    """Takes the rows of the requests whose route leads to it: a client's session, or the buffers of this process."""
+
+    @property
+    def name(self) -> str:
+        """The client's name; empty: an iterator in this process."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it is a client that acknowledges rows as fast as they come."""
 
     looks_elsewhere: bool
     """Whether it looks for a request at other processors when it ends here because no worker here has it."""
@@ -41,11 +48,51 @@ class Consumer(Protocol):
     def give(self, step: Step, slots: Slots, rows: Rows | None) -> None:
         """Take some rows of a step, or all; a consumer that keeps them counts itself in the step's pending ack."""
 
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Learn which worker took a request."""
+
+    def look_elsewhere(self, error: RequestError) -> None:
+        """Learn why other processors may have a part of a request; it keeps its place here."""
+
+    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
+        """Return the requests with rows of a stream that its client has not acknowledged."""
+
     def finish(self, request: Request, status: RowStatus) -> None:
         """Learn that a request has had its last row."""
 
     def fail(self, request: Request, error: RequestError) -> None:
         """Learn that a request ended with an error."""
+
+
+class Lifecycle(Protocol):
+    """Decides what rows mean for their requests: which begin, change hands and end. RequestRegistry does."""
+
+    def is_over(self, request_id: int, source: Source) -> bool:
+        """Tell whether a request that a stream brings has ended."""
+
+    def refused(self, ids: RequestIds, positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
+        """Tell which of some unknown requests cannot be opened."""
+
+    def turn_away(self, ids: list[int], source: Source) -> None:
+        """Ask a worker to end requests that are refused."""
+
+    def meet(self, request_id: int, position: int, source: Source, now: float) -> Request:
+        """Open a request that a stream brought."""
+
+    def may_be_elsewhere(self, request: Request) -> bool:
+        """Tell whether a request's client looks for it at other processors."""
+
+    def hand_off(self, request: Request, now: float) -> None:
+        """Let another stream go on with a request."""
+
+    def finish(self, request: Request, status: RowStatus) -> None:
+        """End a request that has had its last row."""
+
+    def fail(self, request: Request, code: ErrorCode, message: str) -> None:
+        """End a request with an error."""
+
+    def end_if_lost(self, request: Request, names: Mapping[int, str]) -> None:
+        """End a request that has gone on with rows of a stream whose worker was lost while they waited."""
 
 
 @dataclass(slots=True)
@@ -64,7 +111,7 @@ class RowCounts:
 class Router:
     """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
 
-    def __init__(self, table: RequestTable, registry: "RequestRegistry", max_early: int) -> None:
+    def __init__(self, table: RequestTable, registry: Lifecycle, max_early: int) -> None:
         """Take the requests, and the most rows of one request that may wait because they came out of order."""
         self._table = table
         self._registry = registry

@@ -9,8 +9,8 @@ import numpy as np
 
 from tokenbus_contracts import Limits, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
-from tokenbus_contracts.generated.request_pb2 import RequestError
-from tokenbus_services.delivery import PendingAck, Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
+from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.processor.connections import KnownPeer
 from tokenbus_services.processor.requests import Request, RequestTable
@@ -149,6 +149,19 @@ class Session(KnownPeer):
             self._gathered.errors.append(error)
             return
         self.put(Frame(ServerFrame(error=error)))
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Say which worker took a request, and until when it may run."""
+        admitted.deadline_unix_ms = request.deadline.unix_ms
+        self.put(Frame(ServerFrame(admitted=admitted)))
+
+    def look_elsewhere(self, error: RequestError) -> None:
+        """Say why other processors may have a part of a request; it keeps its place here."""
+        self.put_error(error)
+
+    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
+        """Return the requests with rows of a stream that the client has not acknowledged."""
+        return self.send_queue.requests_of(acks)
 
     def finish(self, request: Request, _status: RowStatus) -> None:
         """Learn that a request has had its last row, which says so itself."""

@@ -6,8 +6,8 @@ from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.client_pb2 import ProcessorStatus, ServerFrame, WorkerStatus
 from tokenbus_contracts.schema import bounds_in
 from tokenbus_services.processor.dispatch import Dispatch
-from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.requests import RequestTable
+from tokenbus_services.processor.workers import Worker
 
 STATUS_INTERVAL = 0.1
 """Seconds between two answers to one client, and between two reports: it does not matter how many clients ask."""

@@ -231,7 +231,7 @@ async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
     processor = watched.bus.processor
     async with watched.bus.running():
         processor.clients.receive(b"peer", [b"\xff"], 0.0)
-        processor.workers.receive(b"peer", [b"\xff"], 0.0)
+        processor.worker_connections.receive(b"peer", [b"\xff"], 0.0)
     processor._transport_refused("1.2.3.4:5: cut off")
     told = watched.processor()
     assert told("refused_messages_total", rule="malformed") == 2
@@ -239,7 +239,7 @@ async def test_refusals_are_told_by_rule_and_by_side(watched: Watched) -> None:
     assert (kept, dropped) == (0, 2)
     assert told("refusals_total", side="transport") == 1
     assert told("refusals_total", side="client") == processor.clients.refused > 0
-    assert told("refusals_total", side="worker") == processor.workers.refused > 0
+    assert told("refusals_total", side="worker") == processor.worker_connections.refused > 0
 
 
 async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
@@ -251,7 +251,7 @@ async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
     assert watched.processor()("known_workers", state="connected") == 0
     assert watched.processor()("gone_workers_total") == 1
     assert watched.processor()("stream_tokens_total", worker=W) == 3
-    connections = bus.processor.workers
+    connections = bus.processor.worker_connections
     hello = Hello(worker_id=W, first_sequence=1, next_sequence=1, schema_major=1)
     back = connections._new_worker(hello, 2, ANONYMOUS, 0.0)
     back.stream.counts.tokens += 4
@@ -260,7 +260,7 @@ async def test_a_workers_counts_go_on_when_it_comes_back() -> None:
     connections._lose(
         connections._new_worker(Hello(worker_id="w", first_sequence=1, next_sequence=1), 1, ANONYMOUS, 0.0), "too"
     )
-    assert list(connections.departed) == ["w"]
+    assert list(bus.processor.workers.departed) == ["w"]
     assert watched.processor()("stream_tokens_total", worker=W) is None
 
 

@@ -1,7 +1,6 @@
 """A router under test, and the slow model that says what it must do: one dict of plain values for each request."""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +8,15 @@ import numpy as np
 from tests.services.builders import Wanted, batch, generate_of, row_values, settings, step_of
 from tests.support.clock import ManualClock
 from tokenbus_contracts import BatchKind, LogprobBatch, RowStatus
-from tokenbus_contracts.generated.request_pb2 import RequestError
-from tokenbus_services.delivery import Step
+from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
+from tokenbus_services.delivery import AckTracker, Step
 from tokenbus_services.delivery.slots import Slots
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Request, Source
 from tokenbus_services.processor.router import Rows
+from tokenbus_services.processor.workers import Workers
+from tokenbus_services.settings import ProcessorSettings
 
 
 def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, has: tuple[int, ...] = ()) -> Source:
@@ -23,10 +24,23 @@ def source(stream: int, *, is_resumed: bool = False, takes_over: bool = False, h
     return Source(stream, f"worker-{stream}/7", is_resumed, takes_over, dict.fromkeys(has, NO_OWNER))
 
 
+class _Workers(Workers):
+    """No workers, and what they would be asked to end."""
+
+    def __init__(self, settings: ProcessorSettings, aborted: list[tuple[int, int]]) -> None:
+        super().__init__(settings)
+        self._aborted = aborted
+
+    def abort(self, stream: int, request_id: int) -> None:
+        """Remember what a stream's worker is asked to end."""
+        self._aborted.append((stream, request_id))
+
+
 class Recorder:
     """A consumer that keeps what it is given, and holds nothing."""
 
-    looks_elsewhere = False
+    name = ""
+    keeps_up = looks_elsewhere = False
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -43,6 +57,16 @@ class Recorder:
         if step.draft_rows is not None:
             of_mine = np.isin(step.draft_rows.request_keys, mine.request_keys)
             self.drafts += [row_values(row) for row in step.draft_rows.select(np.flatnonzero(of_mine)).rows()]
+
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Its worker does not matter here."""
+
+    def look_elsewhere(self, error: RequestError) -> None:
+        """There is nowhere else."""
+
+    def unacknowledged_of(self, _acks: AckTracker) -> set[int]:
+        """Return none: it holds nothing."""
+        return set()
 
     def finish(self, request: Request, status: RowStatus) -> None:
         """Remember how a request ended."""
@@ -63,15 +87,8 @@ class Table:
         overrides = {f"processor.{name}": value for name, value in processor.items()}
         self.clock = ManualClock()
         self.aborted: list[tuple[int, int]] = []
-        workers = SimpleNamespace(
-            abort=lambda *aborted: self.aborted.append(aborted),
-            source_of=lambda _: None,
-            by_stream={},
-            is_lost=lambda _: False,
-        )
-        clients = SimpleNamespace(resumes=SimpleNamespace(settle_owner=lambda *_: None))
-        core: Any = SimpleNamespace(workers=workers, clients=clients)
-        self.registry = RequestRegistry(settings(overrides).processor, self.clock, core)
+        chosen = settings(overrides).processor
+        self.registry = RequestRegistry(chosen, self.clock, _Workers(chosen, self.aborted))
         self.recorders = {route: Recorder() for route in range(1, routes + 1)}
         self.registry.router.consumers.update(self.recorders)
         for place, (key, stream) in enumerate(requests.items()):

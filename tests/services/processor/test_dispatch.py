@@ -11,8 +11,8 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, Generate, RequestError, SamplingParameters
 from tokenbus_contracts.generated.stream_pb2 import Goodbye, GoodbyeReason, WorkerFrame, WorkerRole
 from tokenbus_services.bus import Outcome
-from tokenbus_services.processor.intake import Worker
 from tokenbus_services.processor.router import BUFFERED
+from tokenbus_services.processor.workers import Worker
 
 
 def submit(bench: Bench, generate: Generate, *, may_wait: bool = False) -> RequestError | None:

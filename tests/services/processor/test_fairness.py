@@ -374,7 +374,7 @@ def test_own_standstill_gives_up_nothing_that_waits_for_clients() -> None:
         worker.publish(rows([1], position=position))
     bench.clock.advance(60.0)
     bench.core.extend_deadlines(60.0, bench.clock.now())
-    bench.core.workers.tick(bench.clock.now())
+    bench.core.worker_connections.tick(bench.clock.now())
     client = bench.client()
     resume(client, 1, 0)
     assert len(places(client)) == 40
@@ -427,8 +427,8 @@ def test_tick_that_fails_for_one_goes_on_for_the_rest() -> None:
     bench.core.workers.by_id["a"].stream.missing = None  # type: ignore[method-assign, assignment]
     bench.core.clients.sessions[5].send_queue = None  # type: ignore[assignment]
     bench.clock.advance(1.0)
-    for peer in (b"a/7", b"b/7"):
-        bench.core.workers._by_peer[peer].last_heard = bench.clock.now()
+    for worker in bench.core.workers.by_id.values():
+        worker.last_heard = bench.clock.now()
     bench.core.tick(bench.clock.now())
     assert {name: worker.peer for name, worker in bench.core.workers.by_id.items()} == {"a": None, "b": b"b/7"}
     assert bench.core.clients.sessions[5].peer is None

@@ -64,7 +64,8 @@ def test_reconnected_worker_goes_on_where_it_was() -> None:
     old, worker.peer = worker.peer, b"another"
     worker.say_hello(next_sequence=3)
     assert worker.heard()[0].welcome.resume_from == 3
-    bench.core.workers.receive(old, [write_frame(WorkerFrame(epoch=7, heartbeat=Heartbeat(sent_at_ns=1)))], 0.0)
+    heartbeat = write_frame(WorkerFrame(epoch=7, heartbeat=Heartbeat(sent_at_ns=1)))
+    bench.core.worker_connections.receive(old, [heartbeat], 0.0)
     assert [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[old]][-1] == HELLO_FIRST
 
 
@@ -267,7 +268,7 @@ def test_workers_are_bounded() -> None:
 def test_closing_processor_takes_no_worker() -> None:
     """A draining processor refuses every worker's hello."""
     bench = Bench()
-    bench.core.workers.is_draining = True
+    bench.core.worker_connections.is_draining = True
     assert bench.worker().refusals() == [RefusalReason.REFUSAL_REASON_TOO_MANY_WORKERS]
 
 
@@ -288,7 +289,7 @@ def test_other_major_version_is_refused_by_name() -> None:
     bench = Bench()
     frame = WorkerFrame(epoch=1, hello=hello_of(schema_major=2))
     for data in (frame.SerializeToString(), b"\xff\xff"):
-        bench.core.workers.receive(b"x", [data], 0.0)
+        bench.core.worker_connections.receive(b"x", [data], 0.0)
     found = [read_frame(ProcessorFrame, parts[0]).refusal.reason for parts in bench.sent[b"x"]]
     assert found[1] == PROTOCOL
     assert found[0] in {RefusalReason.REFUSAL_REASON_SCHEMA_VERSION, PROTOCOL}

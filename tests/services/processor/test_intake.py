@@ -404,7 +404,7 @@ def test_what_is_left_of_a_stream_is_handed_out_when_it_ends() -> None:
     bench, worker, client = asked(1, 2)
     worker.publish(rows([1]), step=1, draft_follows=True)
     assert tokens(client) == {}
-    bench.core.workers._lose(worker.known, "test")
+    bench.core.worker_connections._lose(worker.known, "test")
     heard = client.heard()
     assert [each.body for each in heard] == ["outputs", "error", "error"]
     assert write_frame(heard[1].frame)

@@ -221,9 +221,8 @@ def test_processor_that_ends_sends_away_the_workers_that_know_another() -> None:
     client = bench.client()
     client.ask(generate_of(1, model="m"))
     client.ask(generate_of(2, model="s"))
-    bench.core.workers.is_draining = True
-    workers = bench.core.workers
-    workers.send_away(workers.by_id.values(), "the processor is closing")
+    bench.core.worker_connections.is_draining = True
+    bench.core.worker_connections.send_away(bench.core.workers.by_id.values(), "the processor is closing")
     assert client.errors() == {1: LOST}
     assert moving.heard()[-1].goodbye.reason == GoodbyeReason.GOODBYE_REASON_RESTARTING
     assert "goodbye" not in staying.heard_bodies()

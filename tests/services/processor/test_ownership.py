@@ -10,7 +10,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Watch
 from tokenbus_contracts.generated.request_pb2 import Abort, ErrorCode, RequestError
 from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
-from tokenbus_services.processor.clients import owner_of
+from tokenbus_services.processor.client_connections import owner_of
 
 FINISHED = RowStatus.FINISHED_LENGTH
 UNKNOWN = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST
@@ -40,7 +40,7 @@ def test_request_of_a_live_client_cannot_be_taken_without_a_key(name: str) -> No
     worker.publish(rows([1]))
     assert places(client) == [(1, 0, 1)]
     assert places(thief) == []
-    assert bench.core.clients.resumes.refused == 1
+    assert bench.core.registry.counts.refused_resumes == 1
 
 
 def test_next_life_takes_up_what_a_silent_one_left() -> None:

@@ -163,7 +163,7 @@ async def test_defect_in_one_message_or_tick_ends_nothing(
             raise ZeroDivisionError
 
         with monkeypatch.context() as patched:
-            patched.setattr(made.processor.workers, "_take", fail)
+            patched.setattr(made.processor.worker_connections, "_take", fail)
             await made.worker.publish(rows([1]))
         with monkeypatch.context() as patched:
             patched.setattr(made.processor.registry, "expire", fail)

@@ -57,8 +57,8 @@ def test_frame_that_breaks_the_rules_ends_nothing_but_itself(message: str) -> No
         "vast gap": [write_frame(WorkerFrame(epoch=7, gap=vast))],
     }
     worker.heard()
-    bench.core.workers.receive(worker.peer, messages[message], bench.clock.now())
-    assert bench.core.workers.refused == 1
+    bench.core.worker_connections.receive(worker.peer, messages[message], bench.clock.now())
+    assert bench.core.worker_connections.refused == 1
     assert worker.heard() == []
     worker.item(data, 1)
     assert worker.known.stream.expected == 2
@@ -217,7 +217,7 @@ def test_closing_says_goodbye_and_how_far_it_came() -> None:
     worker = bench.worker()
     worker.admit(1)
     worker.heard()
-    bench.core.workers.close(RESTARTING, "bye")
+    bench.core.worker_connections.close(RESTARTING, "bye")
     ack, goodbye = worker.heard()
     assert ack.ack.through_sequence == 1
     assert (goodbye.goodbye.last_sequence, goodbye.goodbye.message) == (1, "bye")

@@ -1,9 +1,8 @@
 """The processor's side of the client protocol: requests in, their tokens out, none lost when a client comes back."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import count
-from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
@@ -17,24 +16,22 @@ from tokenbus_contracts.generated.client_pb2 import (
     Resume,
     Room,
     ServerFrame,
-    WatchedStream,
 )
-from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, Generate, RequestError
-from tokenbus_contracts.generated.stream_pb2 import Item, RefusalReason
+from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate, RequestError
+from tokenbus_contracts.generated.stream_pb2 import RefusalReason
 from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
-from tokenbus_services.processor.connections import Connections, RefusedError, protocol_error
+from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
-from tokenbus_services.processor.intake import Worker
-from tokenbus_services.processor.requests import NO_OWNER, Request
+from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.resumes import Resumes, has_last_row
-from tokenbus_services.processor.send_queue import Budget, Frame, SendQueue, reached_in
+from tokenbus_services.processor.send_queue import Budget, SendQueue, reached_in
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.status import STATUS_INTERVAL, StatusReport
-from tokenbus_services.processor.stream import Arrived
+from tokenbus_services.processor.watchers import Watchers
 from tokenbus_services.settings import Settings
 
 _log = logger("processor")
@@ -62,7 +59,7 @@ class ClientConnections(Connections[Session]):
 
         `call_soon` calls a function after what has come by now was taken.
         """
-        super().__init__("client", ClientFrame, ServerFrame, settings, dead_letters)
+        super().__init__("client", ClientFrame, Peers(ServerFrame), settings, dead_letters)
         self._now = now
         self._registry = dispatch.registry
         self._dispatch = dispatch
@@ -75,6 +72,8 @@ class ClientConnections(Connections[Session]):
         self.resumes = Resumes(
             self._registry, self.sessions, lambda session: self._is_alive(session, self._now()), call_soon
         )
+        self.ack_observers: list[Callable[[], object]] = []
+        """Called when a client has acknowledged frames."""
         self.evicted = 0
         """How many clients lost their requests because too much waited for them."""
 
@@ -146,11 +145,13 @@ class ClientConnections(Connections[Session]):
         if not session.send_queue.ack(number):
             raise ContractError("confirm.through_number", "a number that was sent", number)
         self._flush(session)
-        self._dispatch.workers.released()
+        for observe in self.ack_observers:
+            observe()
 
     def _resume(self, session: Session, resume: Resume) -> None:
         _check_role(session.may_ask, Role.CLIENT)
-        is_known = self._registry.table.knows(resume.request_key) or self._registry.source_of(resume.request_key)
+        request_id, registry = resume.request_key, self._registry
+        is_known = registry.table.knows(request_id) or registry.workers.source_of(request_id)
         if self.is_draining and resume.only_if_here and not is_known:
             return  # its worker was sent to another processor: this one does not say that none has it
         if session.looks_elsewhere and not is_known:  # that none has it holds for the workers that the client knows of
@@ -166,7 +167,7 @@ class ClientConnections(Connections[Session]):
         if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
             return  # the same, and it has ended since: all of it is on its way
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
-        is_at_worker = known is None and ended is None and self._registry.source_of(request_id) is not None
+        is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
         if is_open or is_at_worker:
             # Asked again for the same reason, after an earlier life of this processor had handed it to a worker, or
             # read late, when another processor has done so.
@@ -191,7 +192,7 @@ class ClientConnections(Connections[Session]):
     # The handshake.
 
     def _hello(self, peer: bytes, hello: ClientHello, now: float) -> None:
-        identity = self.listener.identity(peer)
+        identity = self.peers.listener.identity(peer)
         may_ask = identity.may(Role.CLIENT, hello.name)
         may_watch = identity.may(Role.OBSERVER)
         if not (may_ask or may_watch):
@@ -202,7 +203,7 @@ class ClientConnections(Connections[Session]):
         resumed = session is not None
         if session is not None:
             self._check_same_life(session, peer, hello, owner, now)
-        if self._by_peer.get(peer, session) is not session:
+        if self.peers.at(peer) not in {None, session}:
             raise protocol_error("hello.session: one session a connection")
         if session is None:
             self._make_room()
@@ -216,7 +217,7 @@ class ClientConnections(Connections[Session]):
         self._connect(session, peer, now)
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
-        self._send(session, ServerFrame(welcome=welcome))
+        self.peers.send(session, ServerFrame(welcome=welcome))
         if is_new:
             _log.info("client connected", client=session.name, resumed=resumed)
         if session.looks_elsewhere:
@@ -275,7 +276,7 @@ class ClientConnections(Connections[Session]):
 
     def _end(self, session: Session, why: str) -> None:
         """Forget a client, and end its requests."""
-        self._cut_off(session)
+        self.peers.cut_off(session)
         self.sessions.pop(session.id, None)
         # Before its requests end: each would put another frame into a queue that is full already.
         self._registry.router.consumers.pop(session.route, None)
@@ -334,19 +335,6 @@ class ClientConnections(Connections[Session]):
         most = self._settings.processor
         return max(items / most.pending_items, size / most.pending_bytes) > _MUCH
 
-    def unacknowledged_of(self, acks: AckTracker) -> set[int]:
-        """Return the requests with rows of a stream that clients have not acknowledged."""
-        found: set[int] = set()
-        for session in self.sessions.values():
-            found |= session.send_queue.requests_of(acks)
-        return found
-
-    def all_lag(self, stream: int) -> bool:
-        """Tell whether every client with requests at a worker is behind: then none of them makes another one wait."""
-        table = self._registry.table
-        consumers = map(self._registry.router.consumers.get, set(table.route[table.stream == stream].tolist()))
-        return not any(isinstance(each, Session) and each.keeps_up for each in consumers)
-
     # What goes out.
 
     def _flush(self, known: Session) -> None:
@@ -355,28 +343,15 @@ class ClientConnections(Connections[Session]):
         while self._budget.is_exceeded:
             self._end_slow(max(self.sessions.values(), key=lambda each: each.send_queue.bytes))
         while known.peer is not None and (message := known.send_queue.next_message()) is not None:
-            if self.listener.send(known.peer, message) is not Outcome.SENT:
+            if self.peers.listener.send(known.peer, message) is not Outcome.SENT:
                 return
             known.send_queue.sent()
-
-    def admitted(self, request: Request, admitted: Admitted) -> None:
-        """Tell a request's client that a worker took it."""
-        holder = self._registry.consumer_of(request)
-        if isinstance(holder, Session):
-            admitted.deadline_unix_ms = request.deadline.unix_ms
-            holder.put(Frame(ServerFrame(admitted=admitted)))
-
-    def look_elsewhere(self, request: Request, error: RequestError) -> None:
-        """Tell a request's client why other processors may have a part of it; it keeps its place here."""
-        holder = self._registry.consumer_of(request)
-        if isinstance(holder, Session):
-            holder.put_error(error)
 
     def _check(self, known: Session, now: float) -> None:
         patience = self._settings.clients.detached_timeout_ms / 1000
         silent = now - known.last_heard
         if known.peer is not None and silent > self._timeout:
-            self._cut_off(known)
+            self.peers.cut_off(known)
             _log.warning("client silent", client=known.name)
         if known.peer is None and silent > self._timeout + patience:
             self._end(known, f"it did not come back within {self._settings.clients.detached_timeout_ms} ms")
@@ -394,7 +369,7 @@ class ClientConnections(Connections[Session]):
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
-            if session.peer is not None and self.listener.send(session.peer, message) is Outcome.SENT:
+            if session.peer is not None and self.peers.listener.send(session.peer, message) is Outcome.SENT:
                 session.wants_status, session.next_status = False, now + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
@@ -410,7 +385,7 @@ class ClientConnections(Connections[Session]):
         has_arrival = before is None or (room.arrivals != before.arrivals and now - session.room_at >= seconds)
         if session.peer is None or not (has_arrival or (is_due and room != before)):
             return
-        if self.listener.send(session.peer, message) is Outcome.SENT:
+        if self.peers.listener.send(session.peer, message) is Outcome.SENT:
             session.room, session.room_at = room, now
 
 
@@ -423,66 +398,3 @@ def owner_of(identity: Identity, name: str) -> int:
 def _check_role(is_granted: bool, role: Role) -> None:  # noqa: FBT001 - private, and named at the call
     if not is_granted:
         raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, f"role {role}: not granted to this key")
-
-
-class Watchers:
-    """The sessions that watch streams as they are, and what each of them watches."""
-
-    def __init__(self, workers: Mapping[str, Worker]) -> None:
-        """Take the workers by their ids."""
-        self._workers = workers
-        self._watched: dict[Session, str] = {}
-        self.skipped_items = 0
-
-    def __len__(self) -> int:
-        """Return how many sessions watch."""
-        return len(self._watched)
-
-    def __contains__(self, session: Session) -> bool:
-        """Tell whether a session watches."""
-        return session in self._watched
-
-    def add(self, session: Session, worker_id: str) -> None:
-        """Show a session a worker's streams, or every worker's, from now on."""
-        if self._watched.get(session) == worker_id:
-            return
-        self._watched[session] = worker_id
-        for worker in self._workers.values():
-            if worker_id in ("", worker.stream.worker_id):
-                _announce(session, worker)
-
-    def remove(self, session: Session) -> None:
-        """Show a session nothing any more."""
-        self._watched.pop(session, None)
-
-    def show_stream(self, worker: Worker) -> None:
-        """Tell the watchers of a stream that it begins, or goes on after its worker was away."""
-        for session in self._watching(worker):
-            _announce(session, worker)
-
-    def show_item(self, worker: Worker, entry: Arrived) -> None:
-        """Show an item to the watchers of its stream; what does not fit into a client's window is left out."""
-        if not self._watched:
-            return
-        item = Item(
-            sequence=entry.sequence,
-            payload_kind=entry.kind,
-            payload_bytes=len(entry.payload),
-            payload_crc32=crc32(entry.payload),
-        )
-        for session in self._watching(worker):
-            if session.send_queue.has_room_in_window:
-                session.put(Frame(ServerFrame(watched_item=item), [entry.payload]))
-            else:
-                self.skipped_items += 1
-
-    def _watching(self, worker: Worker) -> list[Session]:
-        return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
-
-
-def _announce(session: Session, worker: Worker) -> None:
-    watched = WatchedStream(epoch=worker.stream.epoch)
-    watched.hello.CopyFrom(worker.stream.hello)
-    for name in ("proof", "handoff_ticket", "handoff_key", "request_keys", "request_owners"):
-        watched.hello.ClearField(name)
-    session.put(Frame(ServerFrame(watched_stream=watched)))

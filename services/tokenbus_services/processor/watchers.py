@@ -1,0 +1,74 @@
+"""Watchers: the clients that see workers' streams as they are, item by item."""
+
+from collections.abc import Mapping
+from zlib import crc32
+
+from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
+from tokenbus_contracts.generated.stream_pb2 import Item
+from tokenbus_services.processor.send_queue import Frame
+from tokenbus_services.processor.session import Session
+from tokenbus_services.processor.stream import Arrived
+from tokenbus_services.processor.workers import Worker
+
+
+class Watchers:
+    """The sessions that watch streams as they are, and what each of them watches."""
+
+    def __init__(self, workers: Mapping[str, Worker]) -> None:
+        """Take the workers by their ids."""
+        self._workers = workers
+        self._watched: dict[Session, str] = {}
+        self.skipped_items = 0
+
+    def __len__(self) -> int:
+        """Return how many sessions watch."""
+        return len(self._watched)
+
+    def __contains__(self, session: Session) -> bool:
+        """Tell whether a session watches."""
+        return session in self._watched
+
+    def add(self, session: Session, worker_id: str) -> None:
+        """Show a session a worker's streams, or every worker's, from now on."""
+        if self._watched.get(session) == worker_id:
+            return
+        self._watched[session] = worker_id
+        for worker in self._workers.values():
+            if worker_id in ("", worker.stream.worker_id):
+                _announce(session, worker)
+
+    def remove(self, session: Session) -> None:
+        """Show a session nothing any more."""
+        self._watched.pop(session, None)
+
+    def show_stream(self, worker: Worker) -> None:
+        """Tell the watchers of a stream that it begins, or goes on after its worker was away."""
+        for session in self._watching(worker):
+            _announce(session, worker)
+
+    def show_item(self, worker: Worker, entry: Arrived) -> None:
+        """Show an item to the watchers of its stream; what does not fit into a client's window is left out."""
+        if not self._watched:
+            return
+        item = Item(
+            sequence=entry.sequence,
+            payload_kind=entry.kind,
+            payload_bytes=len(entry.payload),
+            payload_crc32=crc32(entry.payload),
+        )
+        for session in self._watching(worker):
+            if session.send_queue.has_room_in_window:
+                session.put(Frame(ServerFrame(watched_item=item), [entry.payload]))
+            else:
+                self.skipped_items += 1
+
+    def _watching(self, worker: Worker) -> list[Session]:
+        return [session for session, watched in self._watched.items() if watched in ("", worker.stream.worker_id)]
+
+
+def _announce(session: Session, worker: Worker) -> None:
+    watched = WatchedStream(epoch=worker.stream.epoch)
+    watched.hello.CopyFrom(worker.stream.hello)
+    for name in ("proof", "handoff_ticket", "handoff_key", "request_keys", "request_owners"):
+        watched.hello.ClearField(name)
+    session.put(Frame(ServerFrame(watched_stream=watched)))
