@@ -15,6 +15,7 @@ from tokenbus_contracts.generated.request_pb2 import RequestEvent
 from tokenbus_contracts.generated.stream_pb2 import GapReason, Hello, Item, PayloadKind
 from tokenbus_contracts.limits import Limits
 from tokenbus_services.delivery.ack_tracker import AckTracker
+from tokenbus_services.processor.credit import GrantedCredit
 from tokenbus_services.processor.speculation import Speculation
 from tokenbus_services.settings import ProcessorSettings
 
@@ -110,10 +111,8 @@ class Stream:
         self._asked_at: float | None = None
         self._attempts = 0
         self._refused_once: set[int] = set()
-        self._taken_bytes = 0
         self._ahead_bytes = 0
-        self.granted_sequence = 0
-        self.granted_bytes = 0
+        self.credit = GrantedCredit(settings)
         self.refusal: ContractError | None = None
         self.wants_handshake = False
         self.produced_at_ns = 0
@@ -124,12 +123,15 @@ class Stream:
         """How many items are known to have been sent and are not in order yet."""
         return max(0, self.known_last - self.expected + 1)
 
-    # Credit.
+    @property
+    def in_order_through(self) -> int:
+        """The last sequence up to which nothing is missing."""
+        return self.expected - 1
 
     @property
     def credit_left(self) -> tuple[int, int]:
         """How many more items, and how many more bytes, the worker may send, as far as is known here."""
-        return max(0, self.granted_sequence - self.known_last), max(0, self.granted_bytes - self._taken_bytes)
+        return self.credit.left(self.known_last)
 
     def open_connection(self) -> None:
         """Begin to count anew: the worker goes on from what is expected, in a connection of its own."""
@@ -138,30 +140,13 @@ class Stream:
         self.wants_handshake = False
         self._asked_at = None
         self._attempts = 0
-        self._taken_bytes = 0
-        self.known_last = self.expected - 1
-        self.granted_sequence = 0
-        self.granted_bytes = 0
+        self.known_last = self.in_order_through
+        self.credit.reset()
         self.grant()
-
-    @property
-    def is_grant_due(self) -> bool:
-        """Whether so much of the credit was used that a grant is worth a message."""
-        through, size = self._most_credit()
-        settings = self._settings
-        return through - self.granted_sequence >= max(
-            1, settings.credit_items // 4
-        ) or size - self.granted_bytes >= max(1, settings.credit_bytes // 4)
 
     def grant(self) -> bool:
         """Let the worker send as much as may be on its way; tell whether that is worth a message."""
-        is_due = self.is_grant_due
-        if is_due:
-            self.granted_sequence, self.granted_bytes = self._most_credit()
-        return is_due
-
-    def _most_credit(self) -> tuple[int, int]:
-        return self.expected - 1 + self._settings.credit_items, self._taken_bytes + self._settings.credit_bytes
+        return self.credit.grant(self.in_order_through)
 
     # Items.
 
@@ -170,7 +155,7 @@ class Stream:
         sequence = item.sequence
         if item.payload_bytes != len(payload):
             raise ContractError("item.payload_bytes", f"{len(payload)}, as it has", item.payload_bytes)
-        if sequence > self.granted_sequence:
+        if sequence > self.credit.through_sequence:
             return Fate.FLOOD
         self.counts.items += 1
         self.counts.bytes += len(payload)
@@ -200,7 +185,7 @@ class Stream:
         entry = self._ahead.pop(sequence, None)
         if entry is not None:
             self._ahead_bytes -= entry.size
-            self._taken_bytes += entry.size
+            self.credit.used_bytes += entry.size
         return entry
 
     def _read(self, item: Item, payload: bytes) -> LogprobBatch | RequestEvent | None:
@@ -283,7 +268,7 @@ class Stream:
 
     def heard_of(self, last_sequence: int) -> None:
         """Take the worker's word that it sent everything up to a sequence."""
-        self.known_last = max(self.known_last, min(last_sequence, self.granted_sequence))
+        self.known_last = max(self.known_last, min(last_sequence, self.credit.through_sequence))
 
     def missing(self, now: float) -> tuple[int, int] | None:
         """Return the range to ask for just now, if any; after the last attempt it is declared lost instead."""

@@ -8,7 +8,6 @@ from tokenbus_contracts import ContractError, Limits, Rule
 from tokenbus_contracts.frames import read_frame
 from tokenbus_contracts.generated.stream_pb2 import (
     Ack,
-    Credit,
     GapReason,
     Goodbye,
     GoodbyeReason,
@@ -104,7 +103,7 @@ class WorkerConnections(Connections[Worker]):
         stream = worker.stream
         fate = stream.take(frame.item, payload)
         if fate is Fate.FLOOD:
-            items, size = stream.granted_sequence, stream.granted_bytes
+            items, size = stream.credit.through_sequence, stream.credit.through_bytes
             message = f"item {frame.item.sequence}: credit goes to item {items}, and to {size} bytes in all"
             raise protocol_error(message)
         if fate in (Fate.REFUSED, Fate.DAMAGED, Fate.DIVERGENT):
@@ -213,7 +212,7 @@ class WorkerConnections(Connections[Worker]):
         if hello.first_sequence > stream.expected:
             reason = GapReason.GAP_REASON_RETENTION
             stream.declare_lost(stream.expected, hello.first_sequence - 1, reason, frozenset())
-        welcome = Welcome(resume_from=stream.expected, credit=self._credit(worker), **self._welcome())
+        welcome = Welcome(resume_from=stream.expected, credit=worker.stream.credit.frame(), **self._welcome())
         self._workers.send(worker, ProcessorFrame(welcome=welcome))
         registry, owners = self._intake.registry, hello.request_owners or repeat(NO_OWNER)
         worker.source.owners.clear()
@@ -293,9 +292,10 @@ class WorkerConnections(Connections[Worker]):
             self._grant(worker)
 
     def _grant(self, worker: Worker) -> None:
-        if worker.stream.is_grant_due and not self._intake.is_throttled(worker):
-            worker.stream.grant()
-            self._workers.send(worker, ProcessorFrame(credit=self._credit(worker)))
+        stream = worker.stream
+        if stream.credit.is_due(stream.in_order_through) and not self._intake.is_throttled(worker):
+            stream.grant()
+            self._workers.send(worker, ProcessorFrame(credit=stream.credit.frame()))
 
     def tick(self, now: float) -> None:
         """Do what time alone demands: heartbeats, lost workers, late steps, late replays, acks."""
@@ -316,7 +316,7 @@ class WorkerConnections(Connections[Worker]):
             self._send_heartbeat(known, now)
             # Both are totals: where the last of them was lost, nothing else would ever move the worker on.
             self._workers.send(known, ProcessorFrame(ack=Ack(through_sequence=known.acknowledged)))
-            self._workers.send(known, ProcessorFrame(credit=self._credit(known)))
+            self._workers.send(known, ProcessorFrame(credit=known.stream.credit.frame()))
 
     def _fence(self, worker: Worker, oldest: int, now: float) -> None:
         """Remember for a while which is the oldest life of a worker that may come now."""
@@ -342,10 +342,7 @@ class WorkerConnections(Connections[Worker]):
         self._workers.acknowledge(known, at_once=True)
 
     def _last_sequence(self, known: Worker) -> int:
-        return known.stream.expected - 1
-
-    def _credit(self, worker: Worker) -> Credit:
-        return Credit(through_sequence=worker.stream.granted_sequence, bytes=worker.stream.granted_bytes)
+        return known.stream.in_order_through
 
 
 def _check_hello(hello: Hello, limits: Limits, identity: Identity) -> None:

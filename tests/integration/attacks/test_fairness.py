@@ -178,7 +178,7 @@ async def test_invented_rows_are_charged_to_their_key(deployment: Deployment, tm
             peers = await asyncio.to_thread(attack, stack)
             await until(lambda: sum(worker.stream.counts.items for worker in by_id.values()) == 12)
             brought = len(registry.table)
-            granted = sorted(worker.stream.granted_sequence for worker in by_id.values())
+            granted = sorted(worker.stream.credit.through_sequence for worker in by_id.values())
             aborts = [await asyncio.to_thread(_aborts, peer) for peer in peers]
             worker = {**addresses, **keys_of(keyring, "worker-0")}
             await asyncio.to_thread(deployment.start_worker, "worker-0", **worker)

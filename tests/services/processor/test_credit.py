@@ -38,15 +38,15 @@ def test_credit_in_bytes_ends_where_it_was_granted() -> None:
 def test_grants_are_made_when_they_are_worth_a_message() -> None:
     """A grant is news after a quarter of the credit was used, in items or in bytes, and not before."""
     made = stream(credit_items=8)
-    assert (made.granted_sequence, made.granted_bytes) == (8, settings().processor.credit_bytes)
+    assert (made.credit.through_sequence, made.credit.through_bytes) == (8, settings().processor.credit_bytes)
     take(made, 1)
     come(made)
     assert not made.grant()
-    assert made.granted_sequence == 8
+    assert made.credit.through_sequence == 8
     take(made, 2)
     come(made)
     assert made.grant()
-    assert made.granted_sequence == 10
+    assert made.credit.through_sequence == 10
     assert not made.grant()
 
 
@@ -70,7 +70,7 @@ def test_bytes_that_were_taken_are_granted_again() -> None:
     made.take(item_of(refused, 2, checksum=crc32(refused)), refused)
     come(made)
     assert made.grant()
-    assert made.granted_bytes == 2000 + len(taken) + len(refused)
+    assert made.credit.through_bytes == 2000 + len(taken) + len(refused)
 
 
 def test_new_connection_counts_anew() -> None:
@@ -80,8 +80,8 @@ def test_new_connection_counts_anew() -> None:
     come(made)
     made.missing(0.0)
     made.open_connection()
-    assert (made.expected, made.known_last, made.granted_sequence) == (2, 1, 9)
-    assert made.granted_bytes == settings().processor.credit_bytes
+    assert (made.expected, made.known_last, made.credit.through_sequence) == (2, 1, 9)
+    assert made.credit.through_bytes == settings().processor.credit_bytes
     assert made.missing(0.0) is None
     assert take(made, 2, 3) == [Fate.TAKEN] * 2
     assert come(made) == [2, 3]

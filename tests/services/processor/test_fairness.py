@@ -29,7 +29,7 @@ def hoarding(items: int, **overrides: object) -> tuple[Bench, BenchWorker, Bench
 
 def granted(worker: BenchWorker) -> int:
     """Return up to which sequence a worker may send now."""
-    return worker.known.stream.granted_sequence
+    return worker.known.stream.credit.through_sequence
 
 
 def test_client_that_acknowledges_nothing_makes_no_other_wait() -> None:

@@ -141,15 +141,15 @@ async def test_slow_iterator(policy: str) -> None:
                 await soon(taken(tokens))
             assert code(failed) == ErrorCode.ERROR_CODE_SLOW_CLIENT
             return
-        granted = stream.granted_sequence
+        granted = stream.credit.through_sequence
         while made.worker.sequence < granted:
             await made.worker.publish([Wanted(5, made.worker.sequence, 1)])
         await made.pass_time(0.3)
-        assert stream.granted_sequence == granted
+        assert stream.credit.through_sequence == granted
         found = [await soon(anext(tokens)) for _ in range(made.worker.sequence)]
         assert [token.id for token in found] == ids(5, 0, made.worker.sequence)
         await made.pass_time(0.3)
-        assert stream.granted_sequence > granted
+        assert stream.credit.through_sequence > granted
 
 
 async def test_defect_in_one_message_or_tick_ends_nothing(

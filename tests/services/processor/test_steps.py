@@ -79,16 +79,16 @@ async def test_steps_that_are_not_taken_slow_their_workers() -> None:
         await turns()
         stream = made.processor.workers.by_id["worker-0"].stream
         for position in range(5):
-            if made.worker.sequence < stream.granted_sequence:
+            if made.worker.sequence < stream.credit.through_sequence:
                 await made.worker.publish(rows([1], position=position))
-        granted = stream.granted_sequence
+        granted = stream.credit.through_sequence
         await made.pass_time(1.0)
-        assert stream.granted_sequence == granted
+        assert stream.credit.through_sequence == granted
         await soon(first)
         for _ in range(3):
             await soon(anext(steps))
         await made.pass_time(0.2)
-        assert stream.granted_sequence > granted
+        assert stream.credit.through_sequence > granted
         await steps.aclose()
 
 
