@@ -11,12 +11,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from tokenbus_services.bus.addresses import TcpEndpoint, parse, parse_remote
 from tokenbus_services.bus.binding import Binding, bind
-from tokenbus_services.bus.context import KEYS_DOMAIN, OPEN_DOMAIN, SharedContext
+from tokenbus_services.bus.context import SharedContext
 from tokenbus_services.bus.errors import AddressError, ClosedError
 from tokenbus_services.bus.keys import ProcessKeys, raw, use_key
 from tokenbus_services.bus.monitor import Monitor
 from tokenbus_services.bus.sockets import LoopSocket
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Usage, check_message, ignore, ignore_loss
+from tokenbus_services.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
 

@@ -23,12 +23,13 @@ from tokenbus_services.bus import Identity, Outcome, Role
 from tokenbus_services.delivery import AckTracker, PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.logs import logger
+from tokenbus_services.processor.client_frames import reached_in
 from tokenbus_services.processor.connections import Connections, Peers, RefusedError, protocol_error
 from tokenbus_services.processor.dead_letters import DeadLetters
 from tokenbus_services.processor.dispatch import Dispatch, closing_error
 from tokenbus_services.processor.requests import NO_OWNER
 from tokenbus_services.processor.resumes import Resumes, has_last_row
-from tokenbus_services.processor.send_queue import Budget, SendQueue, reached_in
+from tokenbus_services.processor.send_queue import Budget, SendQueue
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.status import STATUS_INTERVAL, StatusReport
 from tokenbus_services.processor.watchers import Watchers

@@ -11,9 +11,9 @@ from tokenbus_services.delivery import PendingAck
 from tokenbus_services.delivery.errors import request_error
 from tokenbus_services.delivery.step import FINISHED
 from tokenbus_services.logs import logger
+from tokenbus_services.processor.client_frames import RequestIds
 from tokenbus_services.processor.request_registry import RequestRegistry
 from tokenbus_services.processor.requests import NO_OWNER, Ended, Request, client_payer
-from tokenbus_services.processor.send_queue import RequestIds
 from tokenbus_services.processor.session import Session, drafts_of
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]

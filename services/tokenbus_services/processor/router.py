@@ -28,7 +28,6 @@ UNROUTED = -1
 """The route of requests that only `steps()` shows."""
 
 Rows = npt.NDArray[np.intp]
-RequestIds = npt.NDArray[np.uint64]
 
 
 class Consumer(Protocol):
@@ -70,7 +69,7 @@ class Lifecycle(Protocol):
     def is_over(self, request_id: int, source: Source) -> bool:
         """Tell whether a request that a stream brings has ended."""
 
-    def refused(self, ids: RequestIds, positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
+    def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
         """Tell which of some unknown requests cannot be opened."""
 
     def turn_away(self, ids: list[int], source: Source) -> None:

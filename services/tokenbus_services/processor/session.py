@@ -12,10 +12,11 @@ from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, RequestError
 from tokenbus_services.delivery import AckTracker, PendingAck, Step
 from tokenbus_services.delivery.slots import Slots
+from tokenbus_services.processor.client_frames import Frame, output_frames
 from tokenbus_services.processor.connections import KnownPeer
 from tokenbus_services.processor.requests import Request, RequestTable
 from tokenbus_services.processor.router import Rows
-from tokenbus_services.processor.send_queue import Frame, SendQueue, output_frames
+from tokenbus_services.processor.send_queue import SendQueue
 
 _KEEPS_UP = 64
 """How many frames with tokens a client that keeps up may not have acknowledged yet."""

@@ -5,7 +5,7 @@ from zlib import crc32
 
 from tokenbus_contracts.generated.client_pb2 import ServerFrame, WatchedStream
 from tokenbus_contracts.generated.stream_pb2 import Item
-from tokenbus_services.processor.send_queue import Frame
+from tokenbus_services.processor.client_frames import Frame
 from tokenbus_services.processor.session import Session
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.workers import Worker

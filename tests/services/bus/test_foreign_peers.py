@@ -17,8 +17,8 @@ from tests.services.bus.harness import MAX_PART_BYTES, SETTINGS, Bus, introduce,
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import Listener, Outcome
 from tokenbus_services.bus.accepted import AcceptedConnection, place
-from tokenbus_services.bus.context import Authenticator
 from tokenbus_services.bus.sockets import LoopSocket
+from tokenbus_services.bus.zap import Authenticator
 
 Make = Callable[..., Bus]
 

@@ -15,8 +15,8 @@ from tests.services.bus.harness import SETTINGS, Bus, introduce, meet_again
 from tests.services.bus.keyed import LISTENER, Keyring
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import ANONYMOUS, AddressError, Connection, Listener, Role, ZeroMQTransport
-from tokenbus_services.bus.context import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus_services.bus.sockets import LoopSocket
+from tokenbus_services.bus.zap import KEYS_DOMAIN, OPEN_DOMAIN, Authenticator
 from tokenbus_services.bus.zeromq import ZeroMQListener
 from tokenbus_services.settings import BusSettings, SettingsError
 

@@ -9,7 +9,7 @@ from tokenbus_contracts import Limits, LogprobBatch, RowStatus, decode
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Confirm
 from tokenbus_contracts.generated.request_pb2 import ErrorCode
 from tokenbus_services.bus import Identity, Outcome, Role
-from tokenbus_services.processor import send_queue
+from tokenbus_services.processor import client_frames, send_queue
 from tokenbus_services.processor.requests import Deadline, RequestTable, Source
 from tokenbus_services.processor.router import BUFFERED
 
@@ -182,7 +182,7 @@ def test_resumes_of_what_has_ended_decode_nothing(monkeypatch: pytest.MonkeyPatc
     attacker.heard()
     attacker.ack()
     decoded: list[tuple[object, ...]] = []
-    monkeypatch.setattr(send_queue, "decode", lambda *arguments: decoded.append(arguments))
+    monkeypatch.setattr(client_frames, "decode", lambda *arguments: decoded.append(arguments))
     for _ in range(100):
         resume(attacker, 9, 0)
         resume(attacker, 1, 0)
@@ -201,7 +201,7 @@ def test_long_searches_are_made_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> 
     searches = []
     found = send_queue.SendQueue.frames_of
 
-    def _counted(box: send_queue.SendQueue, keys: send_queue.RequestIds) -> list[send_queue.Frame]:
+    def _counted(box: send_queue.SendQueue, keys: client_frames.RequestIds) -> list[client_frames.Frame]:
         if keys.size and box is bench.core.clients.sessions[5].send_queue:
             searches.append(keys.size)
         return found(box, keys)
@@ -261,7 +261,7 @@ def test_resume_decodes_the_frames_that_have_its_rows_alone(monkeypatch: pytest.
         decoded.append(len(data))
         return decode(data, limits)
 
-    monkeypatch.setattr(send_queue, "decode", counted)
+    monkeypatch.setattr(client_frames, "decode", counted)
     resume(again, 1, 0)
     assert places(again) == [(1, 0, 1)]
     assert len(decoded) == 1
@@ -442,7 +442,7 @@ def test_client_whose_news_is_too_much_is_ended_once(monkeypatch: pytest.MonkeyP
     drops = []
     drop = send_queue.SendQueue.drop_outputs
 
-    def _counted(box: send_queue.SendQueue) -> list[send_queue.Frame]:
+    def _counted(box: send_queue.SendQueue) -> list[client_frames.Frame]:
         drops.append(len(box))
         return drop(box)
 

@@ -11,12 +11,8 @@ from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, ErrorCode, RequestError
 from tokenbus_services.delivery import PendingAck
-from tokenbus_services.processor.send_queue import (
-    Budget,
-    Frame,
-    SendQueue,
-    output_frames,
-)
+from tokenbus_services.processor.client_frames import Frame, output_frames
+from tokenbus_services.processor.send_queue import Budget, SendQueue
 
 LIMITS = settings().limits
 

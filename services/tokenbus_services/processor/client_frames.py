@@ -1,0 +1,91 @@
+"""What a client is sent: its rows of each step, errors and events, each encoded once as a frame."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenbus_contracts import Limits, LogprobBatch, decode, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.client_pb2 import Outputs, ServerFrame
+from tokenbus_services.delivery import PendingAck
+
+RequestIds = npt.NDArray[np.uint64]
+_NUMBER_TAG = bytes([ServerFrame.DESCRIPTOR.fields_by_name["number"].number << 3])
+
+_OVERHEAD = 512
+"""What a frame costs in memory beside its bytes, in bytes, measured."""
+
+
+class Frame:
+    """One frame and its parts, encoded once; its number is put before it when it is sent."""
+
+    __slots__ = ("body", "cost", "ids", "parts", "pending_ack", "size")
+
+    def __init__(
+        self, frame: ServerFrame, parts: Sequence[bytes] = (), pending_ack: PendingAck | None = None, ids: bytes = b""
+    ) -> None:
+        """Take the frame, its batches with the pending ack of their step, and its rows' request ids as they lie."""
+        self.body = write_frame(frame)
+        self.parts = parts
+        self.pending_ack = pending_ack
+        self.ids = ids
+        self.size = sum(map(len, parts))
+        """What it takes of a client's window, in bytes."""
+        self.cost = len(self.body) + self.size + len(ids) + _OVERHEAD
+        """What it is charged with, in bytes."""
+
+    def rows_of(self, ids: RequestIds, limits: Limits) -> tuple[LogprobBatch, LogprobBatch | None]:
+        """Return the rows of some requests in it, and what was drafted for them."""
+        batches = [decode(part, limits) for part in self.parts]
+        target, *draft = [batch.select(np.flatnonzero(np.isin(batch.request_keys, ids))) for batch in batches]
+        return target, draft[0] if draft and draft[0].row_count else None
+
+    def numbered(self, number: int) -> list[bytes]:
+        """Return the message that it is sent as, with its number in the connection."""
+        return [_numbered(number) + self.body, *self.parts]
+
+
+def output_frames(
+    target: LogprobBatch, draft: LogprobBatch | None, pending_ack: PendingAck, limits: Limits
+) -> list[Frame]:
+    """Return a client's rows of a step: one frame, or more where a step has more rows than a message may."""
+    frames = []
+    for begin in range(0, target.row_count, limits.max_rows):
+        rows = target
+        if target.row_count > limits.max_rows:
+            rows = target.select(np.arange(begin, min(begin + limits.max_rows, target.row_count)))
+        drafts = draft
+        if draft is not None and rows is not target:
+            drafts = draft.select(np.flatnonzero(np.isin(draft.request_keys, rows.request_keys)))
+        parts = [encode(_selection(rows, drafts is not None), limits)]
+        if drafts is not None:
+            parts.append(encode(_selection(drafts, follows=False), limits))
+        frame = ServerFrame(outputs=Outputs(has_draft=drafts is not None))
+        frames.append(Frame(frame, parts, pending_ack, rows.request_keys.tobytes()))
+    return frames
+
+
+def reached_in(frames: list[Frame], limits: Limits) -> dict[int, int]:
+    """Return the requests that have rows in some frames, and how far each had come by them, in tokens."""
+    reached: dict[int, int] = {}
+    for frame in frames:
+        if frame.pending_ack is not None:
+            batch = decode(frame.parts[0], limits)
+            ends = (batch.positions + batch.token_counts).tolist()
+            reached.update(zip(batch.request_keys.tolist(), ends, strict=True))
+    return reached
+
+
+def _numbered(number: int) -> bytes:
+    """Return the field `number` of a ServerFrame as protobuf writes it, before all others."""
+    encoded = bytearray(_NUMBER_TAG)
+    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _selection(batch: LogprobBatch, follows: bool) -> LogprobBatch:  # noqa: FBT001 - private, and named at the call
+    return batch.headed(batch.header._replace(selection=True, draft_follows=follows))
