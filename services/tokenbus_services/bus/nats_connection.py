@@ -8,8 +8,9 @@ from functools import partial
 
 from tokenbus_services.bus.nats_conversation import BrokenConversationError, Conversation
 from tokenbus_services.bus.nats_end import NatsEnd
-from tokenbus_services.bus.nats_frames import ALL_ROLES, ANYBODY, HELLO, Frame, Kind, opening, unpacked
+from tokenbus_services.bus.nats_frames import Frame, Kind, opening, unpacked
 from tokenbus_services.bus.nats_server import ServerConnection, Servers, first_of
+from tokenbus_services.bus.nats_subjects import ALL_ROLES, ANYBODY
 from tokenbus_services.bus.transport import Parts
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings
@@ -83,8 +84,8 @@ class NatsConnection(NatsEnd):
         """Be a peer, from the first OPEN until the conversation breaks; return whether it was ever accepted."""
         own = secrets.token_hex(16)
         name = self.settings.nats_name or self.servers.user or ANYBODY
-        place = f"{self.base}.up.{self._roles}.{name}."
-        up, down = place + own, f"{self.base}.down.{name}.{own}"
+        peer = f"{self._roles}.{name}.{own}"
+        up, down = self.subjects.up(peer), self.subjects.down(peer)
         publish = partial(server.publish, up, down)
         conversation = self._current
         welcomed, heard, broken = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -115,7 +116,7 @@ class NatsConnection(NatsEnd):
         try:
             while not welcomed.is_set() and not server.lost.is_set():
                 # Without a reply: what the server says of a flooded subject would end the conversation.
-                server.publish(place + HELLO, "", opening(own))
+                server.publish(self.subjects.hello(self._roles, name), "", opening(own))
                 server.publish(up, "", _OPEN)  # to an older listener
                 await first_of(welcomed, server.lost, seconds=seconds)
                 seconds = min(2 * seconds, self.settings.reconnect_max_ms / 1000)

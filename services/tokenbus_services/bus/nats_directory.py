@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from tokenbus_services.bus.nats_end import NatsEnd
 from tokenbus_services.bus.nats_server import ServerConnection, Servers, first_of
+from tokenbus_services.bus.nats_subjects import member_in
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import BusSettings
 
 _MOST_LISTENERS = 64
 _TIMEOUTS = 2
 """After how many heartbeat timeouts a silent listener is forgotten."""
-_HERE = re.compile(r"tokenbus\.[A-Za-z0-9_-]+\.(?P<member>[A-Za-z0-9][A-Za-z0-9_-]{0,63})\.here")
 _COUNT = re.compile(rb"[0-9]{1,9}")
 _log = logger("bus")
 
@@ -37,8 +37,8 @@ class NatsDirectory(NatsEnd):
     async def _serve(self, server: ServerConnection) -> None:
         loop, interval = asyncio.get_running_loop(), self.settings.heartbeat_interval_ms / 1000
         self._heard = dict.fromkeys(self._heard, loop.time())
-        server.subscribe(f"tokenbus.{self.group}.*.here", self._take)
-        server.publish(f"tokenbus.{self.group}.who", "", b"")
+        server.subscribe(self.subjects.any_here, self._take)
+        server.publish(self.subjects.who, "", b"")
         while not server.lost.is_set():
             looked = loop.time()
             await first_of(server.lost, seconds=interval)
@@ -50,10 +50,10 @@ class NatsDirectory(NatsEnd):
 
     def _take(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         del nobody
-        found = _HERE.fullmatch(subject)
-        if found is None:
+        member = member_in(subject)
+        if member is None:
             return
-        address = self._prefix + found["member"]
+        address = self._prefix + member
         if not payload:
             self._forget(address)
         elif _COUNT.fullmatch(payload) is not None:

@@ -9,6 +9,7 @@ from tokenbus_services.backports import timeout
 from tokenbus_services.bus.errors import ClosedError
 from tokenbus_services.bus.nats_conversation import Conversation
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError, Servers, end_tasks
+from tokenbus_services.bus.nats_subjects import Subjects
 from tokenbus_services.bus.transport import ReceiveBudget
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import BusSettings
@@ -22,7 +23,8 @@ class NatsEnd(ABC):
     def __init__(self, what: str, servers: Servers, settings: BusSettings) -> None:
         self.servers = servers
         self.settings = settings
-        self.base, self.group = f"tokenbus.{servers.endpoint.name}", servers.endpoint.group
+        self.group = servers.endpoint.group
+        self.subjects = Subjects(servers.endpoint.name, self.group)
         self.server: ServerConnection | None = None
         self.arrived = asyncio.Event()
         self.budget = ReceiveBudget()

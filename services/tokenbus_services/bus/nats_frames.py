@@ -14,10 +14,6 @@ from tokenbus_services.bus.transport import Parts
 
 VERSION = b"tokenbus 1"
 """The payload of OPEN: another version is another protocol."""
-ANYBODY, ALL_ROLES = "-", "all"
-"""The name of a peer that has none, and the roles of one that did not choose."""
-HELLO = "hello"
-"""What stands in the place of its id in the subject at which a peer says OPEN; the id follows the version there."""
 _HEAD = struct.Struct("<BQQ")
 HEAD_BYTES = _HEAD.size
 _COUNT = struct.Struct("<I")

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tokenbus_services.bus.nats_conversation import Conversation, most_frames
 from tokenbus_services.bus.nats_end import NatsEnd
-from tokenbus_services.bus.nats_frames import HELLO, Frame, Kind
+from tokenbus_services.bus.nats_frames import Frame, Kind
 from tokenbus_services.bus.nats_hellos import HelloInlet
 from tokenbus_services.bus.nats_server import Receive, ServerConnection, Servers
 from tokenbus_services.settings import BusSettings
@@ -147,7 +147,7 @@ class Lane(NatsEnd):
                 self._listener.forget(known)
 
     def _hear_name(self, server: ServerConnection, name: str) -> None:
-        subject = f"{self.base}.up.*.{name}.{HELLO}"
+        subject = self.subjects.hello(name=name)
         self._hellos[name] = HelloInlet(server, subject, self._listener.hear_hello, is_one_name=True)
 
     def _forget_name(self, name: str) -> None:

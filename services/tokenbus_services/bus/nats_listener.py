@@ -11,9 +11,6 @@ from tokenbus_services.bus.errors import AddressError, NoServerError
 from tokenbus_services.bus.nats_conversation import BrokenConversationError
 from tokenbus_services.bus.nats_end import NatsEnd
 from tokenbus_services.bus.nats_frames import (
-    ALL_ROLES,
-    ANYBODY,
-    HELLO,
     ID_LENGTH,
     VERSION,
     Frame,
@@ -25,6 +22,7 @@ from tokenbus_services.bus.nats_hellos import HelloInlet
 from tokenbus_services.bus.nats_lanes import MOST_LANES, Lane, Peer, name_of
 from tokenbus_services.bus.nats_peers import PeerBounds
 from tokenbus_services.bus.nats_server import Inlet, ServerConnection, Servers, first_of
+from tokenbus_services.bus.nats_subjects import ALL_ROLES, ANYBODY
 from tokenbus_services.bus.transport import Identity, Outcome, Parts, Role, Usage, check_message
 from tokenbus_services.settings import BusSettings
 
@@ -74,7 +72,6 @@ class NatsListener(NatsEnd):
         """Whether it announces itself no more."""
         self._announcing: asyncio.TimerHandle | None = None
         self._asking: Inlet | None = None
-        self._prefix = f"{self.base}.up."
         self._lanes: dict[str, Lane] = {}
         """The connection for the peers of each name; at most MOST_LANES, each for a few names."""
 
@@ -90,10 +87,10 @@ class NatsListener(NatsEnd):
             raise AddressError(self.address, f"not permitted: {self._denied}" if self._denied else _TAKEN)
 
     async def _serve(self, server: ServerConnection) -> None:
-        server.subscribe(f"{self.base}.listener", self._asked)
-        server.subscribe(f"{self.base}.listener.{self._id}", self._take_answer)
-        HelloInlet(server, f"{self._prefix}*.*.{HELLO}", self.hear_hello)
-        HelloInlet(server, f"{self._prefix}*.*.*", self._hear_old_hello, per_second=_OLD_HELLOS_PER_SECOND)
+        server.subscribe(self.subjects.claim, self._asked)
+        server.subscribe(self.subjects.answer_to(self._id), self._take_answer)
+        HelloInlet(server, self.subjects.hello(), self.hear_hello)
+        HelloInlet(server, self.subjects.up("*.*.*"), self._hear_old_hello, per_second=_OLD_HELLOS_PER_SECOND)
         self._asking = None
         is_first = not self._decided.is_set()
         try:
@@ -126,7 +123,7 @@ class NatsListener(NatsEnd):
         while loop.time() < end and not server.lost.is_set() and not server.denied:
             self._answer = b""
             self._answered.clear()
-            server.publish(f"{self.base}.listener", f"{self.base}.listener.{self._id}", self._id.encode())
+            server.publish(self.subjects.claim, self.subjects.answer_to(self._id), self._id.encode())
             await first_of(self._answered, server.lost, seconds=_ASK_SECONDS)
             if self._answered.is_set():
                 return self._answer != _MINE
@@ -140,7 +137,7 @@ class NatsListener(NatsEnd):
         del subject, nobody
         if self.server is not None and _ID.fullmatch(asking):
             answer = _MINE if self._is_mine or self._id.encode() < asking else _YOURS
-            self.server.publish(f"{self.base}.listener.{asking.decode()}", "", answer)
+            self.server.publish(self.subjects.answer_to(asking.decode()), "", answer)
 
     def _take_answer(self, subject: str, answer: bytes, nobody: bool) -> None:  # noqa: FBT001
         del subject
@@ -162,7 +159,7 @@ class NatsListener(NatsEnd):
     def _hear_who(self) -> None:
         """Hear one question: the answer is for all that ask meanwhile, and for the server to drop."""
         if self.group and self.server is not None and (self._asking is None or self._asking.received):
-            self._asking = self.server.subscribe(f"tokenbus.{self.group}.who", self._asked_who, most=1)
+            self._asking = self.server.subscribe(self.subjects.who, self._asked_who, most=1)
 
     def _asked_who(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         del subject, payload, nobody
@@ -177,12 +174,12 @@ class NatsListener(NatsEnd):
         self._hear_who()
         if self.is_reachable() and not self._is_retired and self.server is not None:
             admitted = sum(peer.is_admitted for peer in self._peers.values())
-            self.server.publish(f"{self.base}.here", "", str(admitted).encode())
+            self.server.publish(self.subjects.here, "", str(admitted).encode())
 
     def retire(self) -> None:
         """Announce itself no more, and say so."""
         if not self._is_retired and self.server is not None:
-            self.server.publish(f"{self.base}.here", "", b"")
+            self.server.publish(self.subjects.here, "", b"")
         self._is_retired = True
 
     def is_reachable(self) -> bool:
@@ -243,7 +240,7 @@ class NatsListener(NatsEnd):
     def hear_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         """Take what came to a subject of hellos."""
         del nobody
-        place = subject[len(self._prefix) :].removesuffix(HELLO)
+        place = self.subjects.peer_in(subject)
         peer = place + payload[-ID_LENGTH:].decode("ascii", "replace")
         if self.is_reachable() and _PEER.fullmatch(peer) is not None:
             self._take_hello(peer, payload[:-ID_LENGTH])
@@ -252,7 +249,7 @@ class NatsListener(NatsEnd):
 
     def _hear_old_hello(self, subject: str, payload: bytes, nobody: bool) -> None:  # noqa: FBT001 - as a Receive
         """Take what came to a peer's own subject: its hello, as an older peer says it, or what its lane takes."""
-        peer = subject[len(self._prefix) :]
+        peer = self.subjects.peer_in(subject)
         is_new = not nobody and peer.encode() not in self._peers
         if is_new and self.is_reachable() and _PEER.fullmatch(peer) is not None:
             self._take_hello(peer, payload)
@@ -273,10 +270,7 @@ class NatsListener(NatsEnd):
         if frame.kind is Kind.OPEN:
             self._refused(f"{peer}: it speaks {frame.data[:64]!r}, and this listener {VERSION!r}")
         elif self.server is not None:
-            self.server.publish(self._down(peer), "", _END)
-
-    def _down(self, peer: str) -> str:
-        return f"{self.base}.down.{peer.partition('.')[2]}"
+            self.server.publish(self.subjects.down(peer), "", _END)
 
     def welcome(self, peer: bytes) -> None:
         """Begin a conversation with a peer that has said hello, as soon as its lane is connected."""
@@ -299,7 +293,7 @@ class NatsListener(NatsEnd):
     def _begin(self, peer: bytes, lane: Lane, server: ServerConnection) -> None:
         """Begin a conversation with a new peer."""
         known = self._peers[peer] = Peer(peer, lane, server, self.cut, self.settings)
-        known.begin(self._prefix + peer.decode(), self._down(peer.decode()), partial(self._take, known))
+        known.begin(self.subjects.up(peer.decode()), self.subjects.down(peer.decode()), partial(self._take, known))
         self._bounds.add(known)
 
     def _lane(self, name: str) -> Lane | None:

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tokenbus_services.bus.guard import BOUNDS
-from tokenbus_services.bus.nats_frames import ANYBODY
 from tokenbus_services.bus.nats_lanes import Peer
+from tokenbus_services.bus.nats_subjects import ANYBODY
 from tokenbus_services.bus.transport import Usage
 from tokenbus_services.settings import BusSettings
 
