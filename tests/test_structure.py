@@ -47,6 +47,39 @@ def test_contracts_need_numpy_and_protobuf_alone() -> None:
     assert found - sys.stdlib_module_names == {"numpy", "google", "tokenbus_contracts"}
 
 
+_SERVICES = PACKAGES["tokenbus_services"]
+_MAY_IMPORT = {
+    "bus": "",
+    "client": "bus delivery",
+    "delivery": "",
+    "durable_log": "bus",
+    "gateway": "bus client delivery metrics model_files",
+    "logs": "",
+    "model_files": "",
+    "offline": "bus client delivery model_files processor worker",
+    "processor": "bus delivery durable_log",
+    "settings": "",
+    "worker": "bus delivery metrics",
+}
+"""Which packages of the services each of them imports, beside the modules next to them, settings and logs.
+
+The command line and the metrics look at all of them.
+"""
+
+
+def test_packages_of_the_services_import_what_they_may() -> None:
+    """Each package of the services imports no other one than its row says."""
+    folders = {path.name for path in _SERVICES.iterdir() if (path / "__init__.py").is_file()}
+    assert set(_MAY_IMPORT) | {"cli", "metrics"} == folders
+    for name, others in _MAY_IMPORT.items():
+        allowed = {*others.split(), name, "settings", "logs"}
+        for path in (_SERVICES / name).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenbus_services."):
+                    imported = str(node.module).split(".")[1]
+                    assert imported in allowed or imported not in folders, f"{path}: {imported}"
+
+
 class _Definition(NamedTuple):
     """A function or class of the tests: whether it asserts, and the names in it."""
 

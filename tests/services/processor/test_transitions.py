@@ -131,20 +131,3 @@ def test_only_the_table_changes_requests() -> None:
     found = {path.name: _changes_in(ast.parse(path.read_text())) for path in PROCESSOR.glob("*.py")}
     assert found.pop("requests.py")
     assert {name: changes for name, changes in found.items() if changes} == {}
-
-
-def test_the_page_shows_the_table() -> None:
-    """docs/architecture.md has every transition that the code has, and no other."""
-    rows = {
-        f"| `{before.name.lower()}` | `{event}` | `{after.name.lower()}` |"
-        for event, transitions in TRANSITIONS.items()
-        for before, after in transitions.items()
-    }
-    states = {f"`{state.name.lower()}`" for state in State}
-    page = (ROOT / "docs" / "architecture.md").read_text().splitlines()
-    shown = {
-        line
-        for line in page
-        if line.startswith("| `") and line.split("|")[1].strip() in states and line.count("|") == 4
-    }
-    assert shown == rows
