@@ -76,6 +76,39 @@ def _has(classes: dict[str, tuple[set[str], set[str]]], name: str, member: str) 
     return member in defined or any(_has(classes, base, member) for base in bases)
 
 
+def test_behaviours_are_where_the_page_says() -> None:
+    """Each of the behaviours of docs/where.md is in the module beside it, at the function or class that is named."""
+    rows = re.findall(
+        r"^\| ([^|*]+) \| `([\w/.]+)` \| ([^|]*) \|$", (ROOT / "docs" / "where.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) >= 40
+    for behaviour, file, names in rows:
+        defined = _defined_in(_source(file))
+        assert set(re.findall(r"`([\w.]+)`", names)) <= defined, behaviour
+        assert names, behaviour
+
+
+def _defined_in(path: Path) -> set[str]:
+    """Return what a module defines: its names, and Class.method."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        found.update(_defined(node))
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+            found.update(f"{node.name}.{name}" for each in node.body for name in _defined(each))
+    return found
+
+
+def test_terms_of_the_glossary_are_in_order_and_short() -> None:
+    """Each term has one row of docs/glossary.md, alphabetically, and is said in a sentence or three."""
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    rows = re.findall(r"^\| \*\*([^*]+)\*\* \| (.+) \|$", page, re.MULTILINE)
+    terms = [term for term, _ in rows]
+    assert terms == sorted(set(terms), key=str.lower)
+    assert len(terms) == page.count("\n| **") > 40
+    assert [term for term, text in rows if len(re.findall(r"[.:;] |\.$", text)) > 4] == []
+
+
 def _anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as they are made of their words."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
