@@ -16,8 +16,9 @@ from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingPa
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines import synthetic
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.client.requests import OpenRequests, RequestEnd, StepRows
+from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
+from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery import RequestFailedError, RequestTokens, Token
 from tokenbus_services.delivery.token import TokenLists
 from tokenbus_services.link import ReconnectingSession

@@ -17,8 +17,9 @@ from tokenbus_contracts.generated.stream_pb2 import GoodbyeReason
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.bus import Listener
-from tokenbus_services.client.requests import OpenRequests, RequestEnd, StepRows
+from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
+from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery.token import TokenLists
 from tokenbus_services.processor.core import Core
 from tokenbus_services.settings import Settings

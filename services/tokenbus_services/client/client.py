@@ -15,11 +15,12 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, Generate
 from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_contracts.schema import MAJOR, MINOR
 from tokenbus_services.bus import Transport, transport_for
-from tokenbus_services.client.connections import Connections
+from tokenbus_services.client.connections import ProcessorConnections
 from tokenbus_services.client.parameters import Prompt, RequestParameters, named_as_given, request_of
-from tokenbus_services.client.requests import OpenRequests, RequestEnd, StepRows
+from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.client.status import merged
+from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.client.stream import Stream, StreamQueue, T
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery import RequestFailedError, RequestTokens
@@ -115,7 +116,7 @@ class Client:
         """The open requests."""
         self._clock = clock or SystemClock()
         self._watched: tuple[str, Callable[[ServerFrame, bytes], None]] | None = None
-        self._connections = Connections(processors, self._begin, self.requests, self._clock)
+        self._connections = ProcessorConnections(processors, self._begin, self.requests, self._clock)
         self.sessions = self._connections.sessions
         """The state of the connection to each processor; of a fixed list in its order."""
         self._transport = transport

@@ -1,4 +1,4 @@
-"""Connections: a client's connection to each of its processors, which come and go where they announce themselves."""
+"""A client's connection to each of its processors, which come and go where they announce themselves."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from tokenbus_services.processor_list import ProcessorList
 _log = logger("client")
 
 
-class Connections:
+class ProcessorConnections:
     """One connection for each processor of a list, all for the same requests."""
 
     def __init__(

@@ -1,12 +1,11 @@
 """OpenRequests: a client's open requests, which processor has each, and where those are looked for that lost theirs."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, count, repeat
-from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,10 @@ from tokenbus_contracts import LogprobBatch, RowStatus
 from tokenbus_contracts.frames import worker_hash, write_frame
 from tokenbus_contracts.generated.client_pb2 import ClientFrame, Ended, Resume
 from tokenbus_contracts.generated.request_pb2 import Abort, Admitted, ErrorCode, Generate, RequestError
-from tokenbus_contracts.schema import bounds_in
+from tokenbus_services.client.ended_requests import EndedRequests
 from tokenbus_services.client.progress import MOST_POSITION, NO_SENDER, Progress
+from tokenbus_services.client.search import AwayWorkers, Search, connected, grace
+from tokenbus_services.client.steps import RequestEnd, StepRows
 from tokenbus_services.delivery import PendingAck, RequestFailedError, RequestTokens, Step
 from tokenbus_services.delivery.errors import NOT_HERE, NOT_TAKEN, request_error
 from tokenbus_services.delivery.slots import Slots
@@ -29,69 +30,11 @@ if TYPE_CHECKING:
     from tokenbus_services.client.session import ClientSession
 
 _MOST_ENDED_IDS = 1024
-_MOST_OVER = bounds_in(Ended.DESCRIPTOR.fields_by_name["request_keys"].GetOptions()).max_items
-"""As many as one frame may name."""
-_OVERDUE = 2
-"""A search ends after so many graces; where a worker was lost, only if one processor was there for a whole one."""
 _MOST_LOSSES = 4
 """A request is sent anew for at most so many workers that were lost before they answered: it may be what ends them.
 
 A worker that left its processor counts, too: with fewer, requests would end while processors fail again and again.
 """
-
-
-class StepRows(NamedTuple):
-    """A client's rows of one step, as columns: an item of `Client.steps`.
-
-    Each row and each token comes once, in the order in which its request had it. Compare `isinstance(item, StepRows)`,
-    or match as in the example of `Client.steps`.
-
-    Example:
-        assert tokenbus.StepRows._fields == ("target", "draft")
-    """
-
-    target: LogprobBatch
-    """The tokens that were accepted."""
-    draft: LogprobBatch | None
-    """What the draft model proposed for the same step, where a request asked for that; else None."""
-
-
-class RequestEnd(NamedTuple):
-    """How one request ended: an item of `Client.steps`, after the request's last rows.
-
-    Example:
-        end = tokenbus.RequestEnd(request_id=7, status=tokenbus.RowStatus.FINISHED_STOP, error=None)
-        assert end.error is None
-    """
-
-    request_id: int
-    """The request."""
-    status: RowStatus | None
-    """The status of its last row; None: it ended with an error."""
-    error: RequestFailedError | None
-    """The error that it ended with, and how many tokens came before; None: it has a status."""
-    stop: int | str | None = None
-    """The stop token or the stop text that ended it, as `Generation.stop`."""
-
-
-@dataclass(slots=True, eq=False)
-class Search:
-    """A request that no processor has, as far as is known: what the processors said of it."""
-
-    error: RequestError | None = None
-    """What it ends with if none of them has it."""
-    without: "set[ClientSession]" = field(default_factory=set)
-    """Processors that answered "unknown" or "refused" for this request."""
-    since: float | None = None
-    """When the client first looked at it after the last handshake with a processor, in seconds; None: not yet."""
-    is_final: bool = False
-    """Whether its worker has had the time to come: what a processor says now counts."""
-    looked_at: float | None = None
-    """When the client looked at it last, in seconds."""
-    searched: float = 0.0
-    """For how many seconds a processor was connected meanwhile."""
-    is_overdue: bool = False
-    """Whether the search has lasted so long that processors which come and go delay its end no longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -163,25 +106,14 @@ class OpenRequests:
         """Ends that go into the output stream once the rows before them are there."""
         self._ended_ids: dict[int, None] = {}
         """Requests that ended here and whose late rows need no abort any more, the oldest first."""
-        self._missing: dict[int, float] = {}
-        """The workers that have left their processor, or lost it, and are at no other yet.
-
-        Any of them may soon take a request that none takes now. Each is waited for so many seconds more in which there
-        is a processor to come to.
-        """
-        self._looked_at: float | None = None
-        self._over: OrderedDict[int, float] = OrderedDict()
-        """The requests that ended last, of which workers may still bring rows to a processor, each with its number.
-
-        It is infinite where a worker may still have the request: that is said each time that a worker comes.
-        """
-        self._over_numbers = count(1)
+        self._ended_requests = EndedRequests()
         self._discarded: dict[int, OpenRequest] = {}
         """Requests whose consumer closed them, until the processor has ended them; their rows are dropped."""
         self._wake_ups = WakeUps()
         self._sent_anew: dict[int, int] = {}
         """The ids of the open requests that were sent anew, by the key that each has now."""
         self.sessions: list[ClientSession] = []
+        self.away = AwayWorkers(self.sessions)
         self._ordinals = count(NO_SENDER + 1)
         self._progress = Progress()
         self.requests: dict[int, OpenRequest] = {}
@@ -270,7 +202,7 @@ class OpenRequests:
 
     def _add(self, request: OpenRequest, position: int) -> None:
         self.requests[request.tokens.request_id] = request
-        self._over.pop(request.tokens.request_id, None)
+        self._ended_requests.remove(request.tokens.request_id)
         self._progress.open(request.tokens.request_id, position, request.tokens.waiting)
         request.closed_at = None
 
@@ -298,7 +230,7 @@ class OpenRequests:
                 request.is_aborted = True
                 self._say_abort(request)
         elif not request.is_unsent:
-            self._remember_over(request.key, may_go_on=True)
+            self._ended_requests.add(request.key, may_go_on=True)
         self._ended(request, RowStatus.ABORTED)
         self._flush_ends()
 
@@ -336,7 +268,7 @@ class OpenRequests:
         """End a request with an error of a processor; it counts the tokens that came here."""
         self._remove(request)
         if error.code != ErrorCode.ERROR_CODE_TAKEN_UP and not request.is_unsent:
-            self._remember_over(request.key, may_go_on=True)
+            self._ended_requests.add(request.key, may_go_on=True)
         error.request_key = request.tokens.request_id
         generated, error.emitted_tokens = error.emitted_tokens, request.next_position
         request.tokens.fail(error, generated)
@@ -486,7 +418,7 @@ class OpenRequests:
             self._end_slow(request)
         elif status in FINISHED:
             self._remove(request)
-            self._remember_over(request.key)
+            self._ended_requests.add(request.key)
             self._ended(request, status, stop_of(step.rows, place, request.stop_texts))
         return expected - position
 
@@ -540,7 +472,7 @@ class OpenRequests:
         if request is None:
             is_discarded = self._discarded.pop(error.request_key, None) is not None
             if is_discarded and self.has_several and error.code in NOT_HERE:
-                self._remember_over(error.request_key, may_go_on=True)
+                self._ended_requests.add(error.request_key, may_go_on=True)
         elif request.home not in (None, session):
             return  # it went on at another processor
         elif request.home is None and request.search is not None and error.code in NOT_HERE | NOT_TAKEN:
@@ -569,8 +501,8 @@ class OpenRequests:
         homeless = self._homeless()
         if not resumed:
             self.lost(session)
-        session.said_over = 0
-        self._say_over(session)
+        session.named_ended = 0
+        self._name_ended(session)
         for request in chain(self.requests.values(), self._discarded.values()):
             if request.home is not session:
                 continue
@@ -591,17 +523,10 @@ class OpenRequests:
                 request.search.is_final = request.search.is_overdue
             self._ask(session, request)
 
-    def _remember_over(self, request_id: int, *, may_go_on: bool = False) -> None:
-        """Remember that nothing more of a request is wanted; `may_go_on`: its worker has not said that it ended it."""
-        self._over[request_id] = inf if may_go_on else next(self._over_numbers)
-        if len(self._over) > _MOST_OVER:
-            self._over.popitem(last=False)
-
-    def _say_over(self, session: "ClientSession") -> None:
-        """Name to a processor the requests that have ended and were not named to it, if all rows are acked."""
-        found = [request_id for request_id, number in self._over.items() if number > session.said_over]
-        if found and not self.is_paused and session.say(ClientFrame(ended=Ended(request_keys=found))):
-            session.said_over = max((n for n in self._over.values() if n < inf), default=0)
+    def _name_ended(self, session: "ClientSession") -> None:
+        """Name to a processor the requests that have ended, if all rows are acked."""
+        if not self.is_paused:
+            self._ended_requests.name_to(session)
 
     def _send(self, request: OpenRequest, generate: Generate, session: "ClientSession") -> None:
         """Send a request that no processor has answered to a connected processor, perhaps again."""
@@ -616,7 +541,7 @@ class OpenRequests:
         if not self.has_several:
             return self.sessions[0]
         without = search.without if search is not None else set()
-        able = [each for each in self.sessions if each.state is SessionState.OPEN and each not in without]
+        able = [each for each in connected(self.sessions) if each not in without]
         return max(able, key=lambda session: session.room_for(model), default=None)
 
     def lost(self, session: "ClientSession") -> None:
@@ -627,7 +552,7 @@ class OpenRequests:
             self._lose_home(request, None)
         for key in [key for key, request in self._discarded.items() if request.home is session]:
             del self._discarded[key]
-            self._remember_over(key, may_go_on=True)
+            self._ended_requests.add(key, may_go_on=True)
         self._flush_ends()
 
     def forget(self, session: "ClientSession") -> None:
@@ -656,7 +581,7 @@ class OpenRequests:
 
         So the request waits for no worker that may have it, and no processor mixes the rows of the two.
         """
-        self._remember_over(request.key, may_go_on=True)
+        self._ended_requests.add(request.key, may_go_on=True)
         for session in self.sessions:
             session.say(ClientFrame(ended=Ended(request_keys=[request.key])))
         if request.is_aborted:
@@ -678,25 +603,6 @@ class OpenRequests:
         elif request.search is None or session not in request.search.without:
             self._send(request, request.generate, session)  # its search stays, with the processors that refused it
 
-    def lost_with(self, workers: frozenset[int]) -> None:
-        """Learn that the processor of some workers is lost: they are on their way to another, or there already."""
-        self._miss(workers, _OVERDUE * self._grace())
-
-    def left(self, workers: frozenset[int]) -> None:
-        """Learn that some workers are at a processor no more, which is there."""
-        self._miss(workers, self._grace(is_told=True))
-
-    def _miss(self, workers: frozenset[int], seconds: float) -> None:
-        """Wait for those of some workers that are at no processor here, for so many seconds at least."""
-        here = [each.workers for each in self.sessions if each.state is SessionState.OPEN]
-        for worker in workers.difference(*here):
-            self._missing[worker] = max(seconds, self._missing.get(worker, 0.0))
-
-    def seen(self, workers: frozenset[int]) -> None:
-        """Learn that some workers are at a processor; each says of which requests it has."""
-        for worker in self._missing.keys() & workers:
-            del self._missing[worker]
-
     def came(self, session: "ClientSession", workers: frozenset[int]) -> None:
         """Learn that some workers are new at a processor: requests of theirs are there, whatever their homes say.
 
@@ -708,7 +614,7 @@ class OpenRequests:
 
     def arrived(self, session: "ClientSession") -> None:
         """Learn that a worker came to a processor: it may have brought a request that is looked for, or has ended."""
-        self._say_over(session)
+        self._name_ended(session)
         self._forget_refusals(session)
         for request in self._homeless():
             self._ask(session, request)
@@ -743,27 +649,24 @@ class OpenRequests:
 
     def _workers_may_come(self) -> bool:
         """Tell whether a processor that is away, or workers that left theirs, may soon take what is refused now."""
-        return bool(self._missing) or any(each.is_expected for each in self.sessions)
+        return bool(self.away) or any(each.is_expected for each in self.sessions)
 
     def _conclude(self, request: OpenRequest, search: Search) -> None:
         """End the search for a request when all have said that they do not have it."""
-        is_open = [each for each in self.sessions if each.state is SessionState.OPEN]
-        asked = is_open if search.is_overdue else self.sessions
-        # Without a processor its worker may still come to the next.
-        if search.is_final and is_open and all(each in search.without for each in asked):
+        if search.has_failed(self.sessions):
             code, request_id = ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, request.tokens.request_id
             self._broken(request, search.error or request_error(request_id, code, "no processor has it"))
 
     def look(self, now: float) -> None:
         """End the searches whose time is over; to be called once a heartbeat's interval."""
-        self._count_missing(now)
+        self.away.count(now)
         for request in self._homeless():
             search = request.search
             if search is None:
                 continue
             if search.since is None:
                 search.since, search.is_final = now, False
-            self._count_search(search, now)
+            search.count(self.sessions, now)
             if now - search.since >= self._patience:
                 message = f"no processor answered for {round(self._patience * 1000)} ms"
                 code, request_id = ErrorCode.ERROR_CODE_DEADLINE, request.tokens.request_id
@@ -772,7 +675,7 @@ class OpenRequests:
                 if self._workers_may_come():  # perhaps at one that had none
                     search.without &= {each for each in self.sessions if each.is_closing}
                 self._place(request, request.generate, search)
-            elif search.is_final or not (search.is_overdue or now - search.since >= self._grace()):
+            elif search.is_final or not (search.is_overdue or now - search.since >= grace(self.sessions)):
                 self._conclude(request, search)
             else:  # its worker has had the time to come
                 search.is_final = True
@@ -780,31 +683,6 @@ class OpenRequests:
                 for session in self.sessions:
                     self._ask(session, request)
         self._flush_ends()
-
-    def _count_missing(self, now: float) -> None:
-        """Give up the workers that have come to no processor, though there was one for long enough."""
-        passed, self._looked_at = now - (now if self._looked_at is None else self._looked_at), now
-        if not any(each.state is SessionState.OPEN for each in self.sessions):
-            return
-        left = {worker: seconds - passed for worker, seconds in self._missing.items()}
-        self._missing = {worker: seconds for worker, seconds in left.items() if seconds > 0}
-
-    def _count_search(self, search: Search, now: float) -> None:
-        if search.looked_at is not None and any(each.state is SessionState.OPEN for each in self.sessions):
-            search.searched += now - search.looked_at
-        search.looked_at = now
-        grace = self._grace()
-        # Where no processor stayed, a worker that lives may have found none.
-        has_stayed = any(each.heard_for(now) >= grace for each in self.sessions)
-        search.is_overdue = search.error is not None and has_stayed and search.searched >= _OVERDUE * grace
-
-    def _grace(self, *, is_told: bool = False) -> float:
-        """How long a worker may take to come to another processor, in seconds; it asks each in turn.
-
-        `is_told`: its processor let go of it. Else the worker may notice the loss only after the timeout.
-        """
-        notices = (each.interval if is_told else 2 * each.timeout for each in self.sessions)
-        return max(notices, default=0) + sum(each.interval for each in self.sessions if not each.has_gone)
 
 
 def _resume(request: OpenRequest, *, only_if_here: bool = False) -> Resume:

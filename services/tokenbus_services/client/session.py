@@ -52,7 +52,7 @@ class ClientSession(ReconnectingSession):
         self._arrivals = 0
         self._used: Counter[str] = Counter()
         """How many requests were sent for each model since the processor said how much room it has."""
-        self.said_over: float = 0
+        self.named_ended: float = 0
         """The number of the last ended request that was named to the processor."""
         self.has_gone = False
         """Whether the processor neither announces itself any more, where processors do, nor is heard."""
@@ -104,8 +104,8 @@ class ClientSession(ReconnectingSession):
         self._room = {each.model: each for each in room.models}
         before, self.workers = self.workers, frozenset(room.workers)
         self._used.clear()
-        self._requests.seen(self.workers)
-        self._requests.left(before - self.workers)
+        self._requests.away.seen(self.workers)
+        self._requests.away.left(before - self.workers)
         self._requests.came(self, self.workers - before)
         if room.arrivals != self._arrivals:
             self._arrivals = room.arrivals
@@ -113,7 +113,7 @@ class ClientSession(ReconnectingSession):
 
     def _forget_room(self) -> None:
         workers, self.workers = self.workers, frozenset()
-        self._requests.lost_with(workers)
+        self._requests.away.lost_with(workers)
         self._room.clear()
 
     # Calls of the application.

@@ -13,7 +13,7 @@ from tokenbus_contracts.generated.client_pb2 import ClientFrame, ClientWelcome, 
 from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.client import Client
-from tokenbus_services.client.connections import Connections
+from tokenbus_services.client.connections import ProcessorConnections
 from tokenbus_services.client.requests import OpenRequests
 from tokenbus_services.client.session import ClientSession
 from tokenbus_services.processor_list import ProcessorList
@@ -60,7 +60,7 @@ class Line:
         """Announce processors at those addresses."""
         self.processors, self.clock = Announced(*addresses), ManualClock()
         self.requests = OpenRequests(100, PATIENCE, others_may_come=True)
-        self.connections = Connections(self.processors, self._begin, self.requests, self.clock)
+        self.connections = ProcessorConnections(self.processors, self._begin, self.requests, self.clock)
 
     def _begin(self) -> ClientSession:
         return ClientSession(client_hello(), self.requests, settings().limits, interval=1.0, timeout=3.0)
