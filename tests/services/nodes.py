@@ -88,7 +88,7 @@ class DrivenPublisher(Publisher):
     def __init__(self, settings: Settings, epoch: int, handoff: HandoffPoint = _NOWHERE) -> None:
         """Be running from the start."""
         super().__init__(settings, vocabulary_size=synthetic.VOCABULARY_SIZE, epoch=epoch, handoff=handoff)
-        self._running = True
+        self.begin()
         self.turn_over = threading.Event()
         self.emitted: dict[int, int] = {}
         """How many tokens of each request were published."""

@@ -119,7 +119,7 @@ class Publisher:
             self.retention,
             interval=bus.heartbeat_interval_ms / 1000,
             timeout=bus.heartbeat_timeout_ms / 1000,
-            on_request=self._take_request,
+            on_request=self.take_request,
             on_room=self._room.notify_all,
             processors=self._processors.count,
             may_move=not self._processors.is_fixed,
@@ -174,7 +174,7 @@ class Publisher:
             await self._task
 
     def _close(self, error: BaseException | None) -> None:
-        self._stop_running()
+        self.end()
         self.link.stop(0 if error else self.settings.worker.drain_timeout_ms / 1000)
 
     async def _run(self, started: Future[None]) -> None:
@@ -188,8 +188,8 @@ class Publisher:
         running = await self.link.start(transport, self._processors)
         balancing = asyncio.create_task(self._balance())
         running.add_done_callback(lambda _: balancing.cancel())
-        self._running = True
-        running.add_done_callback(lambda _: self._stop_running())  # nothing that is published from now on would be sent
+        self.begin()
+        running.add_done_callback(lambda _: self.end())  # nothing that is published from now on would be sent
         return running
 
     async def _balance(self) -> None:
@@ -210,7 +210,12 @@ class Publisher:
                 self.link.wake()
                 seconds = min(2 * seconds, _MOST_BALANCE_SECONDS)
 
-    def _stop_running(self) -> None:
+    def begin(self) -> None:
+        """Let batches be published from now on; without `async with`, the caller carries the session's messages."""
+        self._running = True
+
+    def end(self) -> None:
+        """Let no batch be published any more, and wake the threads that wait."""
         with self._room:
             self._running = False
             self._room.notify_all()
@@ -391,7 +396,7 @@ class Publisher:
             self.session.requests.discard(key)
             self._last_keys = b""
 
-    def _take_request(self, request: Generate | Abort) -> None:
+    def take_request(self, request: Generate | Abort) -> None:
         """Queue a request or an abort for the engine; called on the link's thread."""
         most = 2 * self.settings.worker.max_requests  # as many aborts as open requests
         if not most and isinstance(request, Abort):

@@ -1,7 +1,7 @@
 """Retention: the items that a worker keeps until they are acknowledged, bounded in items and in bytes."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from zlib import crc32
@@ -63,6 +63,10 @@ class Retention:
     def __len__(self) -> int:
         """Return how many entries are kept."""
         return len(self._kept)
+
+    def __iter__(self) -> Iterator[Retained | Dropped]:
+        """Iterate over the entries, the oldest first."""
+        return iter(self._kept)
 
     @property
     def first_sequence(self) -> int:

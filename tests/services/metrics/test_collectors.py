@@ -271,7 +271,7 @@ async def test_policies_are_told() -> None:
     )
     watched = Watched(Bus(chosen))
     publisher = watched.bus.publisher
-    publisher._running = True  # without a connection nothing is acknowledged
+    publisher.begin()  # without a connection nothing is acknowledged
     publisher.publish(rows([(0, 1)]))
     with pytest.raises(RetentionFullError):
         publisher.publish(rows([(0, 1), (0, 1)]))
@@ -290,7 +290,7 @@ async def test_blocking_is_told() -> None:
     chosen = settings(worker__retention_items=2, worker__block_timeout_ms=1, worker__drain_timeout_ms=0)
     watched = Watched(Bus(chosen))
     publisher = watched.bus.publisher
-    publisher._running = True
+    publisher.begin()
     publisher.publish(rows([(0, 1)]))
     with pytest.raises(RetentionFullError):
         publisher.publish(rows([(0, 1)]))

@@ -144,7 +144,7 @@ async def test_a_stuck_loop_is_told_by_who_is_not_stuck() -> None:
 def test_a_refused_worker_is_not_healthy() -> None:
     """A worker whose processor refuses it says so, with the reason; one that has no processor yet is healthy."""
     publisher = Bus().publisher
-    publisher._running = True
+    publisher.begin()
     watch = LoopWatch(lambda: None, ManualClock().now)
     assert publisher_health(publisher, watch).problems == ()
     publisher.session.state = SessionState.REFUSED

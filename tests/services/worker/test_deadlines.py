@@ -38,7 +38,7 @@ class Worker:
     def turn(self, *requests: Generate) -> None:
         """Take requests, and compute a step."""
         for request in requests:
-            self.publisher._take_request(request)
+            self.publisher.take_request(request)
         self.loop.serve(Once())
 
     def ended(self) -> dict[int, tuple[int, str]]:
@@ -154,7 +154,7 @@ def test_engine_that_keeps_no_request_is_aborted_all_the_same(*, hands_off: bool
     clock, engine, publisher = ManualClock(), Engine(), running()
     emitter = Emitter(publisher, 0)
     emitter.active = ActiveRequests(keep_requests=hands_off)
-    publisher._take_request(generate_of(8, deadline_unix_ms=clock.unix_ms() + 10))
+    publisher.take_request(generate_of(8, deadline_unix_ms=clock.unix_ms() + 10))
     loop = EngineLoop(engine, emitter, unix_ms=clock.unix_ms)
     loop.serve(Once())
     clock.advance(1)

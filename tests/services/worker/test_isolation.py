@@ -67,7 +67,7 @@ class Worker:
     def turn(self, *requests: Generate | Abort) -> None:
         """Take these requests, and compute a step."""
         for request in requests:
-            self.publisher._take_request(request)
+            self.publisher.take_request(request)
         self.loop._take_all(0)
         if self.engine.has_work:
             self.loop.compute()
@@ -267,7 +267,7 @@ def test_engine_may_say_anywhere_that_it_is_broken(method: str) -> None:
     else:
         made.turn(generate_of(POISON))
         made.engine.abort_error = EngineBrokenError("card gone")
-    made.publisher._take_request(generate_of(POISON) if method == "admit" else Abort(request_key=POISON))
+    made.publisher.take_request(generate_of(POISON) if method == "admit" else Abort(request_key=POISON))
     with pytest.raises(EngineBrokenError, match="card gone"):
         made.loop.serve(threading.Event())
     assert made.errors() == dict.fromkeys((1, 2, POISON), (ENGINE, "the engine is broken: card gone"))

@@ -21,13 +21,13 @@ from tokenbus_services.worker.retention import Retained
 def running() -> Publisher:
     """Return a publisher without a link."""
     publisher = Publisher(settings({"worker.policy": "fail"}), epoch=EPOCH)
-    publisher._running = True
+    publisher.begin()
     return publisher
 
 
 def said(publisher: Publisher) -> list[Any]:
     """Return what is in the stream: batches' tokens, and events' names."""
-    kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+    kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
     return [
         decode(entry.payload).token_ids.tolist()
         if entry.kind == 1
@@ -162,7 +162,7 @@ def test_batch_is_that_of_the_engines_own_thread() -> None:
                 outbox.emit(arrays)
         else:
             emitter.emit(arrays)
-        kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+        kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
         made.append([decode(entry.payload) for entry in kept])
     alone, handed = (each.columns for (each,) in made)
     assert {name: values.tobytes() for name, values in alone.items()} == {

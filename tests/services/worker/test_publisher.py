@@ -32,7 +32,7 @@ class Bare(Publisher):
         """Be running from the start."""
         overrides = {f"worker.{name}": value for name, value in worker.items()}
         super().__init__(settings(overrides), epoch=EPOCH)
-        self._running = True
+        self.begin()
 
     def hear(self, **body: Any) -> None:  # noqa: ANN401 - as the frame has it
         """Take a frame from the processor, on whichever thread."""
@@ -121,7 +121,7 @@ def test_batch_over_the_bound_is_refused_before_it_is_kept() -> None:
     """A message that is larger than a message may be is an error where it is published, and is not kept (case 26)."""
     size = 2000
     publisher = Publisher(settings({"limits.max_message_bytes": size}), epoch=EPOCH)
-    publisher._running = True
+    publisher.begin()
     with pytest.raises(ContractError, match=f"at most {size} bytes"):
         publisher.publish(batch(rows(range(1, 30), tokens=3)))
     assert len(publisher.retention) == 0

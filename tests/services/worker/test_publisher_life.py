@@ -236,19 +236,19 @@ def test_requests_that_wait_are_bounded() -> None:
     """Twice as many requests as the worker takes may wait for the engine, as each may be aborted; more are an error."""
     publisher = Publisher(at_memory(max_requests=2))
     for key in range(1, 5):
-        publisher._take_request(generate_of(key))
+        publisher.take_request(generate_of(key))
     with pytest.raises(ContractError, match="at most 4 requests"):
-        publisher._take_request(generate_of(5))
+        publisher.take_request(generate_of(5))
     assert [request.request_key for request in publisher.take_requests()] == [1, 2, 3, 4]
 
 
 def test_aborts_of_what_is_only_shown_are_left() -> None:
     """A worker that takes no requests shows those that came elsewhere: they are not the processor's to end."""
     publisher = Publisher(at_memory(max_requests=0))
-    publisher._take_request(Abort(request_key=1))
+    publisher.take_request(Abort(request_key=1))
     assert publisher.take_requests() == []
     with pytest.raises(ContractError, match="at most 0 requests"):
-        publisher._take_request(generate_of(1))
+        publisher.take_request(generate_of(1))
 
 
 def test_thread_of_its_own() -> None:
@@ -286,7 +286,7 @@ async def test_epochs_of_later_lives_are_larger() -> None:
 def test_request_handed_off_and_finished_in_drafts_is_not_known_again() -> None:
     """What was drafted in a request's last step does not bring the request back."""
     publisher = Publisher(at_memory(), epoch=EPOCH)
-    publisher._running = True
+    publisher.begin()
     publisher.publish(batch(rows([1], status=RowStatus.FINISHED_STOP), draft_follows=True))
     publisher.publish(batch(rows([1]), kind=BatchKind.DRAFT))
     assert publisher.session.requests == set()

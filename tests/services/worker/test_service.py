@@ -78,15 +78,15 @@ def running(*, items: int = 100, tp_rank: int = 0, requests: Sequence[Generate |
     """Return a publisher without a link, and some requests for its engine."""
     chosen = settings({"worker.retention_items": items, "worker.policy": "fail", "worker.tp_rank": tp_rank})
     publisher = Publisher(chosen, epoch=EPOCH)
-    publisher._running = True
+    publisher.begin()
     for request in requests:
-        publisher._take_request(request)
+        publisher.take_request(request)
     return publisher
 
 
 def events(publisher: Publisher) -> list[RequestEvent]:
     """Return the events that are retained."""
-    kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+    kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
     return [read_frame(RequestEvent, entry.payload) for entry in kept if entry.kind == 2]
 
 
@@ -97,7 +97,7 @@ def keys(publisher: Publisher) -> list[list[int]]:
 
 def batches(publisher: Publisher) -> list[LogprobBatch]:
     """Return the batches that are retained."""
-    kept = [entry for entry in publisher.retention._kept if isinstance(entry, Retained)]
+    kept = [entry for entry in publisher.retention if isinstance(entry, Retained)]
     return [decode(entry.payload) for entry in kept if entry.kind == 1]
 
 
@@ -217,7 +217,7 @@ def test_news_without_room_end_the_request_they_are_of() -> None:
     serve(publisher, engine, Once())
     assert (engine.admitted, engine.aborted) == ([8], [8])
     engine.refusal = ValueError("no")
-    publisher._take_request(generate_of(9))
+    publisher.take_request(generate_of(9))
     serve(publisher, engine, Once())
     gap = publisher.retention.find(2)
     assert isinstance(gap, Dropped)
@@ -230,7 +230,7 @@ def test_news_without_room_end_the_request_they_are_of() -> None:
 def test_closed_publisher_ends_the_loop(requests: list[Generate | Abort]) -> None:
     """When the publisher was closed the loop returns, whatever it was about to publish."""
     publisher = running(requests=requests)
-    publisher._running = False
+    publisher.end()
     engine = Engine([batch(rows([1]))], [batch(rows([1]))])
     serve(publisher, engine, threading.Event())
     assert publisher.retention.next_sequence == 1
@@ -299,5 +299,5 @@ def test_whatever_an_engine_returns_ends_its_own_requests_alone() -> None:
 def test_publisher_that_ended_by_itself_ends_the_loop() -> None:
     """A loop whose publisher has ended does not go on without it."""
     publisher = running()
-    publisher._running = False
+    publisher.end()
     serve(publisher, Engine(), threading.Event())
