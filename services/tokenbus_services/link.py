@@ -291,7 +291,6 @@ class Link:
     def __init__(
         self, session: ReconnectingSession, lock: AbstractContextManager[object], clock: Clock, name: str
     ) -> None:
-        """Take the session, the lock under which it may be used, the clock, and a name for the log."""
         self._log = logger(name)
         self._session = session
         self._lock = lock

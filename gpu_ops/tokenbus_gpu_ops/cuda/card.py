@@ -21,7 +21,6 @@ class Card:
     """What belongs to one GPU for as long as the process lives."""
 
     def __init__(self, number: int) -> None:
-        """Take the card's primary context, which frameworks use too."""
         cuda = driver()
         self.number = number
         self.context = done(cuda.cuDevicePrimaryCtxRetain(done(cuda.cuDeviceGet(number))))

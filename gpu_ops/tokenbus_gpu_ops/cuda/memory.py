@@ -58,7 +58,6 @@ class Pool:
     """The pinned memory of one device. What is given back may still be written to, so its event is asked first."""
 
     def __init__(self, max_bytes: int = MAX_PINNED_BYTES) -> None:
-        """Begin with nothing."""
         self._free: dict[int, deque[Pinned]] = {}
         self._max_bytes = max_bytes
         self.bytes = 0
@@ -106,7 +105,6 @@ class Scratch:
     __slots__ = ("_last", "address", "size")
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._last: Pinned | None = None
         self.address = 0
         self.size = 0
@@ -149,7 +147,6 @@ class Scratches:
     """The device memory of every stream that was used lately, by the stream's handle."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._of: OrderedDict[int, Scratch] = OrderedDict()
 
     def of(self, stream: int) -> Scratch:

@@ -122,7 +122,6 @@ class Process:
     """Makes what is needed when it is needed first; a process that was forked off begins anew."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._making = threading.RLock()
         self._options = Options()
         self._settings: Settings | None = None

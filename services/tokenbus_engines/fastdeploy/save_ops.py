@@ -167,7 +167,6 @@ class _Step:
     __slots__ = ("_call", "_given", "kind", "op", "rank")
 
     def __init__(self, call: _Call, given: tuple[Any, ...], rank: int) -> None:
-        """Take an op's arguments, and its rank."""
         self.op, self.kind, self.rank = call.op, call.kind, rank
         self._call = call
         self._given = given
@@ -200,7 +199,6 @@ class _SaveOp:
     """A save op, called with its arguments by position."""
 
     def __init__(self, name: str, kind: Kind, doc: str) -> None:
-        """Take its name, and the kind of its messages."""
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
         code, forms = list(_FORMS).index(name), _FORMS[name]

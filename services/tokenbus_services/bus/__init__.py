@@ -47,7 +47,6 @@ class TransportByScheme:
     """Leaves each address to the transport of its scheme; NATS is imported when the first such address is used."""
 
     def __init__(self, settings: BusSettings) -> None:
-        """Take the settings of all."""
         self._settings = settings
         self._zeromq = ZeroMQTransport(settings)
         self._nats: Transport | None = None

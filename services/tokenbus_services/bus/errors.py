@@ -9,7 +9,6 @@ class AddressError(BusError):
     """An address cannot be used: it is invalid, taken or not permitted."""
 
     def __init__(self, address: str, reason: str) -> None:
-        """Keep the address and the reason."""
         super().__init__(address, reason)
         self.address = address
         self.reason = reason
@@ -27,7 +26,6 @@ class ClosedError(BusError):
     """A listener or connection was closed on this side, by its owner; a peer that leaves never causes this."""
 
     def __init__(self, what: str) -> None:
-        """Keep what was closed."""
         super().__init__(what)
         self.what = what
 
@@ -40,7 +38,6 @@ class MessageError(BusError):
     """A message cannot be sent, because no peer accepts it: the caller's fault."""
 
     def __init__(self, limit: str, actual: int) -> None:
-        """Keep the limit, as a phrase, and the measured value."""
         super().__init__(limit, actual)
         self.limit = limit
         self.actual = actual

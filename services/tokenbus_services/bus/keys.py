@@ -93,7 +93,6 @@ class ProcessKeys:
     """The keys of one process, read from their files when a socket first needs them."""
 
     def __init__(self, settings: BusSettings) -> None:
-        """Take the paths from the settings."""
         self._settings = settings
         self._own: KeyPair | None = None
         self._allowed: AllowList | None = None

@@ -28,7 +28,6 @@ class MemoryTransport:
     """Listeners and connections that find each other by `memory://NAME`, within one transport object."""
 
     def __init__(self, settings: BusSettings) -> None:
-        """Take the bounds from the settings."""
         self._settings = settings
         self._meetings: dict[str, _Meeting] = {}
 

@@ -24,7 +24,6 @@ class NatsTransport:
     """Listens and connects at `nats://HOST:PORT/NAME` and `tls://HOST:PORT/NAME`."""
 
     def __init__(self, settings: BusSettings) -> None:
-        """Take the bounds, times and credentials from the settings."""
         self._settings = settings
         self._bounds = PeerBounds(settings)
         self._logins: dict[bool, Login] = {}

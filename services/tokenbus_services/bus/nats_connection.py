@@ -24,7 +24,6 @@ class NatsConnection(NatsEnd):
     """A connection to a name: one conversation after the other, each as another peer."""
 
     def __init__(self, address: str, servers: Servers, settings: BusSettings, lost: Callable[[], None]) -> None:
-        """Begin to connect."""
         super().__init__(f"connection to {address}", servers, settings)
         self._lost = lost
         self._queue: deque[bytes] = deque()  # bounded by the high-water mark

@@ -30,7 +30,6 @@ class BrokenConversationError(Exception):
     """The conversation has ended: a frame is missing, or wrong, or too much is unread."""
 
     def __init__(self, reason: str, kind: str = "") -> None:
-        """Keep the reason, and the bound that was exceeded, if it was one."""
         super().__init__(reason)
         self.kind = kind
 

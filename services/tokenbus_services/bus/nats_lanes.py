@@ -98,7 +98,6 @@ class Lane(NatsEnd):
     """The connection over which the peers of a name are heard and answered."""
 
     def __init__(self, servers: Servers, settings: BusSettings, listener: PeersListener) -> None:
-        """Begin to connect."""
         self.peers: dict[bytes, Peer] = {}
         self._waiting: dict[bytes, None] = {}
         """Peers whose hello came before this was connected."""

@@ -31,7 +31,6 @@ class PeerBounds:
     """The bounds on the peers of all listeners of a transport: their number, silence and memory."""
 
     def __init__(self, settings: BusSettings) -> None:
-        """Take the bounds from the settings."""
         self.cut_off: Counter[str] = Counter(dict.fromkeys(BOUNDS, 0))
         self._settings = settings
         self._peers: dict[Peer, None] = {}  # the oldest first

@@ -148,7 +148,6 @@ class _Client(Client):
     """
 
     def __init__(self) -> None:
-        """Begin unconnected."""
         super().__init__()
         self.inlets: dict[int, Inlet] = {}
 
@@ -180,7 +179,6 @@ class _Transport(TcpTransport):
     """nats-py's own, with larger reads, and with writes that do not wait."""
 
     def __init__(self) -> None:
-        """Begin unconnected."""
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __bool__(self) -> bool:

@@ -26,7 +26,6 @@ class Subjects:
     """The subjects of a listener, by its name, and of its group; a group of no name: it belongs to none."""
 
     def __init__(self, name: str, group: str) -> None:
-        """Take both, as in the listener's address."""
         self._base, self._group = f"tokenbus.{name}", f"tokenbus.{group}"
         self._up = f"{self._base}.up."
         self.claim = f"{self._base}.listener"

@@ -13,7 +13,6 @@ class UnadmittedBudget:
     """
 
     def __init__(self) -> None:
-        """Begin without a refused message."""
         self._free_at = 0.0
 
     def allows(self, size: int, now: float) -> bool:

@@ -27,7 +27,6 @@ class Authenticator:
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        """Start to answer."""
         self.before_answer: list[Callable[[], None]] = []
         """Called before each answer, so that every monitor knows of the connection."""
         self.handshakes = 0

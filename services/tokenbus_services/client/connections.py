@@ -22,7 +22,6 @@ class ProcessorConnections:
     def __init__(
         self, processors: ProcessorList, begin: Callable[[], ClientSession], requests: OpenRequests, clock: Clock
     ) -> None:
-        """Take the list, what makes a session, the client's requests, and the clock."""
         self.sessions = requests.sessions
         """The state of each connection; of a fixed list in its order."""
         self._processors = processors

@@ -22,7 +22,6 @@ class EndedRequests:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._numbers: OrderedDict[int, float] = OrderedDict()
         """The number of each, in the order of their ends; infinite where a worker may still have it."""
         self._count = count(1)

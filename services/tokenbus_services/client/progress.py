@@ -20,7 +20,6 @@ class Progress:
     """For each open request its next position, the session and the worker of its rows, and where they wait."""
 
     def __init__(self) -> None:
-        """Begin without a request."""
         self._slots = SlotMap()
         self._positions = np.zeros(64, np.int64)
         self._senders = np.full(64, NO_SENDER, np.int64)

@@ -73,7 +73,6 @@ class AwayWorkers:
     """
 
     def __init__(self, sessions: "Sequence[ClientSession]") -> None:
-        """Take the processors' sessions, a list that changes."""
         self._sessions = sessions
         self._seconds: dict[int, float] = {}
         self._looked_at: float | None = None

@@ -13,7 +13,6 @@ class StreamQueue(Generic[T]):
     """Items in order, on one event loop. `on_length` hears each new length, and bounds it."""
 
     def __init__(self, on_length: Callable[[int], None] | None = None) -> None:
-        """Begin empty."""
         self._items: deque[T] = deque()
         self._arrived = asyncio.Event()
         self._on_length = on_length

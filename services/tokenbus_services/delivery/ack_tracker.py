@@ -36,7 +36,6 @@ class AckTracker:
     """A stream's items in order, each with the pending ack that it belongs to."""
 
     def __init__(self, acknowledged: int) -> None:
-        """Begin after the last item that was acknowledged."""
         self._items: deque[tuple[int, PendingAck, int]] = deque()
         self._passed = acknowledged
         self._reach = acknowledged

@@ -33,7 +33,6 @@ class RequestFailedError(Exception):
     """
 
     def __init__(self, error: RequestError, generated_tokens: int = 0) -> None:
-        """Keep what the error says."""
         self.request_id = error.request_key
         self.code = error.code
         """The error's number, as the schema's ErrorCode has it."""

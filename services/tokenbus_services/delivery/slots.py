@@ -13,7 +13,6 @@ class SlotMap:
     """The slot of each open request. A slot is used again once its request has ended."""
 
     def __init__(self) -> None:
-        """Begin without a request."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._is_cached = False

@@ -55,7 +55,6 @@ class TokenLists:
     )
 
     def __init__(self, rows: LogprobBatch) -> None:
-        """Read the columns."""
         counts, self._scorings = rows.token_counts.tolist(), rows.scorings.tolist()
         self._keys, self._positions = rows.request_keys.tolist(), rows.positions.tolist()
         self._token_ids, self._logprobs, self._ranks = (

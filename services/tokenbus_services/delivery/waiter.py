@@ -15,7 +15,6 @@ class WakeUps:
     __slots__ = ("_is_due", "_waiting")
 
     def __init__(self) -> None:
-        """Begin with no waiter."""
         self._waiting: list[Waiter] = []
         self._is_due = False
 

@@ -25,7 +25,6 @@ class Frame:
     def __init__(
         self, frame: ServerFrame, parts: Sequence[bytes] = (), pending_ack: PendingAck | None = None, ids: bytes = b""
     ) -> None:
-        """Take the frame, its batches with the pending ack of their step, and its rows' request ids as they lie."""
         self.body = write_frame(frame)
         self.parts = parts
         self.pending_ack = pending_ack

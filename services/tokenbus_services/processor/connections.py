@@ -28,7 +28,6 @@ class RefusedError(Exception):
     """A peer is refused: the reason for machines, and one line for people."""
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
-        """Keep both."""
         super().__init__(message)
         self.reason = reason
 
@@ -95,7 +94,6 @@ class Peers(Generic[P]):
     """Where they connect, once the processor listens: before that there are none."""
 
     def __init__(self, frame_of: Callable[..., Message]) -> None:
-        """Take the type of the frames that these peers are sent."""
         self.frame_of = frame_of
         self._by_connection: dict[bytes, P] = {}
 
@@ -142,7 +140,6 @@ class Connections(ABC, Generic[P]):
     def __init__(
         self, kind: str, frames: type[Message], peers: Peers[P], settings: Settings, dead_letters: DeadLetters
     ) -> None:
-        """Take the kind of peer for the log, the type of the frames that they send, and what sends frames to them."""
         self._kind = kind
         self._frames = frames
         self.peers = peers

@@ -12,7 +12,6 @@ class GrantedCredit:
     """
 
     def __init__(self, settings: ProcessorSettings) -> None:
-        """Grant nothing yet."""
         self._items, self._bytes = settings.credit_items, settings.credit_bytes
         self.through_sequence = 0
         self.through_bytes = 0

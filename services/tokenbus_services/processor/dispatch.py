@@ -26,7 +26,6 @@ class Dispatch:
     """Hands each new request to the worker with the fewest requests, among those that serve it."""
 
     def __init__(self, settings: Settings, registry: RequestRegistry, workers: Workers) -> None:
-        """Take the requests and the workers."""
         self._settings = settings
         self.registry = registry
         self.workers = workers

@@ -122,7 +122,6 @@ class TransitionError(Exception):
     """An event that the state of a request does not allow: a defect of the processor."""
 
     def __init__(self, request_id: int, state: State, event: Event) -> None:
-        """Keep all three."""
         super().__init__(f"request {request_id:016x}: {event} is not allowed while {state.name.lower()}")
         self.request_id, self.state, self.event = request_id, state, event
 
@@ -251,7 +250,6 @@ class RequestTable:
     """
 
     def __init__(self, max_requests: int, ended_requests: int, per_peer: int | None = None) -> None:
-        """Take the most open requests, the most ended ones that are remembered, and the most open ones of one peer."""
         self._per_peer = max_requests if per_peer is None else per_peer
         self._charged: dict[Payer, dict[int, None]] = {}
         self._slots = SlotMap()

@@ -37,7 +37,6 @@ class Resumes:
         is_alive: Callable[[Session], bool],
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Take the requests, the clients, how to find out whether one is there, and how to put a call off."""
         self._registry = registry
         self._sessions = sessions
         self._is_alive = is_alive

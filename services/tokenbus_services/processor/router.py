@@ -111,7 +111,6 @@ class Router:
     """Compares each row of a step with what its request has had, and hands what is new to the request's consumer."""
 
     def __init__(self, table: RequestTable, registry: Lifecycle, max_early: int) -> None:
-        """Take the requests, and the most rows of one request that may wait because they came out of order."""
         self._table = table
         self._registry = registry
         self._max_early = max_early

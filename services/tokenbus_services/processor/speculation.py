@@ -23,7 +23,6 @@ class Speculation:
     """
 
     def __init__(self) -> None:
-        """Begin with nothing counted."""
         self._cells: npt.NDArray[np.int64] = np.zeros(_CELLS, np.int64)
 
     def add(self, rows: LogprobBatch) -> None:

@@ -22,7 +22,6 @@ class StatusReport:
     """Makes the status frame, at most once an interval."""
 
     def __init__(self, processor_id: str, dispatch: Dispatch) -> None:
-        """Take the processor's id, and what knows the requests and the workers."""
         self._processor_id = processor_id
         self._dispatch = dispatch
         self._message: list[bytes] = []

@@ -15,7 +15,6 @@ class Watchers:
     """The sessions that watch streams as they are, and what each of them watches."""
 
     def __init__(self, workers: Mapping[str, Worker]) -> None:
-        """Take the workers by their ids."""
         self._workers = workers
         self._watched: dict[Session, str] = {}
         self.skipped_items = 0

@@ -58,7 +58,6 @@ class Workers(Peers[Worker]):
     """All workers that have said hello and are not lost, by their ids and by the numbers of their streams."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
-        """Begin without workers."""
         super().__init__(ProcessorFrame)
         self._settings = settings
         self._streams = 0

@@ -46,7 +46,6 @@ class StepAssembler:
     """
 
     def __init__(self, limits: Limits, vocabulary_size: int = 0) -> None:
-        """Take the bounds of messages, and the size of the model's vocabulary."""
         self._limits = limits
         self._vocabulary_size = vocabulary_size
         self._last_step = 0

@@ -38,7 +38,6 @@ class Emitter:
     """
 
     def __init__(self, publisher: Publisher, vocabulary_size: int, handoffs: HandoffSender | None = None) -> None:
-        """Take the publisher, the engine's vocabulary, and a prefill worker's sender of hand-offs."""
         self.publisher = publisher
         self._limits = publisher.settings.limits
         self._assembler = StepAssembler(self._limits, vocabulary_size)

@@ -17,7 +17,6 @@ class EngineThread:
     """
 
     def __init__(self, engine: Engine | Callable[[], Engine]) -> None:
-        """Take the engine, or a function that makes it."""
         self._engine = engine
         self._loops: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
         self.made: Future[Engine] = Future()

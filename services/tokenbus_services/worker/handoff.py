@@ -193,7 +193,6 @@ class HandoffReceiver:
     _publisher: Publisher
 
     def __init__(self, settings: Settings, transport: Transport, clock: Clock | None = None) -> None:
-        """Take a decode worker's settings."""
         self._settings = settings
         self._transport = transport
         self._clock = clock or SystemClock()

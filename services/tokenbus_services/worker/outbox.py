@@ -29,7 +29,6 @@ class Outbox:
     """
 
     def __init__(self, emitter: Emitter, most: int) -> None:
-        """Take the emitter, and the most batches and events that may be queued."""
         self._emitter = emitter
         # queue.Queue, which has a bound, costs the engine's thread several times as much for each step.
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

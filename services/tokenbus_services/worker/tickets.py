@@ -29,7 +29,6 @@ class Tickets:
     """The tickets for one life of a decode worker: they end with it, as its key is drawn anew in each."""
 
     def __init__(self, clock: Clock) -> None:
-        """Draw the key."""
         self._clock = clock
         self.key = secrets.token_bytes(KEY_BYTES)
         self.of_this_life = secrets.token_bytes(KEY_BYTES)
