@@ -216,9 +216,12 @@ class ClientConnections(Connections[Session]):
         is_new = session.peer != peer
         session.hellos += 1
         self._connect(session, peer, now)
-        session.send_queue.connect(hello.window_frames, hello.window_bytes)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
-        self.peers.send(session, ServerFrame(welcome=welcome))
+        if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
+            # Frames counted anew behind a welcome that is lost would be taken for those that came before.
+            self.peers.disconnect(session)
+            return
+        session.send_queue.connect(hello.window_frames, hello.window_bytes)
         if is_new:
             _log.info("client connected", client=session.name, resumed=resumed)
         if session.looks_elsewhere:

@@ -308,3 +308,22 @@ def test_hello_of_a_session_that_has_another_connection_moves_it() -> None:
     bench.core.clients.receive(old, [frame], bench.clock.now())
     assert read_frame(ServerFrame, bench.sent[old][-1][0]).refusal.reason == HELLO_FIRST
     assert client_hello().session == client.session
+
+
+def test_welcome_that_finds_no_room_begins_no_connection() -> None:
+    """A client whose welcome is lost, as it reads nothing, is asked for a hello, and then has every frame once."""
+    bench, worker, client = serving(1)
+    worker.publish(rows([1]))
+    assert places(client) == [(1, 0, 1)]
+    client.ack()
+    worker.publish(rows([1], position=1))
+    bench.outcomes[client.peer] = Outcome.FULL
+    client.say_hello()
+    bench.outcomes.clear()
+    client.heard()
+    client.beat()
+    assert [heard.frame.refusal.reason for heard in client.heard()] == [HELLO_FIRST]
+    client.say_hello()
+    welcome, outputs = client.heard()
+    assert (welcome.body, outputs.body, outputs.frame.number) == ("welcome", "outputs", 1)
+    assert outputs.batches[0].positions.tolist() == [1]
