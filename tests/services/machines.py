@@ -72,6 +72,17 @@ class Bus(RuleBasedStateMachine):
         for _ in range(turns):
             self.world.turn(worker % len(self.world.workers))
 
+    @rule(worker=_PLACES)
+    def hold_back(self, worker: int) -> None:
+        """Let a worker publish a part of a step, or its draft, only once the next step has begun."""
+        if self.world.is_patient:
+            self.world.workers[worker % len(self.world.workers)].publisher.holds_back = True
+
+    @rule(seconds=st.sampled_from([0.7, 2.5]))
+    def stand_still(self, seconds: float) -> None:
+        """Let the processor stand still."""
+        self.world.stand_still(seconds)
+
     @rule(turns=st.integers(1, 3))
     def work(self, turns: int) -> None:
         """Let every engine compute, and carry everything, but leave the last of it on its way to the clients."""
@@ -326,7 +337,9 @@ class FaultyBus(LosslessBus):
 
     @rule(is_patient=st.booleans())
     def lose_patience(self, *, is_patient: bool) -> None:
-        """Let engines give up when there is no room."""
+        """Let engines give up when there is no room; what they held back is out by then."""
+        for worker in self.world.workers:
+            worker.release()
         self.world.is_patient = is_patient
 
     @rule(client=_PLACES, forgets=st.integers(1, 4))

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.services.network import Network, Wire
 from tests.support.clock import ManualClock
-from tokenbus_contracts import ContractError, LogprobBatch, RowStatus
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, RowStatus
 from tokenbus_contracts.generated.client_pb2 import ClientHello
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, SamplingParameters, TokenPrompt
 from tokenbus_contracts.schema import MAJOR, MINOR
@@ -92,6 +92,9 @@ class DrivenPublisher(Publisher):
         self.turn_over = threading.Event()
         self.emitted: dict[int, int] = {}
         """How many tokens of each request were published."""
+        self.holds_back = False
+        """Whether the next batch that is not the first of its step waits until another step has begun."""
+        self.held: LogprobBatch | None = None
 
     @property
     def lock(self) -> threading.Condition:
@@ -110,11 +113,22 @@ class DrivenPublisher(Publisher):
         return super().take_requests()
 
     def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
-        """Publish, and remember how far each request came."""
+        """Publish, and remember how far each request came; what was held back follows."""
+        is_first = not batch.header.part_index and batch.header.kind is BatchKind.TARGET
+        if self.holds_back and self.held is None and not is_first:
+            self.holds_back, self.held = False, batch
+            return 0
         sequence = super().publish(batch, every_rank=every_rank)
-        ends = (batch.positions + batch.token_counts).tolist()
-        self.emitted.update(zip(batch.request_keys.tolist(), ends, strict=True))
+        for key, end in zip(batch.request_keys.tolist(), (batch.positions + batch.token_counts).tolist(), strict=True):
+            self.emitted[key] = max(end, self.emitted.get(key, 0))
+        self.release()
         return sequence
+
+    def release(self) -> None:
+        """Publish the batch that was held back."""
+        held, self.held = self.held, None
+        if held is not None:
+            self.publish(held)
 
     def _wait_for_room(self, size: int) -> bool:
         """Time out at once: who would wait in earnest does not take a turn before there is room."""
@@ -141,14 +155,23 @@ class WorkerNode(Node):
     def has_room(self) -> bool:
         """Return whether nothing that a turn publishes would have to wait."""
         retention, worker = self.publisher.retention, self.settings.worker
-        messages = self.publisher.waiting_generates + self._messages_per_step
+        is_held = self.publisher.held is not None
+        messages = self.publisher.waiting_generates + self._messages_per_step + is_held
         size = messages * self.settings.limits.max_message_bytes
         return len(retention) + messages < worker.retention_items and retention.bytes + size <= worker.retention_bytes
 
     def turn(self) -> None:
         """Let the engine take its requests and compute one step."""
+        held = self.publisher.held
         self.publisher.turn_over.clear()
         self._loop.serve(self.publisher.turn_over)
+        if held is not None and self.publisher.held is held:  # no step came any more
+            self.publisher.release()
+        self.pump()
+
+    def release(self) -> None:
+        """Publish what was held back."""
+        self.publisher.release()
         self.pump()
 
 

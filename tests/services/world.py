@@ -164,7 +164,9 @@ class World:
         raise AssertionError(f"messages go to and fro without an end: more than {most} rounds")
 
     def pass_time(self, seconds: float, *, carries: bool) -> None:
-        """Let time pass, with messages being carried or without."""
+        """Let time pass, with messages being carried or without; no step waits for its parts meanwhile."""
+        for worker in self.workers:
+            worker.release()
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self.clock.advance(min(_TICK, end - self.clock.now() + 1e-9))
@@ -176,6 +178,12 @@ class World:
                     client.watch_over()
             if carries:
                 self.flush()
+
+    def stand_still(self, seconds: float) -> None:
+        """Let the processor stand still: what waits there has that much more time, as a step for its parts."""
+        self.clock.advance(seconds)
+        self.processor.extend_deadlines(seconds, self.clock.now())
+        self.processor.tick(self.clock.now())
 
     # What goes wrong.
 
