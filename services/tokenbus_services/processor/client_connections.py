@@ -201,7 +201,7 @@ class ClientConnections(Connections[Session]):
             raise RefusedError(RefusalReason.REFUSAL_REASON_NOT_AUTHORIZED, message)
         owner = owner_of(identity, hello.name)
         session = self.sessions.get(hello.session)
-        resumed = session is not None
+        resumed = session is not None and session.hellos > 0
         if session is not None:
             self._check_same_life(session, peer, hello, owner, now)
         if self.peers.at(peer) not in {None, session}:
@@ -214,13 +214,13 @@ class ClientConnections(Connections[Session]):
         session.is_proven, session.may_ask, session.may_watch = bool(identity.name), may_ask, may_watch
         session.looks_elsewhere, session.room = hello.wants_room, None
         is_new = session.peer != peer
-        session.hellos += 1
         self._connect(session, peer, now)
         welcome = ClientWelcome(resumed=resumed, **self._welcome())
         if self.peers.send(session, ServerFrame(welcome=welcome)) is not Outcome.SENT:
             # Frames counted anew behind a welcome that is lost would be taken for those that came before.
             self.peers.disconnect(session)
             return
+        session.hellos += 1
         session.send_queue.connect(hello.window_frames, hello.window_bytes)
         if is_new:
             _log.info("client connected", client=session.name, resumed=resumed)

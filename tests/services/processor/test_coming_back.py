@@ -327,3 +327,15 @@ def test_welcome_that_finds_no_room_begins_no_connection() -> None:
     welcome, outputs = client.heard()
     assert (welcome.body, outputs.body, outputs.frame.number) == ("welcome", "outputs", 1)
     assert outputs.batches[0].positions.tolist() == [1]
+
+
+def test_client_whose_first_welcome_was_lost_is_new() -> None:
+    """A client that comes back after it was given up asks for its requests again, though a welcome of it was lost."""
+    bench = Bench()
+    bench.outcomes[b"client-5"] = Outcome.FULL
+    client = bench.client(5)
+    bench.outcomes.clear()
+    client.say_hello()
+    assert [heard.frame.welcome.resumed for heard in client.heard()] == [False]
+    client.say_hello()
+    assert [heard.frame.welcome.resumed for heard in client.heard()] == [True]
