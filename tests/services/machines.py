@@ -74,7 +74,7 @@ class Bus(RuleBasedStateMachine):
 
     @rule(worker=_PLACES)
     def hold_back(self, worker: int) -> None:
-        """Let a worker publish a part of a step, or its draft, only once the next step has begun."""
+        """Let a worker publish a draft, or a part of one, only once the next step has begun."""
         if self.world.is_patient:
             self.world.workers[worker % len(self.world.workers)].publisher.holds_back = True
 

@@ -93,7 +93,7 @@ class DrivenPublisher(Publisher):
         self.emitted: dict[int, int] = {}
         """How many tokens of each request were published."""
         self.holds_back = False
-        """Whether the next batch that is not the first of its step waits until another step has begun."""
+        """Whether the next draft waits until another step has begun."""
         self.held: LogprobBatch | None = None
 
     @property
@@ -114,8 +114,7 @@ class DrivenPublisher(Publisher):
 
     def publish(self, batch: LogprobBatch, *, every_rank: bool = False) -> int:
         """Publish, and remember how far each request came; what was held back follows."""
-        is_first = not batch.header.part_index and batch.header.kind is BatchKind.TARGET
-        if self.holds_back and self.held is None and not is_first:
+        if self.holds_back and self.held is None and batch.header.kind is BatchKind.DRAFT:
             self.holds_back, self.held = False, batch
             return 0
         sequence = super().publish(batch, every_rank=every_rank)
