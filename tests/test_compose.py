@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from tests.services.durable_log.using import read
 from tests.support.ports import reserved_port
 from tests.support.waiting import MOST, wait_until
-from tokenbus_services.durable_log.reader import LogItem
+from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -440,7 +440,7 @@ def test_the_cluster_finds_together(deployment: Deployment) -> None:
         assert deployment.processes[name].wait(MOST) == 0, name
 
 
-def _tokens(item: LogItem) -> int:
+def _tokens(item: StreamItem) -> int:
     return 0 if item.batch is None else int(item.batch.token_ids.size)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from benchmarks.nats_servers import NatsServer, address_of
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
-from tokenbus_services.durable_log.writer import LogWriter, StreamName
+from tokenbus_services.durable_log.writer import LogWriter
+from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.session import HandoffPoint, hello_of
 
@@ -35,7 +36,7 @@ class Source:
         """Take the items' payloads, which come again and again."""
         self.items = 0
         self._writer, self._payloads = writer, payloads
-        self._stream = StreamName(epoch, hello_of(settings, 1000, HandoffPoint()))
+        self._epoch, self._hello = epoch, hello_of(settings, 1000, HandoffPoint())
         self._room = asyncio.Semaphore(IN_LOG_FLIGHT)
 
     async def write(self, seconds: float, pace: float = 0) -> float:
@@ -52,7 +53,8 @@ class Source:
         """Write one item once there is room."""
         await self._room.acquire()
         self.items += 1
-        self._writer.take(self._stream, self.items, _BATCH, payload, self._room.release)
+        item = StreamItem(self._hello, self._epoch, self.items, _BATCH, payload)
+        self._writer.take(item, self._room.release)
 
     async def written(self) -> None:
         """Wait until all items are in the log."""

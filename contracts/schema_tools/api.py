@@ -28,10 +28,10 @@ _GROUPS = {
     "Offline": "LLM Outputs Output",
     "Engines": "run_engine Engine StepArrays token_logprobs Publisher StepAssembler",
     "Processors": "Processor Step Settings",
-    "The durable log": "read_log LogItem",
+    "Recordings and the durable log": "read_recording read_log StreamItem",
     "Messages": "LogprobBatch BatchHeader Row encode decode Limits BatchKind RowStatus Scoring SpeculativeMethod "
     "StepPhase ValueKind",
-    "Errors": "ContractError Rule RequestFailedError AddressError LogError SettingsError PublishError "
+    "Errors": "ContractError Rule RequestFailedError AddressError LogError RecordingError SettingsError PublishError "
     "RetentionFullError NotRunningError WouldWaitError EngineStepError EngineBrokenError",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)

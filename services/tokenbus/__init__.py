@@ -45,10 +45,12 @@ if TYPE_CHECKING:
         connect,
     )
     from tokenbus_services.delivery import RequestFailedError, Step
-    from tokenbus_services.durable_log.reader import LogItem, read_log
+    from tokenbus_services.durable_log.reader import read_log
     from tokenbus_services.durable_log.stream import LogError
+    from tokenbus_services.items import RecordingError, StreamItem
     from tokenbus_services.offline import LLM, Output, Outputs
     from tokenbus_services.processor import Processor
+    from tokenbus_services.recording import read_recording
     from tokenbus_services.settings import Settings, SettingsError
     from tokenbus_services.worker import (
         Engine,
@@ -78,7 +80,6 @@ __all__ = [
     "Generation",
     "Limits",
     "LogError",
-    "LogItem",
     "LogprobBatch",
     "NotRunningError",
     "Output",
@@ -86,6 +87,7 @@ __all__ = [
     "Processor",
     "PublishError",
     "Publisher",
+    "RecordingError",
     "RequestEnd",
     "RequestFailedError",
     "RequestParameters",
@@ -103,6 +105,7 @@ __all__ = [
     "StepPhase",
     "StepRows",
     "Stream",
+    "StreamItem",
     "StructuredOutput",
     "Token",
     "ValueKind",
@@ -111,6 +114,7 @@ __all__ = [
     "decode",
     "encode",
     "read_log",
+    "read_recording",
     "run_engine",
     "token_logprobs",
 ]
@@ -124,10 +128,12 @@ _HOMES = {
     "tokenbus_services.client": "Client Generation RequestEnd RequestParameters StepRows Stream StructuredOutput Token "
     "connect",
     "tokenbus_services.delivery": "RequestFailedError Step",
-    "tokenbus_services.durable_log.reader": "LogItem read_log",
+    "tokenbus_services.durable_log.reader": "read_log",
     "tokenbus_services.durable_log.stream": "LogError",
+    "tokenbus_services.items": "RecordingError StreamItem",
     "tokenbus_services.offline": "LLM Output Outputs",
     "tokenbus_services.processor": "Processor",
+    "tokenbus_services.recording": "read_recording",
     "tokenbus_services.settings": "Settings SettingsError",
     "tokenbus_services.worker": "Engine EngineBrokenError EngineStepError NotRunningError PublishError Publisher "
     "RetentionFullError StepArrays StepAssembler WouldWaitError",

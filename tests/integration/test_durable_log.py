@@ -13,7 +13,7 @@ from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import until
 from tokenbus_services.client import Client
-from tokenbus_services.durable_log.reader import LogItem
+from tokenbus_services.items import StreamItem
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def nodes(deployment: Deployment) -> Iterator[list[NatsServer]]:
         yield made
 
 
-def check_order(items: list[LogItem]) -> None:
+def check_order(items: list[StreamItem]) -> None:
     """Fail unless each stream's items follow each other, each once, and all that is missing is named."""
     expected: Counter[tuple[str, int]] = Counter()
     for item in items:
@@ -39,7 +39,7 @@ def check_order(items: list[LogItem]) -> None:
         assert item.sequence == expected[stream]
 
 
-def tokens_of(items: list[LogItem]) -> Counter[int]:
+def tokens_of(items: list[StreamItem]) -> Counter[int]:
     """Return how many tokens of each request are in the log."""
     tokens: Counter[int] = Counter()
     for item in items:

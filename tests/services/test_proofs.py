@@ -7,10 +7,9 @@ import pytest
 from tests.services.builders import EPOCH, hello_of
 from tests.services.client.peer import Peer as ClientPeer
 from tests.services.worker.peer import Peer as WorkerPeer
-from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.stream_pb2 import WorkerFrame
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
+from tokenbus_services.items import hello_entry, item_entry, read_items
 from tokenbus_services.logs.values import safe
-from tokenbus_services.recording import entries, hello_entry
 from tokenbus_services.worker.replay import _hello
 
 
@@ -46,9 +45,9 @@ def test_recordings_have_no_proof() -> None:
     recorded = hello_entry(EPOCH, given, 1)
     for secret in (b"pppp", b"tttt", b"hhhh", b"kkkk"):
         assert secret not in recorded
-    (begin,) = entries(BytesIO(recorded))
-    assert (begin.frame.hello.proof, begin.frame.hello.handoff_ticket) == (b"", b"")
-    replayed = _hello(read_frame(WorkerFrame, WorkerFrame(epoch=EPOCH, hello=given).SerializeToString()), "w")
+    (item,) = read_items(BytesIO(recorded + item_entry(EPOCH, 1, PayloadKind.PAYLOAD_KIND_REQUEST_EVENT, b"x")))
+    assert (item.hello.proof, item.hello.handoff_ticket) == (b"", b"")
+    replayed = _hello(given, "w")
     assert replayed.proof + replayed.handoff_ticket + replayed.handoff_key + replayed.handoff_server_key == b""
 
 

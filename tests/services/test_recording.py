@@ -1,17 +1,20 @@
 """Recordings: what is written, what is read of it, and what is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader, BytesIO, RawIOBase
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tokenbus
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
-from tokenbus_services.recording import Entry, Recorder, RecordingError, entries, gap_entry, hello_entry, item_entry
+from tokenbus_services.items import RecordingError, StreamItem, gap_entry, hello_entry, item_entry, read_items
+from tokenbus_services.recording import Recorder
 
 ITEM = item_entry(EPOCH, 1, EVENT, b"payload")
 BEGIN = hello_entry(EPOCH, hello(), 1)
@@ -35,28 +38,40 @@ class Pieces(RawIOBase):
         return len(piece)
 
 
-def written(found: list[Entry]) -> bytes:
-    """Return the recording that recording the entries again makes."""
-    begin, *rest = found
-    recorder = Recorder(begin.frame.epoch, begin.frame.hello)
-    items = [each for each in rest if each.frame.WhichOneof("body") == "item"]
-    return b"".join(
-        recorder.add(each.frame.item.sequence, each.frame.item.payload_kind, each.payload) for each in items
-    )
+def read(data: bytes) -> list[StreamItem]:
+    """Return the items of a recording."""
+    return list(read_items(BytesIO(data)))
+
+
+def recorded(items: Iterable[StreamItem]) -> bytes:
+    """Return the recording of some items of one life."""
+    (first, *rest) = items
+    recorder = Recorder(first.epoch, first.hello)
+    return b"".join(recorder.add(item) for item in (first, *rest))
+
+
+def item(sequence: int, payload: bytes = b"x", kind: PayloadKind = EVENT) -> StreamItem:
+    """Return an item."""
+    return StreamItem(hello(), EPOCH, sequence, kind, payload)
+
+
+def end_of(item: StreamItem) -> int:
+    """Return where an item ends in its recording."""
+    return int(item.position.split(".")[0])
 
 
 def fault(data: bytes) -> RecordingError:
     """Return why a recording is refused."""
     with pytest.raises(RecordingError) as caught:
-        list(entries(BytesIO(data)))
+        read(data)
     return caught.value
 
 
-def outcome(data: bytes) -> tuple[list[Entry], int | None]:
-    """Return what can be read of a recording, and where its fault is, if it has one."""
-    found: list[Entry] = []
+def outcome(data: bytes) -> tuple[list[StreamItem], int | None]:
+    """Return the items that can be read of a recording, and where its fault is, if it has one."""
+    found: list[StreamItem] = []
     try:
-        found.extend(entries(BytesIO(data)))
+        found.extend(read_items(BytesIO(data)))
     except RecordingError as error:
         return found, error.offset
     return found, None
@@ -75,11 +90,12 @@ def test_what_is_read_and_recorded_again_is_the_same_file(
     recorder, data, sequence = Recorder(EPOCH, hello()), b"", first - 1
     for distance, kind, payload in steps:
         sequence += distance
-        data += recorder.add(sequence, kind, payload)
+        data += recorder.add(item(sequence, payload, kind))
     pieces = (data[begin : begin + piece] for begin in range(0, len(data), piece))
-    found = list(entries(BufferedReader(Pieces(pieces))))
-    assert written(found) == data
-    assert [each.payload for each in found if each.payload] == [payload for _, _, payload in steps]
+    found = list(read_items(BufferedReader(Pieces(pieces))))
+    assert recorded(found) == data
+    assert [each.payload for each in found] == [payload for _, _, payload in steps]
+    assert [each.missing_items for each in found] == [0, *(distance - 1 for distance, *_ in steps[1:])]
     assert recorder.items == len(steps)
     assert recorder.missing_items + recorder.items == recorder.last_sequence - recorder.first_sequence + 1
 
@@ -89,40 +105,41 @@ def test_recording_begins_with_the_hello_and_tells_no_secret() -> None:
     told = hello()
     told.proof = told.handoff_ticket = b"hush"
     told.request_keys.append(5)
-    begin, _ = entries(BytesIO(Recorder(EPOCH, told).add(41, EVENT, b"x")))
-    assert (begin.frame.epoch, begin.frame.hello.worker_id) == (EPOCH, "worker-0")
-    assert (begin.frame.hello.first_sequence, begin.frame.hello.next_sequence) == (41, 41)
-    assert not begin.frame.hello.proof + begin.frame.hello.handoff_ticket
-    assert not begin.frame.hello.request_keys
+    (found,) = read(Recorder(EPOCH, told).add(item(41)))
+    assert (found.epoch, found.worker_id) == (EPOCH, "worker-0")
+    assert (found.hello.first_sequence, found.hello.next_sequence) == (41, 41)
+    assert not found.hello.proof + found.hello.handoff_ticket
+    assert not found.hello.request_keys
 
 
 def test_what_was_not_seen_is_a_gap() -> None:
     """Items that were not seen are one gap in their place, and are counted."""
     recorder = Recorder(EPOCH, hello())
-    data = recorder.add(1, EVENT, b"x") + recorder.add(5, EVENT, b"y")
-    bodies = [each.frame.WhichOneof("body") for each in entries(BytesIO(data))]
-    assert bodies == ["hello", "item", "gap", "item"]
+    data = recorder.add(item(1)) + recorder.add(item(5))
+    assert data == hello_entry(EPOCH, hello(), 1) + b"".join(
+        [item_entry(EPOCH, 1, EVENT, b"x"), gap_entry(EPOCH, 2, 4), item_entry(EPOCH, 5, EVENT, b"x")]
+    )
+    assert [(each.sequence, each.missing_items) for each in read(data)] == [(1, 0), (5, 3)]
     assert (recorder.gaps, recorder.missing_items) == (1, 3)
 
 
 def test_what_was_seen_before_is_not_recorded_again() -> None:
     """An item that its worker sent again, as to a processor that was started again, is recorded once."""
     recorder = Recorder(EPOCH, hello())
-    assert recorder.add(1, EVENT, b"x")
-    assert recorder.add(2, EVENT, b"y")
-    assert recorder.add(1, EVENT, b"x") == b""
+    assert recorder.add(item(1))
+    assert recorder.add(item(2))
+    assert recorder.add(item(1)) == b""
     assert (recorder.items, recorder.repeated_items) == (2, 1)
 
 
 def test_recording_that_ends_anywhere() -> None:
-    """A recording that was cut off gives the entries before the cut, then the place of the one that is not whole."""
+    """A recording that was cut off gives the items before the cut, then the place of the entry that is not whole."""
     data = recording(payloads(requests=1, tokens=3))
-    begins = [each.offset for each in entries(BytesIO(data))]
+    ends = [0, len(BEGIN), *(end_of(each) for each in read(data))]
     for cut in range(1, len(data)):
         found, offset = outcome(data[:cut])
-        whole = [begin for begin, end in zip(begins, [*begins[1:], len(data)], strict=True) if end <= cut]
-        assert [each.offset for each in found] == whole
-        assert offset == (None if cut in begins else max(begin for begin in begins if begin < cut))
+        assert [end_of(each) for each in found] == [end for end in ends[2:] if end <= cut]
+        assert offset == (None if cut in ends else max(end for end in ends if end < cut))
     assert fault(data[:-1]).reason.startswith("the file ends within the entry: its payload needs ")
 
 
@@ -144,7 +161,7 @@ def test_damage_is_never_another_error() -> None:
             damaged = bytearray(data)
             damaged[place] ^= change
             found, offset = outcome(bytes(damaged))
-            assert found or offset == 0
+            assert found or offset is not None
             assert offset is None or 0 <= offset < len(data)
 
 
@@ -167,6 +184,7 @@ BEAT = write_frame(WorkerFrame(epoch=EPOCH, heartbeat=Heartbeat(sent_at_ns=1)))
         (BEGIN + b"\xff\xff\xff\x01", len(BEGIN), "a frame of at most 2097152 bytes, got a larger one"),
         (BEGIN + b"\xff\xff\xff\xff", len(BEGIN), "a frame of at most 2097152 bytes, got a larger one"),
         (BEGIN + b"\x00", len(BEGIN), "epoch: at least 1, got 0"),
+        (BEGIN + ITEM + gap_entry(EPOCH, 2, 4), len(BEGIN + ITEM), "an item behind the gap, got the file's end"),
     ],
 )
 def test_what_is_no_recording(data: bytes, offset: int, reason: str) -> None:
@@ -185,8 +203,7 @@ def test_gap_that_ends_before_it_begins() -> None:
 def test_frame_of_a_newer_minor_is_passed_over() -> None:
     """A frame whose body only a newer minor version knows is no fault, and nothing is said of it."""
     newer = WorkerFrame(epoch=EPOCH).SerializeToString() + b"\xfa\x01\x00"  # field 31, empty
-    found = list(entries(BytesIO(BEGIN + bytes([len(newer)]) + newer + ITEM)))
-    assert [each.frame.WhichOneof("body") for each in found] == ["hello", "item"]
+    assert len(read(BEGIN + bytes([len(newer)]) + newer + ITEM)) == 1
 
 
 def test_no_more_is_read_than_one_entry() -> None:
@@ -199,7 +216,63 @@ def test_no_more_is_read_than_one_entry() -> None:
             read.append(sequence)
             yield item_entry(EPOCH, sequence, EVENT, b"x")
 
-    found = entries(BufferedReader(Pieces(endless())))
-    for _ in range(11):
+    found = read_items(BufferedReader(Pieces(endless())))
+    for _ in range(10):
         next(found)
     assert read == list(range(1, 11))
+
+
+# Through the public name.
+
+
+def test_reader_goes_on_behind_any_position(tmp_path: Path) -> None:
+    """Whichever item was taken last, `after` goes on with the next one, and names what is missing before it."""
+    path = tmp_path / "steps"
+    path.write_bytes(recording(without=range(4, 6)))
+    found = [(each.sequence, each.missing_items) for each in tokenbus.read_recording(path)]
+    assert found == [(1, 0), (2, 0), (3, 0), (6, 2)]
+    for taken, each in enumerate(tokenbus.read_recording(path), start=1):
+        behind = tokenbus.read_recording(str(path), after=each.position)
+        assert [(later.sequence, later.missing_items) for later in behind] == found[taken:]
+
+
+def test_position_that_cannot_be(tmp_path: Path) -> None:
+    """A text that is no position, and one beyond the file's end, are errors: nothing is skipped in silence."""
+    path = tmp_path / "steps"
+    path.write_bytes(recording())
+    with pytest.raises(ValueError, match="after: the position of an item of a recording, got '1'"):
+        tokenbus.read_recording(path, after="1")
+    *_, last = tokenbus.read_recording(path)
+    assert list(tokenbus.read_recording(path, after=last.position)) == []
+    with pytest.raises(tokenbus.RecordingError, match=f"position 1{end_of(last)} is beyond the file's end"):
+        list(tokenbus.read_recording(path, after=f"1{last.position}"))
+
+
+def test_fault_names_the_file(tmp_path: Path) -> None:
+    """A broken recording gives what stands before the fault, then one line with the file and the place."""
+    path = tmp_path / "steps"
+    path.write_bytes(recording()[:-1])
+    items, last = tokenbus.read_recording(path), read(recording())[-2]
+    assert [next(items).sequence for _ in range(last.sequence)][-1] == last.sequence
+    reason = f"{path}: byte {end_of(last)}: the file ends within the entry: its payload needs "
+    with pytest.raises(tokenbus.RecordingError, match=f"^{reason}"):
+        next(items)
+
+
+@pytest.mark.parametrize("name", ["recorded", "logged"])
+def test_files_of_earlier_releases_are_read_and_written_alike(name: str) -> None:
+    """A recording, and a message of a durable log, that an earlier version wrote: today's writer makes the same bytes.
+
+    So versions of processors and readers of one log mix, as in a rolling restart.
+    """
+    path = Path(__file__).parent / "recordings" / f"{name}.tokenbus"
+    items = list(tokenbus.read_recording(path))
+    parts = [hello_entry(EPOCH, items[0].hello, items[0].hello.next_sequence)]
+    for each in items:
+        if each.missing_items:
+            parts.append(gap_entry(EPOCH, each.sequence - each.missing_items, each.sequence - 1))
+        parts.append(item_entry(EPOCH, each.sequence, each.kind, each.payload))
+    assert b"".join(parts) == path.read_bytes()
+    assert sum(each.missing_items for each in items) == {"recorded": 2, "logged": 6}[name]
+    assert items[-1].batch is not None
+    assert items[-1].has_request(1)

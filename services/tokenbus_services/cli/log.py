@@ -87,7 +87,7 @@ async def log(
 ) -> "tuple[LogCounts, int]":
     """Write what is seen until `stop` is set or `count` items were seen; return the counts, and what is unwritten."""
     from tokenbus_services.durable_log.stream import LogStream  # noqa: PLC0415 - an extra
-    from tokenbus_services.durable_log.writer import LogWriter, StreamName  # noqa: PLC0415
+    from tokenbus_services.durable_log.writer import LogWriter  # noqa: PLC0415
 
     wait, drain = settings.bus.heartbeat_interval_ms / 1000, settings.client.drain_timeout_ms / 1000
     stream = LogStream(settings)
@@ -96,10 +96,8 @@ async def log(
     try:
         async with writer, watching(settings, worker_id, stop, transport) as items:
             _log.info("writing", log=stream.address)
-            async for watched_stream, watched in items:
-                name = StreamName(watched_stream.epoch, watched_stream.hello)
-                item = watched.item
-                await writer.write(name, item.sequence, item.payload_kind, watched.payload, stop=stop)
+            async for item in items:
+                await writer.write(item, stop=stop)
                 progress.show(lambda: f"{writer.counts.items} items, {writer.counts.payload_bytes} bytes written")
                 seen += 1
                 if seen == count:

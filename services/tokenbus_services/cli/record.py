@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import watching, widened
-from tokenbus_services.client import WatchedItem
+from tokenbus_services.items import StreamItem
 from tokenbus_services.logs import logger
 from tokenbus_services.printable import printable
 from tokenbus_services.recording import Recorder
@@ -74,14 +73,13 @@ class Files:
         """Return one of `_COUNTS` of all streams together."""
         return sum(int(getattr(each.recorder, count)) for each in self.recordings)
 
-    def write(self, stream: WatchedStream, watched: WatchedItem) -> None:
+    def write(self, item: StreamItem) -> None:
         """Write an item to its stream's file."""
-        recording = self._recording_of(stream)
-        recorder, item = recording.recorder, watched.item
-        gaps = recorder.gaps
-        data = recorder.add(item.sequence, item.payload_kind, watched.payload)
-        if recorder.gaps > gaps:
-            _log.warning("items are missing", stream=recording.worker_id, epoch=recorder.epoch, before=item.sequence)
+        recording = self._recording_of(item)
+        gaps = recording.recorder.gaps
+        data = recording.recorder.add(item)
+        if recording.recorder.gaps > gaps:
+            _log.warning("items are missing", stream=item.worker_id, epoch=item.epoch, before=item.sequence)
         if not data:  # it was seen before
             return
         with _writing(recording.path):
@@ -110,15 +108,15 @@ class Files:
             ],
         }
 
-    def _recording_of(self, stream: WatchedStream) -> _Recording:
-        worker_id = stream.hello.worker_id
+    def _recording_of(self, item: StreamItem) -> _Recording:
+        worker_id = item.worker_id
         known = self._open.get(worker_id)
-        if known is not None and known.recorder.epoch == stream.epoch:
+        if known is not None and known.recorder.epoch == item.epoch:
             return known
         self._close(worker_id)
-        path = self._path_of(worker_id, stream.epoch)
+        path = self._path_of(worker_id, item.epoch)
         with _writing(path):
-            recording = _Recording(path, Recorder(stream.epoch, stream.hello), worker_id, path.open("xb"))
+            recording = _Recording(path, Recorder(item.epoch, item.hello), worker_id, path.open("xb"))
         self._open[worker_id] = recording
         self.recordings.append(recording)
         return recording
@@ -186,8 +184,8 @@ async def record(  # noqa: PLR0913 - each is given by name
     progress = Progress()
     try:
         async with watching(settings, worker_id, stop, transport) as items:
-            async for stream, watched in items:
-                files.write(stream, watched)
+            async for item in items:
+                files.write(item)
                 progress.show(lambda: f"{files.total('items')} items, {files.total('payload_bytes')} bytes recorded")
                 if files.total("items") == count:
                     return

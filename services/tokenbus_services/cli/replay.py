@@ -6,14 +6,15 @@ import json
 import math
 import time
 from dataclasses import asdict
-from tempfile import TemporaryFile
-from typing import BinaryIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import logged
+from tokenbus_services.items import RecordingError
 from tokenbus_services.printable import printable
-from tokenbus_services.recording import Recorder, RecordingError, entries
+from tokenbus_services.recording import Recorder, read_recording
 from tokenbus_services.settings import ENTRIES, Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import Progress
@@ -64,43 +65,44 @@ def run(options: argparse.Namespace) -> int:
     if options.worker_id is not None and (limit := ENTRIES["worker.id"].kind.fault(options.worker_id)) is not None:
         raise CommandError(f"--as: {limit}, got {options.worker_id!r}", WRONG_USE)
     try:
-        with open(name, "rb") if options.files else TemporaryFile() as file, reporting_faults():  # noqa: PTH123 - a name is all it is
-            if not options.files:
-                asyncio.run(_fetch(settings, name, options.worker, file))
-            done = asyncio.run(_run(settings, options, file))
+        with reporting_faults():
+            if options.files:
+                done = asyncio.run(_run(settings, options, Path(name)))
+            else:
+                with TemporaryDirectory() as folder:
+                    asyncio.run(_fetch(settings, name, options.worker, file := Path(folder, "log")))
+                    done = asyncio.run(_run(settings, options, file))
     except OSError as error:
         raise CommandError(printable(f"{name}: {(error.strerror or str(error)).lower()}")) from None
-    except RecordingError as error:
-        raise CommandError(printable(f"{name}: {error}")) from None
-    except ReplayError as error:
+    except (RecordingError, ReplayError) as error:
         raise CommandError(printable(str(error))) from None
     _tell(done, as_json=options.json)
     return 1 if done.unacknowledged else 0
 
 
-async def _fetch(settings: Settings, address: str, worker_id: str, file: BinaryIO) -> None:
+async def _fetch(settings: Settings, address: str, worker_id: str, path: Path) -> None:
     """Write what a log has of the latest life of a worker to a file, as `tokenbus record` would."""
     recorder: Recorder | None = None
-    async for item in logged(address, worker_id, settings):
-        if recorder is not None and item.worker_id != recorder.hello.worker_id:
-            raise CommandError("--worker: the log has items of several workers", WRONG_USE)
-        if recorder is not None and item.epoch < recorder.epoch:  # written late
-            continue
-        if recorder is None or item.epoch > recorder.epoch:
-            recorder = Recorder(item.epoch, item.hello)
-            file.seek(0)
-            file.truncate()
-        file.write(recorder.add(item.sequence, item.kind, item.payload))
+    with path.open("wb") as file:
+        async for item in logged(address, worker_id, settings):
+            if recorder is not None and item.worker_id != recorder.hello.worker_id:
+                raise CommandError("--worker: the log has items of several workers", WRONG_USE)
+            if recorder is not None and item.epoch < recorder.epoch:  # written late
+                continue
+            if recorder is None or item.epoch > recorder.epoch:
+                recorder = Recorder(item.epoch, item.hello)
+                file.seek(0)
+                file.truncate()
+            file.write(recorder.add(item))
     if recorder is None:
         raise CommandError(f"{address}: nothing to replay" + (f" of worker {worker_id}" if worker_id else ""))
-    file.seek(0)
 
 
-async def _run(settings: Settings, options: argparse.Namespace, file: BinaryIO) -> Replayed:
+async def _run(settings: Settings, options: argparse.Namespace, path: Path) -> Replayed:
     name = None if options.worker_id is None else (options.worker_id, time.time_ns())
     progress = Progress()
     with stop_on_signals() as stop:
-        replay = Replay(entries(file), settings, renamed_to=name, speed=options.speed)
+        replay = Replay(read_recording(path), settings, renamed_to=name, speed=options.speed)
         done = replay.done
         try:
             return await replay.run(

@@ -4,27 +4,23 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tokenbus_contracts import BatchKind, ContractError, Limits, LogprobBatch, Row, RowStatus, Scoring, decode
-from tokenbus_contracts.frames import read_frame
+from tokenbus_contracts import BatchKind, ContractError, LogprobBatch, Row, RowStatus, Scoring
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_services.bus import Transport
 from tokenbus_services.cli.arguments import whole
 from tokenbus_services.cli.configuration import declare_settings, load_settings, reporting_faults
 from tokenbus_services.cli.errors import WRONG_USE, CommandError
 from tokenbus_services.cli.watching import logged, watching
-from tokenbus_services.client import WatchedItem
+from tokenbus_services.items import StreamItem
 from tokenbus_services.printable import printable
 from tokenbus_services.settings import Settings
 from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import styled
-
-if TYPE_CHECKING:
-    from tokenbus_services.durable_log.reader import LogItem
 
 _DESCRIPTION = """\
 Show the items of workers' streams as they pass through a processor, a line for each: its stream and sequence, then what
@@ -45,7 +41,6 @@ settings that matter: bus.clients_address (of one processor or of all, with comm
 bus.server_key, client.window_frames and client.window_bytes (how much may be on its way to this client; beyond that
 items are left out), client.name (what the processor's logs call it).
 """
-_LIMITS = Limits.schema()
 _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
 _REQUEST_IDS = 2**64
@@ -83,29 +78,15 @@ def run(options: argparse.Namespace) -> int:
     settings = load_settings(options)
     if options.request is not None and options.log is None:
         raise CommandError("--request: with --from ADDRESS, the log that has it", WRONG_USE)
+    show = _print_json if options.json else _print_lines
     with reporting_faults():
-        asyncio.run(_run(settings, options) if options.log is None else _show_log(settings, options))
+        asyncio.run(_watch(settings, options, show) if options.log is None else _read(settings, options, show))
     return 0
 
 
-async def _run(settings: Settings, options: argparse.Namespace) -> None:
+async def _watch(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
     with stop_on_signals() as stop:
-        await tap(settings, options, _print_json if options.json else _print_lines, stop)
-
-
-async def _show_log(settings: Settings, options: argparse.Namespace) -> None:
-    show, shown = _print_json if options.json else _print_lines, 0
-    async with aclosing(logged(options.log, options.worker, settings)) as items:
-        async for item in items:
-            name = item.worker_id, item.epoch
-            if item.missing_items:
-                show(left_out_values(name, item.sequence - item.missing_items, item.sequence - 1))
-            if options.request is not None and not item.has_request(options.request):
-                continue
-            show(logged_values(item, rows=options.rows, request_id=options.request))
-            shown += 1
-            if shown == options.count:
-                return
+        await tap(settings, options, show, stop)
 
 
 async def tap(
@@ -115,26 +96,35 @@ async def tap(
     stop: asyncio.Event,
     transport: Transport | None = None,
 ) -> None:
-    """Show each item that is seen, and each run of items that was left out."""
-    last: dict[str, tuple[int, int]] = {}
-    """By worker: its latest life, and the last sequence that was seen of it."""
-    shown = 0
+    """Show each item that passes a processor, and each run of items that was left out, until `stop` is set."""
     async with watching(settings, options.worker, stop, transport) as items:
-        async for stream, watched in items:
-            if stop.is_set():
-                return
-            worker_id, epoch = name = stream.hello.worker_id, stream.epoch
-            sequence = watched.item.sequence
-            known_epoch, before = last.get(worker_id, (epoch, sequence - 1))
-            if known_epoch != epoch:
-                before = sequence - 1
-            if sequence > before + 1:
-                show(left_out_values(name, before + 1, sequence - 1))
-            last[worker_id] = epoch, max(sequence, before)
-            show(item_values(name, watched, time.time_ns(), rows=options.rows))
-            shown += 1
-            if shown == options.count:
-                return
+        await _show(items, options, show, stop)
+
+
+async def _read(settings: Settings, options: argparse.Namespace, show: Callable[[Values], None]) -> None:
+    """Show what a log has."""
+    async with aclosing(logged(options.log, options.worker, settings)) as items:
+        await _show(items, options, show, asyncio.Event())
+
+
+async def _show(
+    items: AsyncIterator[StreamItem],
+    options: argparse.Namespace,
+    show: Callable[[Values], None],
+    stop: asyncio.Event,
+) -> None:
+    shown = 0
+    async for item in items:
+        if stop.is_set():
+            return
+        if item.missing_items:
+            show(left_out_values(item))
+        if options.request is not None and not item.has_request(options.request):
+            continue
+        show(item_values(item, time.time_ns(), rows=options.rows, request_id=options.request))
+        shown += 1
+        if shown == options.count:
+            return
 
 
 def _print_json(values: Values) -> None:
@@ -145,43 +135,38 @@ def _print_lines(values: Values) -> None:
     print("\n".join(lines_of(values)), flush=True)
 
 
-def item_values(stream: tuple[str, int], watched: WatchedItem, now_ns: int, *, rows: bool) -> Values:
-    """Return what an item holds; of what cannot be read, why."""
-    item = watched.item
-    values: Values = {
-        "stream": {"worker_id": stream[0], "epoch": str(stream[1])},
-        "sequence": str(item.sequence),
-        "bytes": len(watched.payload),
-    }
+def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | None = None) -> Values:
+    """Return what an item holds, of one request's rows or of all; of an item that cannot be read, why."""
+    logged_at = item.logged_at
+    values: Values = {"stream": _stream(item), "sequence": str(item.sequence), "bytes": len(item.payload)}
+    if logged_at is not None:
+        values["logged_at"], now_ns = logged_at.isoformat(), int(logged_at.timestamp() * _NS)
     try:
-        if item.payload_kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-            return values | _batch_values(decode(watched.payload, _LIMITS), now_ns, rows=rows)
-        if item.payload_kind == PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-            return values | _event_values(read_frame(RequestEvent, watched.payload))
+        if item.batch is not None:
+            values |= _batch_values(item.batch, now_ns)
+            if rows:
+                values["rows"] = [_row_values(row) for row in item.batch.rows() if request_id in {None, row.key}]
+            return values
+        if item.event is not None:
+            return values | _event_values(item.event)
     except ContractError as error:
         return values | {"what": "refused", "error": str(error)}
-    return values | {"what": "unknown", "payload_kind": item.payload_kind}
+    return values | {"what": "unknown", "payload_kind": item.kind}
 
 
-def logged_values(item: "LogItem", *, rows: bool, request_id: int | None = None) -> Values:
-    """Return what an item of a log holds; of one request's rows, or of all."""
-    watched = WatchedItem(Item(sequence=item.sequence, payload_kind=item.kind), item.payload)
-    logged_ns = int(item.logged_at.timestamp() * _NS)
-    values = item_values((item.worker_id, item.epoch), watched, logged_ns, rows=rows)
-    if request_id is not None and "rows" in values:
-        values["rows"] = [row for row in values["rows"] if row["request_key"] == str(request_id)]
-    return values | {"logged_at": item.logged_at.isoformat()}
-
-
-def left_out_values(stream: tuple[str, int], first: int, last: int) -> Values:
-    """Return that some items were not seen."""
+def left_out_values(item: StreamItem) -> Values:
+    """Return that some items before an item were not seen."""
     return {
-        "stream": {"worker_id": stream[0], "epoch": str(stream[1])},
+        "stream": _stream(item),
         "what": "left_out",
-        "items": last - first + 1,
-        "first_sequence": str(first),
-        "last_sequence": str(last),
+        "items": item.missing_items,
+        "first_sequence": str(item.sequence - item.missing_items),
+        "last_sequence": str(item.sequence - 1),
     }
+
+
+def _stream(item: StreamItem) -> Values:
+    return {"worker_id": item.worker_id, "epoch": str(item.epoch)}
 
 
 def lines_of(values: Values) -> list[str]:
@@ -196,9 +181,9 @@ def lines_of(values: Values) -> list[str]:
     return [line, *(_row_line(row) for row in values.get("rows", ()))]
 
 
-def _batch_values(batch: LogprobBatch, now_ns: int, *, rows: bool) -> Values:
+def _batch_values(batch: LogprobBatch, now_ns: int) -> Values:
     header = batch.header
-    values: Values = {
+    return {
         "what": "batch",
         "step": str(header.step),
         "kind": header.kind.name,
@@ -209,9 +194,6 @@ def _batch_values(batch: LogprobBatch, now_ns: int, *, rows: bool) -> Values:
         "statuses": {status.name: count for status in RowStatus if (count := int((batch.statuses == status).sum()))},
         "latency_ms": round((now_ns - header.produced_at_ns) / _NS_IN_MS, 3) if header.produced_at_ns else None,
     }
-    if rows:
-        values["rows"] = [_row_values(row) for row in batch.rows()]
-    return values
 
 
 def _row_values(row: Row) -> Values:

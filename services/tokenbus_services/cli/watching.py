@@ -1,23 +1,21 @@
-"""The streams that `tap` and `record` watch, or that a durable log has: their items, each with its stream.
+"""The items that `tap`, `record` and `log` watch, or that a durable log has.
 
-An item says its sequence and not its stream, so each worker is watched through a client of its own: what comes there
-belongs to the stream that was announced last. One more client learns which workers there are.
+A frame with an item has its sequence and not its stream, so each worker is watched through a client of its own: an item
+that comes there belongs to the stream that was announced last. One more client learns which workers there are.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tokenbus_contracts.generated.client_pb2 import WatchedStream
 from tokenbus_services.bus import Transport, require_nats
-from tokenbus_services.client import Client, WatchedItem
+from tokenbus_services.client import Client
+from tokenbus_services.items import StreamItem
 from tokenbus_services.logs import logger
 from tokenbus_services.settings import Settings
-
-if TYPE_CHECKING:
-    from tokenbus_services.durable_log.reader import LogItem
 
 _MOST_WAITING = 256
 _WINDOW_FRAMES = 512
@@ -26,13 +24,13 @@ _log = logger("watch")
 
 
 class Watching:
-    """Iterates over the items that several clients see, each with its stream, in one bounded queue."""
+    """Iterates over the items that several clients see, in one bounded queue."""
 
     def __init__(self, settings: Settings, worker_id: str, stop: asyncio.Event, transport: Transport | None) -> None:
         """Begin to watch; once `stop` is set, and what waited then was taken, the iteration ends."""
         self._settings = settings
         self._transport = transport
-        self._seen: asyncio.Queue[tuple[WatchedStream, WatchedItem] | Exception | None] = asyncio.Queue(_MOST_WAITING)
+        self._seen: asyncio.Queue[StreamItem | Exception | None] = asyncio.Queue(_MOST_WAITING)
         self._watched: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._watch(worker_id)
@@ -41,7 +39,7 @@ class Watching:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> tuple[WatchedStream, WatchedItem]:
+    async def __anext__(self) -> StreamItem:
         # While items wait, no turn of the event loop is taken, so that nothing more can come between.
         seen = await self._seen.get()
         if seen is None:
@@ -80,15 +78,22 @@ class Watching:
         await self._seen.put(None)
 
     async def _follow(self, worker_id: str) -> None:
-        """Take all that one worker's streams show."""
+        """Take each item of one worker's streams, and count those that are missing before it."""
         stream: WatchedStream | None = None
+        next_sequence = 0
         async with Client(self._settings, transport=self._transport) as client:
             with suppress(asyncio.CancelledError):  # as at the end: the client leaves as one that nothing happened to
                 async for watched in client.watch(worker_id, most=_MOST_WAITING):
                     if isinstance(watched, WatchedStream):
+                        if stream is None or stream.epoch != watched.epoch:
+                            next_sequence = 0
                         stream = watched
                     elif stream is not None:
-                        await self._seen.put((stream, watched))
+                        sequence, kind = watched.item.sequence, watched.item.payload_kind
+                        item = StreamItem(stream.hello, stream.epoch, sequence, kind, watched.payload)
+                        item.missing_items = max(0, sequence - next_sequence) if next_sequence else 0
+                        next_sequence = max(next_sequence, sequence + 1)
+                        await self._seen.put(item)
 
     async def _discover(self) -> None:
         """Learn which workers there are."""
@@ -113,7 +118,7 @@ async def watching(
         await items.close()
 
 
-def logged(address: str, worker_id: str, settings: Settings) -> "AsyncGenerator[LogItem, None]":
+def logged(address: str, worker_id: str, settings: Settings) -> AsyncGenerator[StreamItem, None]:
     """Return an iterator over what a log has by now of a worker, or of every worker."""
     require_nats(address)
     from tokenbus_services.durable_log.reader import read_log  # noqa: PLC0415 - needs an extra

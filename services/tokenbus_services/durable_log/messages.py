@@ -6,31 +6,23 @@ from io import BytesIO
 
 from nats.js.api import Header, RawStreamMsg
 
-from tokenbus_contracts.generated.stream_pb2 import WorkerFrame
 from tokenbus_services.bus.nats_server import ServerConnection
 from tokenbus_services.durable_log.stream import ASK_SECONDS, LogStream, unless_lost
-from tokenbus_services.recording import Entry, RecordingError, entries
+from tokenbus_services.items import RecordingError, StreamItem, read_items
 
 
-def read_message(stream: LogStream, subject: str, data: bytes) -> tuple[WorkerFrame, list[Entry]]:
-    """Return the hello of a message, and its gaps and items.
+def read_message(stream: LogStream, subject: str, data: bytes) -> list[StreamItem]:
+    """Return the items of a message, at least one.
 
     Raises a RecordingError for a message that is damaged, or whose subject is not that of the life in its hello.
     """
-    begin, *run = entries(BytesIO(data))
-    own = stream.subject(begin.frame.hello.worker_id, begin.frame.epoch)
+    items = list(read_items(BytesIO(data)))
+    if not items:
+        raise RecordingError(0, "at least one item, got none")
+    own = stream.subject(items[0].worker_id, items[0].epoch)
     if subject != own:
         raise RecordingError(0, f"a hello of the life that its subject names, {subject}, got that of {own}")
-    return begin.frame, run
-
-
-def last_sequence(stream: LogStream, subject: str, data: bytes) -> int:
-    """Return the sequence of the last item that a message has or names as missing; raises a RecordingError."""
-    hello, run = read_message(stream, subject, data)
-    if not run:
-        return hello.hello.next_sequence - 1
-    last = run[-1].frame
-    return last.gap.last_sequence if last.WhichOneof("body") == "gap" else last.item.sequence
+    return items
 
 
 def is_writers(headers: Mapping[str, str] | None) -> bool:
@@ -47,7 +39,7 @@ async def sequence_before(stream: LogStream, server: ServerConnection, subject: 
     while (before := await _message_before(stream, server, subject, number)) is not None:
         number = before.seq or 0
         with suppress(RecordingError):
-            farthest = max(farthest, last_sequence(stream, subject, before.data or b""))
+            farthest = max(farthest, read_message(stream, subject, before.data or b"")[-1].sequence)
             if is_writers(before.headers):
                 break
     return farthest

@@ -6,26 +6,19 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import NamedTuple
 
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy, StreamState
 
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode
-from tokenbus_contracts.frames import read_frame
-from tokenbus_contracts.generated.request_pb2 import RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.bus.nats_server import ServerConnection, ServerError
 from tokenbus_services.durable_log.messages import is_writers, read_message, sequence_before
 from tokenbus_services.durable_log.stream import ASK_SECONDS, FAILURES, LogError, LogStream, reason_of, unless_lost
+from tokenbus_services.items import RecordingError, StreamItem
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.recording import RecordingError
 from tokenbus_services.settings import Settings
 
-_LIMITS = Limits.schema()
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})")
 _MOST_FETCHED = 64
 _IDLE_SECONDS = 2.0
@@ -41,72 +34,6 @@ _MOST_LIVES = 4096
 _log = logger("log")
 
 
-@dataclass(frozen=True, eq=False)
-class LogItem:
-    """One item of a worker's stream, as the worker published it.
-
-    Example:
-        async def tokens_of(log: str, request_id: int) -> list[int]:
-            items = [item async for item in tokenbus.read_log(log, request_id=request_id)]
-            rows = [row for item in items if item.batch is not None for row in item.batch.rows()]
-            return [int(token) for row in rows if row.key == request_id for token in row.token_ids]
-    """
-
-    hello: Hello
-    """What the worker introduced itself with: its id, model, vocabulary, limits and schema version."""
-    epoch: int
-    sequence: int
-    kind: PayloadKind
-    payload: bytes
-    missing_items: int
-    """How many items of this epoch are not in the log between the last one that was given and this one."""
-    logged_at: datetime
-    """When the server took it."""
-    position: str
-    """Where it is in the log: `read_log(after=...)` goes on behind it."""
-
-    @property
-    def worker_id(self) -> str:
-        """The worker that published it."""
-        return self.hello.worker_id
-
-    @property
-    def schema_version(self) -> str:
-        """The version of the schema in which the worker speaks, as `1.1`."""
-        return f"{self.hello.schema_major}.{self.hello.schema_minor}"
-
-    @cached_property
-    def batch(self) -> LogprobBatch | None:
-        """The batch, or None for a request event; raises ContractError if it breaks the contract."""
-        return decode(self.payload, _LIMITS) if self.kind == PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH else None
-
-    @cached_property
-    def event(self) -> RequestEvent | None:
-        """The request event, or None for a batch; raises ContractError if it breaks the contract."""
-        return read_frame(RequestEvent, self.payload) if self.kind == PayloadKind.PAYLOAD_KIND_REQUEST_EVENT else None
-
-    def has_request(self, request_id: int) -> bool:
-        """Return whether it has a row or an event of a request.
-
-        Args:
-            request_id: the request's id.
-
-        Returns:
-            whether it has; False for an item that breaks the contract.
-
-        Example:
-            def of_both(item: tokenbus.LogItem) -> bool:
-                return item.has_request(1) and item.has_request(2)
-        """
-        try:
-            if self.batch is not None:
-                return request_id in self.batch.request_keys
-            body = self.event.WhichOneof("event") if self.event is not None else None
-            return body is not None and getattr(self.event, body).request_key == request_id
-        except ContractError:
-            return False
-
-
 class _Place(NamedTuple):
     """A message's number, and an item's in it, from 1."""
 
@@ -117,7 +44,7 @@ class _Place(NamedTuple):
     def read(cls, text: str) -> "_Place":
         """Return the place of a position; raises ValueError."""
         if (match := _POSITION.fullmatch(text)) is None:
-            raise ValueError(f"after: a position of a LogItem, got {text[:80]!r}")
+            raise ValueError(f"after: the position of an item of a log, got {text[:80]!r}")
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -134,7 +61,7 @@ async def read_log(  # noqa: PLR0913 - each is given by name
     request_id: int | None = None,
     follow: bool = False,
     settings: Settings | None = None,
-) -> AsyncGenerator[LogItem, None]:
+) -> AsyncGenerator[StreamItem, None]:
     """Iterate over the items of a durable log: of each life of a worker in order, each once.
 
     Any number of readers may read, each at its own place; none delays a writer or another reader. An item that was
@@ -152,7 +79,7 @@ async def read_log(  # noqa: PLR0913 - each is given by name
         settings: all settings; default: those of the environment and of the file that it names.
 
     Returns:
-        an async generator of each item as a `LogItem`; close it, as by `contextlib.aclosing`, if it is left early.
+        an async generator of each item as a `StreamItem`; close it, as by `contextlib.aclosing`, if it is left early.
 
     Raises:
         AddressError: the address cannot be used, or no server answers.
@@ -184,14 +111,13 @@ async def read_log(  # noqa: PLR0913 - each is given by name
             async with aclosing(reader.messages(server, place, since, end)) as messages:
                 async for message in messages:
                     await reader.learn_life(server, message, lives)
-                    for item in reader.items(message, place, lives):
-                        at = _Place.read(item.position)
+                    for at, item in reader.items(message, place, lives):
                         is_new = at > place
                         is_wanted = is_new and (request_id is None or item.has_request(request_id))
-                        found = lives.count(item, is_given=is_wanted or not is_new)
+                        is_first_time = lives.count(item, is_given=is_wanted or not is_new)
                         place = max(at, place)
-                        if is_wanted and found is not None:
-                            yield found
+                        if is_wanted and is_first_time:
+                            yield item
         except FAILURES as error:
             reader.failed(error, place)
             await asyncio.sleep(_RETRY_SECONDS)
@@ -210,16 +136,16 @@ class _Lives:
         self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
         """The last item's sequence, and how many are missing since the last one that was given."""
 
-    def count(self, item: LogItem, *, is_given: bool) -> LogItem | None:
-        """Return the item with all that is missing before it; None for one that was read before."""
+    def count(self, item: StreamItem, *, is_given: bool) -> bool:
+        """Set how many items are missing before an item; return False for an item that was read before."""
         life = item.worker_id, item.epoch
         last, missing = self._lives.pop(life, (item.sequence - item.missing_items - 1, 0))
         if item.sequence <= last:  # it was appended twice
             self._lives[life] = last, missing
-            return None
-        missing += item.sequence - last - 1
-        self._set(life, item.sequence, 0 if is_given else missing)
-        return item if missing == item.missing_items else replace(item, missing_items=missing)
+            return False
+        item.missing_items = missing + item.sequence - last - 1
+        self._set(life, item.sequence, 0 if is_given else item.missing_items)
+        return True
 
     def knows(self, life: tuple[str, int]) -> bool:
         """Return whether items of a life were read."""
@@ -271,14 +197,14 @@ class _Reader:
         if last:
             lives.learn(life, last)
 
-    def items(self, message: Msg, place: _Place, lives: _Lives) -> list[LogItem]:
-        """Return the items of a message; one that cannot be read is named, and passed over.
+    def items(self, message: Msg, place: _Place, lives: _Lives) -> list[tuple[_Place, StreamItem]]:
+        """Return the items of a message with their places; a damaged message is logged, and has none.
 
         Raises a LogError where a position is behind the message's last item.
         """
         number = message.metadata.sequence.stream
         try:
-            found = _items_of(self._stream, message)
+            found = read_message(self._stream, message.subject, message.data)
         except RecordingError as error:
             reason, subject = str(error), message.subject
             self._repeated_log.begin(
@@ -290,7 +216,10 @@ class _Reader:
         if place.message == number and place.item > len(found):
             limit = f"position {place} is beyond the end of message {number}, which has {len(found)} items"
             raise LogError(self._stream.address, limit)
-        return found
+        placed = [(_Place(number, index), item) for index, item in enumerate(found, start=1)]
+        for at, item in placed:
+            item.position, item.logged_at = str(at), message.metadata.timestamp
+        return placed
 
     async def messages(
         self, server: ServerConnection, place: _Place, since: datetime | None, last: int | None
@@ -354,28 +283,3 @@ class _Reader:
         if found.delivered is None or found.delivered.consumer_seq != delivered:
             raise ServerError(f"message {delivered + 1} of the reader did not come")
         return not found.num_pending
-
-
-def _items_of(stream: LogStream, message: Msg) -> list[LogItem]:
-    """Return the items of a message, which is a recording of a run of a worker's items; raises a RecordingError."""
-    found, missing = message.metadata, 0
-    items: list[LogItem] = []
-    hello, run = read_message(stream, message.subject, message.data)
-    for entry in run:
-        if entry.frame.WhichOneof("body") == "gap":
-            missing = entry.frame.gap.last_sequence - entry.frame.gap.first_sequence + 1
-            continue
-        items.append(
-            LogItem(
-                hello=hello.hello,
-                epoch=hello.epoch,
-                sequence=entry.frame.item.sequence,
-                kind=entry.frame.item.payload_kind,
-                payload=entry.payload,
-                missing_items=missing,
-                logged_at=found.timestamp,
-                position=str(_Place(found.sequence.stream, len(items) + 1)),
-            )
-        )
-        missing = 0
-    return items

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import inf
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from nats.js.api import Header
 from nats.js.errors import NotFoundError
 
-from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
+from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import AddressError
 from tokenbus_services.bus.nats_server import ServerConnection, end_tasks, first_of
-from tokenbus_services.durable_log.messages import is_writers, last_sequence, sequence_before
+from tokenbus_services.durable_log.messages import is_writers, read_message, sequence_before
 from tokenbus_services.durable_log.stream import (
     ASK_SECONDS,
     LogError,
@@ -24,8 +24,8 @@ from tokenbus_services.durable_log.stream import (
     reason_of,
     unless_lost,
 )
+from tokenbus_services.items import RecordingError, StreamItem, gap_entry, hello_entry, item_entry
 from tokenbus_services.logs import DeduplicatedLog, logger
-from tokenbus_services.recording import RecordingError, gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
 
 _WRONG_LAST_SEQUENCE, _NO_STREAM = 10071, 10059
@@ -36,13 +36,6 @@ _log = logger("log")
 
 async def _check_nothing() -> None:
     """Find nothing against writing."""
-
-
-class StreamName(NamedTuple):
-    """One life of a worker, with its hello."""
-
-    epoch: int
-    hello: Hello
 
 
 @dataclass(slots=True)
@@ -66,9 +59,9 @@ class LogCounts:
 
 @dataclass(slots=True)
 class _Item:
-    stream: StreamName
     sequence: int
     data: bytes
+    """As the log has it."""
     payload_bytes: int
     left_out: int
     """How many items directly before it this writer has left out."""
@@ -81,6 +74,8 @@ class _Lane:
     """The items of one life of a worker that are to be written."""
 
     subject: str
+    epoch: int
+    hello: Hello
     items: deque[_Item] = field(default_factory=deque)
     last: int = 0
     """The sequence of the last item that is known to be in the log."""
@@ -228,53 +223,37 @@ class LogWriter:
         """Whether what waits is below `durable_log.buffer_bytes`."""
         return self._buffered < self._settings.durable_log.buffer_bytes
 
-    async def write(
-        self,
-        stream: StreamName,
-        sequence: int,
-        kind: PayloadKind,
-        payload: bytes,
-        *,
-        stop: asyncio.Event | None = None,
-    ) -> None:
-        """Take an item of a stream, whose items come in order, once there is room, or `stop` is set."""
+    async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
+        """Take the next item of its stream once there is room, or `stop` is set."""
         events = (self._room,) if stop is None else (self._room, stop)
         while not (self.has_room or (stop is not None and stop.is_set())):
             self._room.clear()
             await first_of(*events)
-        self.take(stream, sequence, kind, payload)
+        self.take(item)
 
-    def take(
-        self,
-        stream: StreamName,
-        sequence: int,
-        kind: PayloadKind,
-        payload: bytes,
-        logged: Callable[[], None] = lambda: None,
-    ) -> None:
+    def take(self, item: StreamItem, logged: Callable[[], None] = lambda: None) -> None:
         """Take an item without regard to room; `logged` is called once it is in the log, or refused for its size."""
-        lane = self._lane(stream)
-        data = item_entry(stream.epoch, sequence, kind, payload)
+        lane, sequence = self._lane(item), item.sequence
+        data = item_entry(item.epoch, sequence, item.kind, item.payload)
         self._buffered += len(data)
         left_out = len(lane.left_out) if lane.left_out.stop == sequence else 0
-        lane.items.append(_Item(stream, sequence, data, len(payload), left_out, logged))
+        lane.items.append(_Item(sequence, data, len(item.payload), left_out, logged))
         if lane.task is None:
             lane.task = asyncio.create_task(self._write(lane))
 
-    def leave_out(self, stream: StreamName, sequence: int) -> None:
-        """Know that an item was here and is not written, so that no other writer is given time to bring it."""
-        lane = self._lane(stream)
-        begin = lane.left_out.start if lane.left_out.stop == sequence else sequence
-        lane.left_out = range(begin, sequence + 1)
+    def leave_out(self, item: StreamItem) -> None:
+        """Note that an item is not written, so that the writer does not wait for another one to write it."""
+        lane = self._lane(item)
+        begin = lane.left_out.start if lane.left_out.stop == item.sequence else item.sequence
+        lane.left_out = range(begin, item.sequence + 1)
 
-    def _lane(self, stream: StreamName) -> _Lane:
-        worker_id = stream.hello.worker_id
-        key = worker_id, stream.epoch
+    def _lane(self, item: StreamItem) -> _Lane:
+        key = worker_id, epoch = item.worker_id, item.epoch
         lane = self._lanes.get(key)
         if lane is None:
             if len(self._lanes) >= _MOST_LANES:  # what is not written just now can be learnt from the log again
                 self._lanes = {name: each for name, each in self._lanes.items() if each.task is not None}
-            lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, stream.epoch))
+            lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, epoch), epoch, item.hello)
         return lane
 
     async def _run(self) -> None:
@@ -371,7 +350,7 @@ class LogWriter:
             lane.revision = 0
             return
         try:
-            lane.last = max(lane.last, last_sequence(self._stream, lane.subject, message.data or b""))
+            lane.last = max(lane.last, read_message(self._stream, lane.subject, message.data or b"")[-1].sequence)
         except RecordingError as error:  # readers name it, and leave out what they have
             reason = str(error)
             self._repeated_log.begin(reason, _log.warning, "damaged message", message=message.seq, reason=reason)
@@ -404,9 +383,9 @@ class LogWriter:
         """Write a run of a life's items as one message behind the last one."""
         first, begin = lane.items[0], lane.last + 1
         missing = first.sequence - begin
-        parts = [hello_entry(first.stream.epoch, first.stream.hello, begin)]
+        parts = [hello_entry(lane.epoch, lane.hello, begin)]
         if missing:
-            parts.append(gap_entry(first.stream.epoch, begin, first.sequence - 1))
+            parts.append(gap_entry(lane.epoch, begin, first.sequence - 1))
         most = min(self._settings.durable_log.message_bytes, self.largest_message)
         size, run = sum(map(len, parts)), 0
         for item in lane.items:
@@ -434,8 +413,8 @@ class LogWriter:
         self.counts.messages += 1
         if missing:
             self.counts.missing_items += missing
-            worker_id, epoch = first.stream.hello.worker_id, first.stream.epoch
-            _log.warning("items are missing", stream=worker_id, epoch=epoch, before=first.sequence)
+            worker_id = lane.hello.worker_id
+            _log.warning("items are missing", stream=worker_id, epoch=lane.epoch, before=first.sequence)
         for _ in range(run):
             self.counts.items += 1
             self.counts.payload_bytes += lane.items[0].payload_bytes
@@ -447,7 +426,7 @@ class LogWriter:
         self.counts.refused_items += 1
         _log.error(
             "item is too large for the log",
-            stream=item.stream.hello.worker_id,
+            stream=lane.hello.worker_id,
             sequence=item.sequence,
             bytes=size,
             most=self.largest_message,

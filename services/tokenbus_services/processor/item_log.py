@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Self
 
-from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.delivery import PendingAck
 from tokenbus_services.durable_log.monitors import Monitors
 from tokenbus_services.durable_log.stream import LogError, LogStream, PromiseError
-from tokenbus_services.durable_log.writer import LogWriter, StreamName
+from tokenbus_services.durable_log.writer import LogWriter
+from tokenbus_services.items import StreamItem
 from tokenbus_services.processor.stream import Arrived
 from tokenbus_services.processor.workers import Worker
 from tokenbus_services.settings import Settings
@@ -31,7 +31,6 @@ class ItemLog:
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
         self.monitors = Monitors(settings.durable_log.monitors)
         self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
-        self._streams: dict[str, StreamName] = {}
         self.left_out = 0
         """Items that found no room, without `durable`."""
 
@@ -65,31 +64,16 @@ class ItemLog:
 
     def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
         """Take an item."""
-        name = self._name(worker)
-        write = partial(self.writer.take, name, entry.sequence, entry.kind, entry.payload)
+        item = StreamItem(worker.stream.hello, worker.stream.epoch, entry.sequence, entry.kind, entry.payload)
         if self._is_durable:
             pending_ack.keep()
             pending_ack.unlogged += 1
-            write(partial(_logged, pending_ack))
+            self.writer.take(item, partial(_logged, pending_ack))
         elif self.writer.has_room:
-            write()
+            self.writer.take(item)
         else:
             self.left_out += 1
-            self.writer.leave_out(name, entry.sequence)
-
-    def _name(self, worker: Worker) -> StreamName:
-        """Return a worker's stream, with a hello that says nothing that is to stay between the two."""
-        stream = worker.stream
-        known = self._streams.get(stream.worker_id)
-        if known is None or known.epoch != stream.epoch:
-            if len(self._streams) > self._settings.processor.max_workers:
-                self._streams.clear()
-            hello = Hello()
-            hello.CopyFrom(stream.hello)
-            for name in ("proof", "handoff_ticket", "handoff_key", "request_keys", "request_owners"):
-                hello.ClearField(name)
-            known = self._streams[stream.worker_id] = StreamName(stream.epoch, hello)
-        return known
+            self.writer.leave_out(item)
 
     async def _check(self) -> None:
         """Raise a LogError if an item that the log has acknowledged could still be lost, or one not be taken at all."""

@@ -4,19 +4,20 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode, encode
 from tokenbus_contracts.codec import parse
 from tokenbus_contracts.frames import read_frame, write_frame
 from tokenbus_contracts.generated.request_pb2 import RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Gap, Hello, PayloadKind, WorkerFrame
+from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.step import LEAVES
+from tokenbus_services.items import StreamItem, public_hello
 from tokenbus_services.link import Link, SessionState
 from tokenbus_services.processor_list import processors_at
-from tokenbus_services.recording import Entry, RecordingError
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.retention import Dropped, Retention
 from tokenbus_services.worker.session import WorkerSession
@@ -60,7 +61,7 @@ class Replay:
 
     def __init__(  # noqa: PLR0913 - each is given by name
         self,
-        entries: Iterator[Entry],
+        items: Iterator[StreamItem],
         settings: Settings,
         *,
         renamed_to: tuple[str, int] | None = None,
@@ -68,25 +69,26 @@ class Replay:
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take the recording, another worker id and epoch to publish it as, and a factor of its speed; 0: no pauses.
+        """Take the items, another worker id and epoch to publish them as, and a factor of their speed; 0: no pauses.
 
-        Retention is bounded as a worker's is. Raises RecordingError, here or in `run`, for a recording that cannot be
-        read.
+        Retention is bounded as a worker's is. Raises ReplayError if there is no item, and whatever `items` raises, here
+        or in `run`.
         """
-        self._entries = entries
-        begin = next(entries).frame
+        if (begin := next(items, None)) is None:
+            raise ReplayError("nothing to replay: the recording has no item")
+        self._items = chain([begin], items)
         self._renamed_to = renamed_to
-        worker_id, epoch = renamed_to or (begin.hello.worker_id, begin.epoch)
+        worker_id, epoch = renamed_to or (begin.worker_id, begin.epoch)
         self.done = Replayed(worker_id, epoch)
         self._settings = settings
         self._clock = clock or SystemClock()
         self._transport = transport
         worker, bus = settings.worker, settings.bus
         self._retention = _Retention(worker.retention_items, worker.retention_bytes, checksum=worker.checksum)
-        self._retention.next_sequence = begin.hello.next_sequence
+        self._retention.next_sequence = begin.sequence - begin.missing_items
         self._processors = processors_at(bus.workers_address, bus, worker_id=worker_id)
         self._session = WorkerSession(
-            _hello(begin, worker_id),
+            _hello(begin.hello, worker_id),
             epoch,
             self._retention,
             interval=bus.heartbeat_interval_ms / 1000,
@@ -135,17 +137,17 @@ class Replay:
         patience = self._settings.worker.block_timeout_ms / 1000
         if not await self._until(lambda: self._session.state is SessionState.OPEN, patience):
             raise ReplayError(f"no processor answered for {self._settings.worker.block_timeout_ms} ms")
-        for entry in self._entries:
-            contents = _contents_of(entry)
+        for item in self._items:
+            contents = _contents_of(item)
             await self._until(lambda: False, self._seconds_early(contents.produced_at_ns))
-            if not await self._until(lambda: self._retention.has_room(len(entry.payload)), patience):  # noqa: B023 - now
+            if not await self._until(lambda: self._retention.has_room(len(item.payload)), patience):  # noqa: B023 - now
                 raise ReplayError(
                     f"retention: no room for {self._settings.worker.block_timeout_ms} ms: "
                     f"{len(self._retention)} items wait for the processor to acknowledge them"
                 )
             if self._is_stopped:
                 return
-            self._publish(entry, contents)
+            self._publish(item, contents)
             shown()
             if not self.done.items % _TURN:
                 await asyncio.sleep(0)
@@ -178,16 +180,14 @@ class Replay:
         first_ns, began = self._begin
         return began + (produced_at_ns - first_ns) / _NS / self._speed - now
 
-    def _publish(self, entry: Entry, contents: _Contents) -> None:
-        if entry.frame.WhichOneof("body") == "gap":
-            gap = entry.frame.gap
-            self._retention.skip(gap)
-            self.done.missing_items += gap.last_sequence - gap.first_sequence + 1
-        else:
-            payload = entry.payload if self._renamed_to is None else _renamed(entry, *self._renamed_to)
-            self._retention.keep(entry.frame.item.payload_kind, payload)
-            self.done.items += 1
-            self.done.payload_bytes += len(payload)
+    def _publish(self, item: StreamItem, contents: _Contents) -> None:
+        if item.missing_items:
+            self._retention.skip_to(item.sequence)
+            self.done.missing_items += item.missing_items
+        payload = item.payload if self._renamed_to is None else _renamed(item, *self._renamed_to)
+        self._retention.keep(item.kind, payload)
+        self.done.items += 1
+        self.done.payload_bytes += len(payload)
         # The hello to a processor that comes back names the open requests.
         self._session.requests.update(contents.present)
         self._session.requests.difference_update(contents.ended)
@@ -197,36 +197,30 @@ class Replay:
 class _Retention(Retention):
     """A worker's retention that can also keep a recorded gap of any size as one entry."""
 
-    def skip(self, gap: Gap) -> None:
-        """Keep a gap instead of its items."""
-        self._kept.append(Dropped(gap.first_sequence, gap.last_sequence, frozenset(gap.request_keys)))
-        self.next_sequence = gap.last_sequence + 1
+    def skip_to(self, sequence: int) -> None:
+        """Keep a gap instead of the items before a sequence."""
+        self._kept.append(Dropped(self.next_sequence, sequence - 1, frozenset()))
+        self.next_sequence = sequence
 
 
-def _hello(begin: WorkerFrame, worker_id: str) -> Hello:
-    hello = Hello()
-    hello.CopyFrom(begin.hello)
+def _hello(hello: Hello, worker_id: str) -> Hello:
+    hello = public_hello(hello)  # the session draws secrets of its own
     hello.worker_id = worker_id
     hello.max_requests = 0
-    # The session sets its own.
-    for name in ("proof", "handoff_ticket", "handoff_key", "handoff_server_key", "request_keys"):
-        hello.ClearField(name)
     return hello
 
 
-def _contents_of(entry: Entry) -> _Contents:
-    """Return the contents of an entry; empty for a payload that cannot be read."""
-    if entry.frame.WhichOneof("body") == "gap":
-        return _NOTHING._replace(ended=entry.frame.gap.request_keys)
+def _contents_of(item: StreamItem) -> _Contents:
+    """Return the contents of an item; empty for a payload that cannot be read."""
     try:
-        match entry.frame.item.payload_kind:
+        match item.kind:
             case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-                batch = parse(entry.payload, _LIMITS)
+                batch = parse(item.payload, _LIMITS)
                 if batch.has_consistent_lengths():
                     keys, leaving = batch.request_keys, LEAVES[batch.statuses]
                     return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[leaving].tolist())
             case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-                event = read_frame(RequestEvent, entry.payload)
+                event = read_frame(RequestEvent, item.payload)
                 if event.HasField("admitted"):
                     return _NOTHING._replace(present=[event.admitted.request_key])
                 if event.HasField("error"):
@@ -236,19 +230,19 @@ def _contents_of(entry: Entry) -> _Contents:
     return _NOTHING
 
 
-def _renamed(entry: Entry, worker_id: str, epoch: int) -> bytes:
-    """Return an item's payload as another worker would have published it; raises RecordingError if it is invalid."""
+def _renamed(item: StreamItem, worker_id: str, epoch: int) -> bytes:
+    """Return an item's payload as another worker would have published it; raises ReplayError if it is invalid."""
     try:
-        match entry.frame.item.payload_kind:
+        match item.kind:
             case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-                batch = decode(entry.payload, _LIMITS)
+                batch = decode(item.payload, _LIMITS)
                 header = batch.header._replace(worker_id=worker_id, epoch=epoch)
                 return encode(LogprobBatch.of_views(header, batch.columns), _LIMITS)
             case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-                event = read_frame(RequestEvent, entry.payload)
+                event = read_frame(RequestEvent, item.payload)
                 if event.WhichOneof("event") == "admitted":
                     event.admitted.worker_id, event.admitted.epoch = worker_id, epoch
                 return write_frame(event)
     except ContractError as error:
-        raise RecordingError(entry.offset, f"item {entry.frame.item.sequence}: {error}") from None
-    return entry.payload
+        raise ReplayError(f"item {item.sequence}: {error}") from None
+    return item.payload

@@ -14,7 +14,7 @@ from tokenbus_contracts.generated.request_pb2 import Admitted, Generate, Request
 from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLimits, WorkerRole
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
-from tokenbus_services.recording import gap_entry, hello_entry, item_entry
+from tokenbus_services.items import gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
 

@@ -20,17 +20,15 @@ from tests.services.cli.helpers import (
     recording,
 )
 from tests.support.waiting import MOST, until
-from tokenbus_contracts.generated.client_pb2 import WatchedStream
-from tokenbus_contracts.generated.stream_pb2 import Item
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.bus import Transport
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import main
 from tokenbus_services.cli.errors import CommandError
 from tokenbus_services.cli.record import Files, record
-from tokenbus_services.client import WatchedItem
+from tokenbus_services.items import RecordingError, StreamItem, read_items
 from tokenbus_services.processor import Processor
-from tokenbus_services.recording import RecordingError, entries
+from tokenbus_services.recording import read_recording
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 
@@ -44,7 +42,7 @@ async def replayed(
     stop: asyncio.Event | None = None,
 ) -> Replayed:
     """Publish a recording as fast as it is taken."""
-    replay = Replay(entries(BytesIO(data)), settings, speed=0, renamed_to=renamed_to, transport=transport)
+    replay = Replay(read_items(BytesIO(data)), settings, speed=0, renamed_to=renamed_to, transport=transport)
     return await asyncio.wait_for(replay.run(stop or asyncio.Event()), MOST)
 
 
@@ -71,7 +69,7 @@ async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Pat
     settings = memory_settings(client__window_frames=1000, processor__credit_items=64)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     files = Files(str(tmp_path / "again"))
-    count = sum(each.frame.WhichOneof("body") == "item" for each in entries(BytesIO(data)))
+    count = len(list(read_items(BytesIO(data))))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         recorded = asyncio.create_task(
@@ -142,7 +140,7 @@ async def test_replay_stops_when_told() -> None:
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        replay = Replay(entries(BytesIO(recording())), settings, speed=0.001, transport=transport)
+        replay = Replay(read_items(BytesIO(recording())), settings, speed=0.001, transport=transport)
         running = asyncio.create_task(replay.run(stop))
         await until(lambda: processor.intake.steps)
         stop.set()
@@ -157,42 +155,40 @@ async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     data = recording()
-    *_, last = entries(BytesIO(data))
+    *_, before, _ = read_items(BytesIO(data))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
-        replay = Replay(entries(BytesIO(data[:-1])), settings, speed=0, transport=transport)
+        replay = Replay(read_items(BytesIO(data[:-1])), settings, speed=0, transport=transport)
         with pytest.raises(RecordingError) as caught:
             await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
         steps.cancel()
-    assert caught.value.offset == last.offset
+    assert caught.value.offset == int(before.position.split(".")[0])
     assert replay.done.items == 5
 
 
 # Where streams are written.
 
 
-def seen(worker_id: str, epoch: int, sequence: int = 1) -> tuple[WatchedStream, WatchedItem]:
+def seen(worker_id: str, epoch: int, sequence: int = 1) -> StreamItem:
     """Return an item of some stream."""
-    payload = b"payload"
-    item = Item(sequence=sequence, payload_kind=EVENT, payload_bytes=len(payload))
-    return WatchedStream(epoch=epoch, hello=hello(worker_id)), WatchedItem(item, payload)
+    return StreamItem(hello(worker_id), epoch, sequence, EVENT, b"payload")
 
 
 def test_each_life_has_a_file(tmp_path: Path) -> None:
     """The pattern says which file a stream has, and a worker's name is no path."""
     files = Files(str(tmp_path / "{worker}-{epoch}"))
     for worker_id, epoch in (("a", 1), ("../b", 1), ("a", 2), (".", 3)):
-        files.write(*seen(worker_id, epoch))
+        files.write(seen(worker_id, epoch))
     files.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["%2E%2E%2Fb-1", "%2E-3", "a-1", "a-2"]
-    assert next(entries(BytesIO((tmp_path / "a-2").read_bytes()))).frame.epoch == 2
+    assert next(read_recording(tmp_path / "a-2")).epoch == 2
 
 
 def test_second_stream_does_not_get_the_firsts_file(tmp_path: Path) -> None:
     """Without placeholders the first stream has the file, and another one a file beside it."""
     files = Files(str(tmp_path / "steps"))
     for worker_id, epoch in (("a", 1), ("b", 1), ("a", 1), ("a", 2)):
-        files.write(*seen(worker_id, epoch, sequence=len(files.recordings) + 1))
+        files.write(seen(worker_id, epoch, sequence=len(files.recordings) + 1))
     files.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps", "steps.a.2", "steps.b.1"]
 
@@ -205,7 +201,7 @@ def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
     assert caught.value.status == 2
     files = Files(str(tmp_path / "{worker}"))
     with pytest.raises(CommandError, match="a: exists already"):
-        files.write(*seen("a", 1))
+        files.write(seen("a", 1))
     assert (tmp_path / "a").read_text() == "mine"
 
 
@@ -218,14 +214,14 @@ def test_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_disk_that_is_full(tmp_path: Path) -> None:
     """A file that takes nothing more is named with the reason, and so is one whose folder is not there."""
     files = Files(str(tmp_path / "{worker}"))
-    files.write(*seen("a", 1))
+    files.write(seen("a", 1))
     files.recordings[0].file.close()
     with Path("/dev/full").open("wb", buffering=0) as full:
         files.recordings[0].file = full
         with pytest.raises(CommandError, match=r"/a: no space left on device"):
-            files.write(*seen("a", 1, sequence=2))
+            files.write(seen("a", 1, sequence=2))
     with pytest.raises(CommandError, match=r"/1/a: no such file or directory"):
-        Files(str(tmp_path / "{epoch}" / "{worker}")).write(*seen("a", 1))
+        Files(str(tmp_path / "{epoch}" / "{worker}")).write(seen("a", 1))
 
 
 async def test_every_worker_is_recorded(tmp_path: Path) -> None:

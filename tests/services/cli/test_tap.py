@@ -9,34 +9,26 @@ from typing import Any
 
 import pytest
 
-from tests.services.cli.helpers import BATCH, EPOCH, EVENT, WORKER, memory_settings, payloads, recording
+from tests.services.cli.helpers import BATCH, EPOCH, EVENT, WORKER, hello, memory_settings, payloads, recording
 from tests.support.waiting import MOST, until
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Item, PayloadKind
+from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 from tokenbus_engines.synthetic import true_tokens
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli import tap as tap_module
 from tokenbus_services.cli.tap import Values, item_values, left_out_values, lines_of, tap
-from tokenbus_services.client import WatchedItem
+from tokenbus_services.items import StreamItem, read_items
 from tokenbus_services.processor import Processor
-from tokenbus_services.recording import entries
 from tokenbus_services.worker.replay import Replay
 
-STREAM = (WORKER, EPOCH)
 NOW = 10**18 + 10**7 + 2_500_000
-
-
-def watched(payload: bytes, kind: PayloadKind = BATCH, sequence: int = 4) -> WatchedItem:
-    """Return an item as a client sees it."""
-    return WatchedItem(Item(sequence=sequence, payload_kind=kind, payload_bytes=len(payload)), payload)
 
 
 def values_of(payload: bytes, kind: PayloadKind = BATCH, *, rows: bool = False) -> Values:
     """Return what is said of an item, as JSON carries it."""
-    values: Values = json.loads(
-        json.dumps(item_values(STREAM, watched(payload, kind), NOW, rows=rows), allow_nan=False)
-    )
+    item = StreamItem(hello(), EPOCH, 4, kind, payload)
+    values: Values = json.loads(json.dumps(item_values(item, NOW, rows=rows), allow_nan=False))
     return values
 
 
@@ -89,7 +81,7 @@ def test_what_cannot_be_read_is_said() -> None:
 
 def test_worker_id_is_printed_escaped() -> None:
     """A worker's name cannot forge a line of its own, nor send a terminal a command."""
-    (line,) = lines_of(left_out_values(("w\n\x1b[2J", 1), 2, 4))
+    (line,) = lines_of(left_out_values(StreamItem(hello("w\n\x1b[2J"), 1, 5, BATCH, b"", missing_items=3)))
     assert line == r"w\n\x1b[2J/1 3 items left out: 2 to 4"
 
 
@@ -98,13 +90,13 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
     settings = memory_settings(**overrides)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     shown: list[Values] = []
-    options = argparse.Namespace(worker=WORKER, rows=False, count=count)
+    options = argparse.Namespace(worker=WORKER, rows=False, count=count, request=None)
     data = recording(payloads(requests=4, tokens=300), without=range(7, 12))
     async with Processor(settings, transport=transport) as processor:
         steps = asyncio.create_task(take_all(processor))
         tapping = asyncio.create_task(tap(settings, options, shown.append, stop, transport))
         await until(lambda: len(processor.clients.watchers))
-        replay = Replay(entries(BytesIO(data)), settings, speed=0, transport=transport)
+        replay = Replay(read_items(BytesIO(data)), settings, speed=0, transport=transport)
         await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
         await until(lambda: enough(shown))
         if not count:

@@ -8,17 +8,16 @@ import pytest
 from nats.js import JetStreamContext
 
 from tests.services.cli.helpers import BATCH, EPOCH, hello
-from tests.services.durable_log.using import STREAM, filled, log_settings, read, sequences, write, writer_of
+from tests.services.durable_log.using import STREAM, Life, filled, log_settings, read, sequences, write, writer_of
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_services.bus.nats_server import ServerConnection
 from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogError, LogStream
-from tokenbus_services.durable_log.writer import StreamName
-from tokenbus_services.recording import gap_entry, hello_entry, item_entry
+from tokenbus_services.items import gap_entry, hello_entry, item_entry
 from tokenbus_services.settings import Settings
 
-OTHER = StreamName(EPOCH, hello("worker-1"))
+OTHER = Life(EPOCH, hello("worker-1"))
 
 
 def message(first: int, last: int, epoch: int = EPOCH, worker_id: str = "worker-0") -> bytes:
@@ -35,7 +34,7 @@ async def stream_of(settings: Settings) -> AsyncIterator[tuple[ServerConnection,
     await connection.close(0)
 
 
-async def append(settings: Settings, data: bytes, life: StreamName = STREAM, **headers: str) -> None:
+async def append(settings: Settings, data: bytes, life: Life = STREAM, **headers: str) -> None:
     """Append a message under a life's subject, as another program would that may write there."""
     subject = LogStream(settings).subject(life.hello.worker_id, life.epoch)
     async with stream_of(settings) as (_, jetstream):

@@ -8,8 +8,8 @@ from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon, turns, until
 from tokenbus_services.bus.memory import MemoryTransport
 from tokenbus_services.cli.log import log
+from tokenbus_services.items import hello_entry, read_items
 from tokenbus_services.processor import Processor
-from tokenbus_services.recording import entries, hello_entry
 from tokenbus_services.worker.replay import Replay
 
 
@@ -38,7 +38,7 @@ async def test_it_ends_while_the_log_is_away_and_its_buffer_is_full(server: Nats
         small = hello()
         small.limits.max_message_bytes = 4096
         data = hello_entry(EPOCH, small, 1) + after_hello(recording(payloads(requests=4, tokens=3000)))
-        replay = Replay(entries(BytesIO(data)), settings, speed=0, transport=transport)
+        replay = Replay(read_items(BytesIO(data)), settings, speed=0, transport=transport)
         await asyncio.wait_for(replay.run(asyncio.Event()), MOST)
         assert replay.done.items > 512
         await turns(1000)  # it reads until its buffer and its queue are full

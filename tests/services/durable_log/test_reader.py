@@ -11,13 +11,13 @@ import pytest
 
 from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, hello, payloads
-from tests.services.durable_log.using import STREAM, log_settings, read, sequences, write, writer_of
+from tests.services.durable_log.using import STREAM, Life, log_settings, read, sequences, write, writer_of
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_contracts import ContractError
-from tokenbus_services.durable_log.reader import LogItem, _Lives, read_log
+from tokenbus_services.durable_log.reader import _Lives, read_log
 from tokenbus_services.durable_log.stream import LogError, LogStream
-from tokenbus_services.durable_log.writer import StreamName
+from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
 
@@ -29,7 +29,7 @@ async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
     found = await read(settings)
     for item in found[::7]:
         assert sequences(await read(settings, after=item.position)) == list(range(item.sequence + 1, 41))
-    with pytest.raises(ValueError, match="after: a position of a LogItem, got 'x'"):
+    with pytest.raises(ValueError, match="after: the position of an item of a log, got 'x'"):
         await read(settings, after="x")
 
 
@@ -50,7 +50,7 @@ async def test_reader_finds_a_request(server: NatsServer) -> None:
     settings, given = log_settings(server), list(payloads(requests=3, tokens=9))
     async with writer_of(settings) as writer:
         for sequence, kind, payload in given:
-            await writer.write(STREAM, sequence, kind, payload)
+            await writer.write(STREAM.item(sequence, kind, payload))
     found = await read(settings, request_id=2)
     tokens = [
         token for item in found if item.batch for row in item.batch.rows() if row.key == 2 for token in row.token_ids
@@ -66,7 +66,7 @@ async def test_reader_takes_one_worker(server: NatsServer) -> None:
     settings, odd = log_settings(server), "a.b *>% é"
     async with writer_of(settings) as writer:
         await write(writer, [1, 2])
-        await write(writer, [1], StreamName(7, hello(odd)))
+        await write(writer, [1], Life(7, hello(odd)))
     assert [item.worker_id for item in await read(settings, worker_id=odd)] == [odd]
     assert len(await read(settings)) == 3
 
@@ -116,7 +116,7 @@ async def test_what_is_missing_is_told_to_who_reads_one_request(server: NatsServ
     async with writer_of(settings) as writer:
         await write(writer, [1, 5, 7])
         for sequence, kind, payload in payloads(requests=1, first=8):
-            await writer.write(STREAM, sequence, kind, payload)
+            await writer.write(STREAM.item(sequence, kind, payload))
     first, *others = await read(settings, request_id=1)
     assert (first.sequence, first.missing_items) == (8, 4)
     assert others
@@ -129,9 +129,8 @@ def test_what_is_missing_is_counted_once() -> None:
 
     def count(sequence: int, missing_items: int = 0, *, is_given: bool = True) -> int | None:
         """Return how many are missing before an item; None for one that is not given again."""
-        item = LogItem(hello(), 7, sequence, BATCH, b"", missing_items, datetime.now(UTC), "1.1")
-        found = lives.count(item, is_given=is_given)
-        return None if found is None else found.missing_items
+        item = StreamItem(hello(), 7, sequence, BATCH, b"", missing_items)
+        return item.missing_items if lives.count(item, is_given=is_given) else None
 
     assert count(3, missing_items=2) == 2
     assert count(8, missing_items=4, is_given=False) == 4
@@ -141,7 +140,7 @@ def test_what_is_missing_is_counted_once() -> None:
     assert count(13) == 2
 
 
-async def collected(items: AsyncIterator[LogItem]) -> list[LogItem]:
+async def collected(items: AsyncIterator[StreamItem]) -> list[StreamItem]:
     """Return all items."""
     return [item async for item in items]
 
@@ -213,7 +212,7 @@ async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixtur
     exec(block.text, names)  # noqa: S102 - it is on a page of ours
     async with writer_of(log_settings(server)) as writer:
         for sequence, kind, payload in payloads():
-            await writer.write(STREAM, sequence, kind, payload)
+            await writer.write(STREAM.item(sequence, kind, payload))
     reading = asyncio.create_task(names["collect"](f"nats://{server.server}/log", None))
     printed = ""
 

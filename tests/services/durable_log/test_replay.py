@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.services.cli.helpers import COMMAND, EPOCH, WORKER, addresses, hello, memory_settings, payloads
-from tests.services.durable_log.using import filled
+from tests.services.durable_log.using import Life, filled
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon
 from tokenbus_engines.synthetic import true_tokens
-from tokenbus_services.durable_log.writer import StreamName
 from tokenbus_services.processor import Processor
 
 
@@ -38,8 +37,8 @@ async def test_log_is_published_again(server: NatsServer, folder: Path, without:
 
     What earlier lives have in the log, also behind it, does not come.
     """
-    await filled(server, StreamName(EPOCH - 1, hello()), StreamName(EPOCH, hello()), without=without)
-    await filled(server, StreamName(EPOCH - 2, hello()))
+    await filled(server, Life(EPOCH - 1, hello()), Life(EPOCH, hello()), without=without)
+    await filled(server, Life(EPOCH - 2, hello()))
     count = sum(sequence not in without for sequence, *_ in payloads())
     settings = memory_settings(bus__workers_address=f"ipc://{folder}/w", bus__clients_address=f"ipc://{folder}/c")
     async with Processor(settings) as processor:
@@ -66,7 +65,7 @@ async def test_what_cannot_be_replayed_is_one_line(server: NatsServer, folder: P
     """No log, a worker that it does not have, several workers, and two sources each end it with a line."""
     ran = await asyncio.to_thread(replay, server, folder)
     assert (ran.returncode, "there is no log: no stream tokenbus-log" in ran.stderr) == (2, True), ran.stderr
-    await soon(filled(server, StreamName(EPOCH, hello()), StreamName(EPOCH, hello("other"))))
+    await soon(filled(server, Life(EPOCH, hello()), Life(EPOCH, hello("other"))))
     for arguments, status, line in (
         (["--worker", "nobody"], 1, "nothing to replay of worker nobody"),
         ([], 2, "--worker: the log has items of several workers"),

@@ -6,11 +6,10 @@ import subprocess
 from typing import Any
 
 from tests.services.cli.helpers import COMMAND, EPOCH, WORKER, hello, payloads
-from tests.services.durable_log.using import STREAM, filled
+from tests.services.durable_log.using import STREAM, Life, filled
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST
 from tokenbus_engines.synthetic import true_tokens
-from tokenbus_services.durable_log.writer import StreamName
 
 
 def tap(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +39,7 @@ async def test_request_is_shown_as_the_log_has_it(server: NatsServer) -> None:
 
 async def test_worker_is_shown_as_the_log_has_it(server: NatsServer) -> None:
     """Its items come in the log's order, with a line for what is missing, and no other worker's; --count ends it."""
-    await filled(server, STREAM, StreamName(EPOCH, hello("other")), without=range(4, 6))
+    await filled(server, STREAM, Life(EPOCH, hello("other")), without=range(4, 6))
     values = await shown(server, "--worker", WORKER)
     assert {value["stream"]["worker_id"] for value in values} == {WORKER}
     (missing,) = [value for value in values if value["what"] == "left_out"]

@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from tests.services.cli.helpers import EPOCH, hello, payloads
-from tests.services.durable_log.using import STREAM, kept, log_settings, read, sequences, write, writer_of
+from tests.services.durable_log.using import STREAM, Life, kept, log_settings, read, sequences, write, writer_of
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
 from tokenbus_services.bus import AddressError
 from tokenbus_services.durable_log.stream import LogError, LogStream
-from tokenbus_services.durable_log.writer import LogWriter, StreamName
+from tokenbus_services.durable_log.writer import LogWriter
 from tokenbus_services.settings import Settings
 
 
@@ -20,7 +20,7 @@ async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None
     settings, given = log_settings(server), list(payloads())
     async with writer_of(settings) as writer:
         for sequence, kind, payload in given:
-            await writer.write(STREAM, sequence, kind, payload)
+            await writer.write(STREAM.item(sequence, kind, payload))
     found = await read(settings)
     assert [(item.sequence, item.kind, item.payload) for item in found] == given
     assert {(item.worker_id, item.epoch, item.schema_version) for item in found} == {("worker-0", EPOCH, "1.0")}
@@ -74,7 +74,7 @@ async def test_missing_items_are_named(server: NatsServer) -> None:
     async with writer_of(settings) as writer:
         await write(writer, [3, 4, 9])
         await until(lambda: not writer.unwritten_items)
-        await write(writer, [2, 3], StreamName(EPOCH + 1, hello()))
+        await write(writer, [2, 3], Life(EPOCH + 1, hello()))
     found = [(item.epoch - EPOCH, item.sequence, item.missing_items) for item in await read(settings)]
     assert found == [(0, 3, 2), (0, 4, 0), (0, 9, 4), (1, 2, 1), (1, 3, 0)]
     assert (writer.counts.missing_items, writer.counts.already_there) == (7, 0)
@@ -86,7 +86,7 @@ async def test_late_items_of_an_earlier_life_are_written(server: NatsServer) -> 
     async with writer_of(settings) as one, writer_of(settings) as other:
         await write(one, [1, 2])
         await until(lambda: not one.unwritten_items)
-        await write(other, [1], StreamName(EPOCH + 1, hello()))
+        await write(other, [1], Life(EPOCH + 1, hello()))
         await until(lambda: not other.unwritten_items)
         await write(one, [3])
         await until(lambda: not one.unwritten_items)
@@ -114,7 +114,7 @@ async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
     async with writer_of(settings, wait_seconds=3600) as writer:
         await write(writer, [1])
         for sequence in (2, 3):
-            writer.leave_out(STREAM, sequence)
+            writer.leave_out(STREAM.item(sequence))
         await write(writer, [4])
         await until(lambda: not writer.unwritten_items)
     assert [(item.sequence, item.missing_items) for item in await read(settings)] == [(1, 0), (4, 2)]

@@ -1,18 +1,33 @@
 """What the tests of the durable log share: its settings, writers, and what is read of it."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from nats.js.api import StreamConfig
 
 from tests.services.cli.helpers import BATCH, EPOCH, hello, memory_settings, payloads
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon
-from tokenbus_services.durable_log.reader import LogItem, read_log
+from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
+from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogStream
-from tokenbus_services.durable_log.writer import LogWriter, StreamName
+from tokenbus_services.durable_log.writer import LogWriter
+from tokenbus_services.items import StreamItem
 from tokenbus_services.settings import Settings
 
-STREAM = StreamName(EPOCH, hello())
+
+class Life(NamedTuple):
+    """One life of a worker."""
+
+    epoch: int
+    hello: Hello
+
+    def item(self, sequence: int, kind: PayloadKind = BATCH, payload: bytes = b"x" * 100) -> StreamItem:
+        """Return an item that it published."""
+        return StreamItem(self.hello, self.epoch, sequence, kind, payload)
+
+
+STREAM = Life(EPOCH, hello())
 
 
 def log_settings(server: NatsServer, **overrides: object) -> Settings:
@@ -31,24 +46,22 @@ def writer_of(settings: Settings, wait_seconds: float = 0) -> LogWriter:
     return LogWriter(LogStream(settings), settings, wait_seconds=wait_seconds, drain_seconds=MOST)
 
 
-async def write(
-    writer: LogWriter, numbers: Iterable[int], stream: StreamName = STREAM, payload: bytes = b"x" * 100
-) -> None:
+async def write(writer: LogWriter, numbers: Iterable[int], stream: Life = STREAM, payload: bytes = b"x" * 100) -> None:
     """Write items of some sequences."""
     for sequence in numbers:
-        await writer.write(stream, sequence, BATCH, payload)
+        await writer.write(stream.item(sequence, payload=payload))
 
 
-async def filled(server: NatsServer, *lives: StreamName, without: range = range(0)) -> None:
+async def filled(server: NatsServer, *lives: Life, without: range = range(0)) -> None:
     """Write what a worker emits for three requests into the log, for each of some lives."""
     async with writer_of(log_settings(server)) as writer:
         for life in lives:
             for sequence, kind, payload in payloads():
                 if sequence not in without:
-                    await writer.write(life, sequence, kind, payload)
+                    await writer.write(life.item(sequence, kind, payload))
 
 
-async def read(settings: Settings, **how: object) -> list[LogItem]:
+async def read(settings: Settings, **how: object) -> list[StreamItem]:
     """Return what is in the log."""
     return await soon(_read(settings, **how))
 
@@ -62,10 +75,10 @@ async def kept(settings: Settings) -> StreamConfig:
     return info.config
 
 
-async def _read(settings: Settings, **how: object) -> list[LogItem]:
+async def _read(settings: Settings, **how: object) -> list[StreamItem]:
     return [item async for item in read_log(settings=settings, **how)]  # type: ignore[arg-type]
 
 
-def sequences(items: Iterable[LogItem]) -> list[int]:
+def sequences(items: Iterable[StreamItem]) -> list[int]:
     """Return the items' sequences."""
     return [item.sequence for item in items]
