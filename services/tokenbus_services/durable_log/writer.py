@@ -46,15 +46,15 @@ class LogCounts:
     payload_bytes: int = 0
     messages: int = 0
     already_there: int = 0
-    """Items that were in the log before, written by another writer or an earlier life of this one."""
+    """Items that the log had already, from another writer or an earlier life of this one."""
     missing_items: int = 0
-    """Items that this writer did not have, and that the log names as missing."""
+    """Items that this writer lacked, and that the log names as missing."""
     refused_items: int = 0
-    """Those of them that are too large for the server."""
+    """Items that are too large for the server; they are missing as well."""
     write_seconds: float = 0.0
-    """How long the messages took to be acknowledged, in all."""
+    """The sum of the times from a message to its ack."""
     failed_writes: int = 0
-    """How often a message or a question was not answered as it should be; it is repeated."""
+    """How often the server did not acknowledge a message or answer a question; the writer repeats it."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Lane:
-    """The items of one life of a worker that are to be written."""
+    """The items of one life of a worker that wait to be written."""
 
     subject: str
     epoch: int
@@ -80,16 +80,16 @@ class _Lane:
     last: int = 0
     """The sequence of the last item that is known to be in the log."""
     revision: int | None = None
-    """The number of the last message of the subject; None: it must be read."""
+    """The number of the last message of the subject; None: the writer must ask for it."""
     left_out: range = range(0)
-    """The items that were left out last, one behind the other."""
+    """The latest run of items that were left out."""
     hole_since: tuple[int, float] | None = None
-    """What was last when the writer began to wait for items that it does not have, and when that was."""
+    """`last` when the writer began to wait for items that another writer may have, and the time of that."""
     task: asyncio.Task[None] | None = None
 
 
 def _oldest(lane: _Lane) -> float:
-    """Return when the first item of a lane was taken; the lane may become empty meanwhile, in another thread."""
+    """Return when the first item of a lane was taken; another thread, of the metrics, asks while the lane empties."""
     try:
         return lane.items[0].taken_at
     except IndexError:
@@ -97,15 +97,16 @@ def _oldest(lane: _Lane) -> float:
 
 
 class LogWriter:
-    """Writes to one log for as long as `async with` lasts; leaving waits for what was taken, for `drain_seconds`.
+    """Writes items to one log, from `async with`, `open` or `start` on.
 
-    Entering waits for a server and makes the stream. `start` does not wait: the writer connects when a server is there,
-    and holds what it takes until then; `problem` says why nothing is written, and `opened` waits until it can be.
+    `async with` and `open` wait for a server and make the stream. `start` does not wait: the writer connects when a
+    server is there, and holds the items that it takes until then; `problem` says why it does not write. Leaving
+    `async with` waits for `drain_seconds` until the taken items are written.
 
-    Each life of a worker has a subject of its own. Each message carries a run of its items, and the number of the
-    message that must be the last one of the subject. So the server takes it only behind what this writer knows;
-    otherwise the writer reads the last message and goes on behind that. Each subject has one message in flight, and
-    what comes meanwhile goes into the next.
+    Each life of a worker has a subject. Each message carries a run of its items, and the number of the message that
+    must be the last one of the subject: if another writer has written since, the server refuses the message, and this
+    writer reads the last one and goes on behind it. Each subject has one message in flight; items that come meanwhile
+    go into the next message.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class LogWriter:
         drain_seconds: float = 0,
         check: Callable[[], Awaitable[None]] = _check_nothing,
     ) -> None:
-        """Take the log; before items are named as missing, another writer is given so much time to bring them.
+        """Create a writer, which waits `wait_seconds` for another one to write items that it lacks, then names a gap.
 
-        `check` is awaited with each new connection, before anything is written, and again each heartbeat's interval; it
-        raises a LogError where nothing should be written.
+        It awaits `check` after it connects, before it writes, and then each heartbeat's interval; while `check` raises
+        a LogError it does not write.
         """
         self.counts = LogCounts()
         self._check = check
@@ -146,42 +147,44 @@ class LogWriter:
 
     async def __aenter__(self) -> Self:
         """Connect, and make the stream; raises AddressError or LogError."""
-        self.start()
-        try:
-            await self.opened(LogError, 2 * self._settings.bus.heartbeat_timeout_ms / 1000)
-        except BaseException:
-            await self.close()
-            raise
+        await self.open(LogError, 2 * self._settings.bus.heartbeat_timeout_ms / 1000)
         return self
 
     def start(self) -> None:
-        """Begin to connect; `close` ends what this begins."""
+        """Begin to connect, without waiting; `close` ends the writer."""
         self._running = asyncio.create_task(self._run())
 
-    async def opened(self, fatal: type[AddressError], seconds: float | None = None) -> None:
-        """Wait until the log can be written.
+    async def open(self, fatal: type[AddressError], seconds: float | None = None) -> None:
+        """Connect, and wait until the log can be written; an error of a kind other than `fatal` is waited out.
 
-        Raises an error of the kind `fatal` that keeps it from that, and an AddressError after so many seconds.
+        Raises the fatal error, or an AddressError after so many seconds.
         """
+        self.start()
         try:
             async with asyncio.timeout(seconds):
-                while not self.is_connected:
-                    await self._news.wait()
-                    self._news.clear()
-                    if isinstance(self._error, fatal):
-                        raise self._error
-        except TimeoutError:
-            reason = f"no server answers within {seconds:g} s: {self.problem}"
-            raise AddressError(self._stream.address, reason) from None
+                await self._until_connected(fatal)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                reason = f"no server answers within {seconds:g} s: {self.problem}"
+                raise AddressError(self._stream.address, reason) from None
+            raise
+
+    async def _until_connected(self, fatal: type[AddressError]) -> None:
+        while not self.is_connected:
+            await self._news.wait()
+            self._news.clear()
+            if isinstance(self._error, fatal):
+                raise self._error
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is left, within the drain's time, and disconnect."""
+        """Write the waiting items, for at most `drain_seconds`, and disconnect; after an exception at once."""
         await self.close(0 if error is not None else self._drain_seconds)
 
     async def close(self, drain_seconds: float = 0) -> None:
-        """Write what is left, within so many seconds, and disconnect."""
+        """Write the waiting items, for at most so many seconds, and disconnect."""
         writing = {lane.task for lane in self._lanes.values() if lane.task is not None}
         if writing and drain_seconds:
             await asyncio.wait(writing, timeout=drain_seconds)
@@ -194,7 +197,7 @@ class LogWriter:
 
     @property
     def unwritten_items(self) -> int:
-        """How many items wait to be in the log."""
+        """How many items wait to be written."""
         return sum(len(lane.items) for lane in tuple(self._lanes.values()))
 
     @property
@@ -204,23 +207,23 @@ class LogWriter:
 
     @property
     def problem(self) -> str:
-        """Why nothing is written now; empty: what comes is written."""
+        """Why the writer does not write now; empty while it does."""
         return "" if self._error is None else self._error.reason
 
     @property
     def lag_seconds(self) -> float:
-        """How long the oldest item that is not in the log has waited."""
+        """How long the oldest waiting item has waited."""
         now = time.monotonic()
         return max(0.0, now - min((_oldest(lane) for lane in tuple(self._lanes.values())), default=now))
 
     @property
     def buffered_bytes(self) -> int:
-        """How much they hold."""
+        """The size of the waiting items."""
         return self._buffered
 
     @property
     def has_room(self) -> bool:
-        """Whether what waits is below `durable_log.buffer_bytes`."""
+        """Whether the waiting items have less than `durable_log.buffer_bytes`."""
         return self._buffered < self._settings.durable_log.buffer_bytes
 
     async def write(self, item: StreamItem, *, stop: asyncio.Event | None = None) -> None:
@@ -257,7 +260,7 @@ class LogWriter:
         return lane
 
     async def _run(self) -> None:
-        """Have one connection after the other; whatever fails is tried again, since all items wait for it."""
+        """Keep a connection; after any failure connect again, since all items wait for it."""
         while True:
             try:
                 server = await self._connect()
@@ -272,7 +275,7 @@ class LogWriter:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _connect(self) -> ServerConnection:
-        """Return a connection once there is one, and say meanwhile why there is none."""
+        """Connect, and log meanwhile why there is no connection."""
         connecting = asyncio.create_task(self._stream.connect())
         try:
             while not (await asyncio.wait({connecting}, timeout=self._interval))[0]:
@@ -282,7 +285,7 @@ class LogWriter:
             connecting.cancel()
 
     async def _use(self, server: ServerConnection) -> None:
-        """Have the lanes write to a server, until it is lost or cannot say how the stream is; raises LogError."""
+        """Let the lanes write to a server until the connection is lost or the stream is not well; raises LogError."""
         info = await self._stream.info(server, make=True, tell=self._fault)
         self.largest_message = self._stream.largest_message(server, info)
         while not server.lost.is_set():
@@ -299,14 +302,14 @@ class LogWriter:
         raise LogError(self._stream.address, server.reason or "the connection was lost")
 
     def _fault(self, error: Exception) -> None:
-        """Remember and say why nothing is written."""
+        """Keep and log why the writer does not write."""
         self._error = error if isinstance(error, AddressError) else LogError(self._stream.address, reason_of(error))
         self._news.set()
         reason = self._error.reason
         self._repeated_log.begin(reason, _log.warning, "not written to the log yet", reason=reason)
 
     def _recovered(self) -> None:
-        """Learn that the log takes what is written."""
+        """Clear the fault, if the writer is connected."""
         if self._error is not None and self.is_connected:
             self._error = None
             self._news.set()
@@ -314,7 +317,7 @@ class LogWriter:
             _log.info("writing", log=self._stream.address)
 
     async def _write(self, lane: _Lane) -> None:
-        """Write the items of a life until there are none."""
+        """Write a lane's items until there are none."""
         while lane.items:
             await self._connected.wait()
             if (server := self._server) is None:
@@ -333,14 +336,14 @@ class LogWriter:
         self._recovered()
 
     async def _failed(self, server: ServerConnection, error: Exception) -> None:
-        """Say that something could not be written yet, and wait a little."""
+        """Count and log a failed write, and wait a little."""
         self.counts.failed_writes += 1
         if not server.lost.is_set():  # else the next connection says why
             self._fault(error)
         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read_last(self, lane: _Lane, server: ServerConnection) -> None:
-        """Learn what is the last item of a life in the log."""
+        """Ask the server for the last message of a lane's subject, and set how far the log has the life."""
         jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         try:
             message = await unless_lost(server, jetstream.get_last_msg(self._stream.name, lane.subject))
@@ -351,7 +354,7 @@ class LogWriter:
             return
         try:
             lane.last = max(lane.last, read_message(self._stream, lane.subject, message.data or b"")[-1].sequence)
-        except RecordingError as error:  # readers name it, and leave out what they have
+        except RecordingError as error:  # readers log it too; they skip items that they have
             reason = str(error)
             self._repeated_log.begin(reason, _log.warning, "damaged message", message=message.seq, reason=reason)
         if not is_writers(message.headers):
@@ -360,13 +363,13 @@ class LogWriter:
         lane.revision = message.seq
 
     def _drop_known(self, lane: _Lane) -> None:
-        """Forget items that are in the log."""
+        """Drop items that the log has."""
         while lane.items and lane.items[0].sequence <= lane.last:
             self.counts.already_there += 1
             self._forget_first(lane)
 
     async def _is_waiting(self, lane: _Lane) -> bool:
-        """Return whether items are missing that another writer may bring, after a moment in which it may do so."""
+        """Return whether to wait on for another writer's items that are missing before the first; pauses if so."""
         first, loop = lane.items[0], asyncio.get_running_loop()
         if first.sequence - first.left_out <= lane.last + 1:
             lane.hole_since = None
@@ -380,7 +383,7 @@ class LogWriter:
         return True
 
     async def _write_next(self, lane: _Lane, server: ServerConnection) -> None:
-        """Write a run of a life's items as one message behind the last one."""
+        """Write the next run of a lane's items as one message."""
         first, begin = lane.items[0], lane.last + 1
         missing = first.sequence - begin
         parts = [hello_entry(lane.epoch, lane.hello, begin)]
@@ -421,7 +424,7 @@ class LogWriter:
             self._forget_first(lane)
 
     def _refuse_first(self, lane: _Lane, size: int) -> None:
-        """Leave out an item that the server does not take."""
+        """Drop the first item, which is too large for the server."""
         item = lane.items[0]
         self.counts.refused_items += 1
         _log.error(

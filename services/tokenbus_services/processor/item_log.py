@@ -14,11 +14,11 @@ from tokenbus_services.settings import Settings
 
 
 class ItemLog:
-    """Writes each item that arrives to the log.
+    """Writes each item that arrives at a processor to the log.
 
-    With `durable_log.durable` an item is acked only once it is there, so a worker retains it until then and, without
-    credit, waits. Otherwise what does not fit into the writer is left out, and named in the log; then nothing waits for
-    the log's servers, not even the start.
+    With `durable_log.durable` the processor acks an item only once the log has it: its worker retains the item until
+    then and, without credit, waits. Otherwise an item that finds the writer's buffer full is left out, and the log
+    names it as missing; then nothing waits for the log's servers, not even the start.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -27,43 +27,40 @@ class ItemLog:
         self._is_durable = settings.durable_log.durable
         self._stream = LogStream(settings)
         self._drain_seconds = settings.processor.drain_timeout_ms / 1000
-        # What its last processor holds of a worker that has moved: with `durable` the worker sends it again.
+        # For items that the last processor of a worker still holds; with `durable` the worker sends them again.
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
         self.monitors = Monitors(settings.durable_log.monitors)
         self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)
         self.left_out = 0
-        """Items that found no room, without `durable`."""
+        """Items that found the buffer full, without `durable`."""
 
     async def open(self) -> Self:
         """Begin to connect; with `durable` wait until the log can be written.
 
         Raises a PromiseError where the servers answer and cannot keep what `durable` promises.
         """
-        self.writer.start()
-        try:
-            if self._is_durable:
-                await self.writer.opened(PromiseError)
-        except BaseException:
-            await self.writer.close()
-            raise
+        if self._is_durable:
+            await self.writer.open(PromiseError)
+        else:
+            self.writer.start()
         return self
 
     @property
     def problem(self) -> str:
-        """Why items are not written to the log; empty: they are."""
+        """Why items are not written to the log; empty while they are."""
         return f"the durable log is not written: {self.writer.problem}" if self.writer.problem else ""
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are to be taken: without `durable` the log keeps none away."""
+        """Whether the processor may take new requests: without `durable` always."""
         return not (self._is_durable and self.writer.problem)
 
     async def close(self) -> None:
-        """Write what is left, and disconnect."""
+        """Write the waiting items, for at most `processor.drain_timeout_ms`, and disconnect."""
         await self.writer.close(self._drain_seconds)
 
     def take(self, worker: Worker, entry: Arrived, pending_ack: PendingAck) -> None:
-        """Take an item."""
+        """Have an item written; with `durable` the log's ack is part of the item's."""
         item = StreamItem(worker.stream.hello, worker.stream.epoch, entry.sequence, entry.kind, entry.payload)
         if self._is_durable:
             pending_ack.keep()
@@ -76,7 +73,7 @@ class ItemLog:
             self.writer.leave_out(item)
 
     async def _check(self) -> None:
-        """Raise a LogError if an item that the log has acknowledged could still be lost, or one not be taken at all."""
+        """Raise a LogError if the servers could lose an item that they acknowledged, or cannot take the largest one."""
         await self.monitors.ask()
         if not self._is_durable:
             return
@@ -90,17 +87,14 @@ class ItemLog:
         self._check_syncs()
 
     def _check_syncs(self) -> None:
-        """Raise a LogError for a server that does not sync always, or where too few say it to be a quorum of them."""
+        """Raise a LogError if a server does not sync always, or if so many did not answer that a quorum may not."""
         syncs = self.monitors.syncs
-        for monitor, found in syncs.items():
-            if found != "always" and not found.startswith("unknown"):
-                reason = f"durable_log.durable: the server at {monitor} has sync_interval {found}, needed: always"
-                raise PromiseError(self._stream.address, reason)
-        unknown = {monitor: found for monitor, found in syncs.items() if found != "always"}
-        if 2 * len(unknown) >= len(syncs) > 0:
-            monitor, found = next(iter(unknown.items()))
-            reason = f"durable_log.durable: the server at {monitor} has sync_interval {found}, needed: always"
-            raise LogError(self._stream.address, reason)
+        others = [monitor for monitor in syncs if syncs[monitor] != "always"]
+        answered = [monitor for monitor in others if not syncs[monitor].startswith("unknown")]
+        if answered or 2 * len(others) >= len(syncs) > 0:
+            monitor, *_ = answered or others
+            reason = f"durable_log.durable: the server at {monitor} has sync_interval {syncs[monitor]}, needed: always"
+            raise (PromiseError if answered else LogError)(self._stream.address, reason)
 
 
 def _logged(pending_ack: PendingAck) -> None:

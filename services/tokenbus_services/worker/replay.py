@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from tokenbus_contracts import ContractError, Limits, LogprobBatch, decode, encode
-from tokenbus_contracts.codec import parse
-from tokenbus_contracts.frames import read_frame, write_frame
-from tokenbus_contracts.generated.request_pb2 import RequestEvent
-from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind
+from tokenbus_contracts import ContractError, Limits, LogprobBatch, encode
+from tokenbus_contracts.frames import write_frame
+from tokenbus_contracts.generated.stream_pb2 import Hello
 from tokenbus_services.bus import Transport, transport_for
 from tokenbus_services.clock import Clock, SystemClock
 from tokenbus_services.delivery.step import LEAVES
@@ -211,38 +209,27 @@ def _hello(hello: Hello, worker_id: str) -> Hello:
 
 
 def _contents_of(item: StreamItem) -> _Contents:
-    """Return the contents of an item; empty for a payload that cannot be read."""
-    try:
-        match item.kind:
-            case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-                batch = parse(item.payload, _LIMITS)
-                if batch.has_consistent_lengths():
-                    keys, leaving = batch.request_keys, LEAVES[batch.statuses]
-                    return _Contents(batch.header.produced_at_ns, keys.tolist(), keys[leaving].tolist())
-            case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-                event = read_frame(RequestEvent, item.payload)
-                if event.HasField("admitted"):
-                    return _NOTHING._replace(present=[event.admitted.request_key])
-                if event.HasField("error"):
-                    return _NOTHING._replace(ended=[event.error.request_key])
-    except ContractError:
-        pass  # the processor refuses it again, and says why
+    """Return the contents of an item; empty for a payload that the processor will refuse."""
+    with contextlib.suppress(ContractError):
+        if item.batch is not None:
+            ids, leaving = item.batch.request_keys, LEAVES[item.batch.statuses]
+            return _Contents(item.batch.header.produced_at_ns, ids.tolist(), ids[leaving].tolist())
+        if item.event is not None and item.event.HasField("admitted"):
+            return _NOTHING._replace(present=[item.event.admitted.request_key])
+        if item.event is not None and item.event.HasField("error"):
+            return _NOTHING._replace(ended=[item.event.error.request_key])
     return _NOTHING
 
 
 def _renamed(item: StreamItem, worker_id: str, epoch: int) -> bytes:
     """Return an item's payload as another worker would have published it; raises ReplayError if it is invalid."""
     try:
-        match item.kind:
-            case PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH:
-                batch = decode(item.payload, _LIMITS)
-                header = batch.header._replace(worker_id=worker_id, epoch=epoch)
-                return encode(LogprobBatch.of_views(header, batch.columns), _LIMITS)
-            case PayloadKind.PAYLOAD_KIND_REQUEST_EVENT:
-                event = read_frame(RequestEvent, item.payload)
-                if event.WhichOneof("event") == "admitted":
-                    event.admitted.worker_id, event.admitted.epoch = worker_id, epoch
-                return write_frame(event)
+        if item.batch is not None:
+            header = item.batch.header._replace(worker_id=worker_id, epoch=epoch)
+            return encode(LogprobBatch.of_views(header, item.batch.columns), _LIMITS)
+        if item.event is not None and item.event.WhichOneof("event") == "admitted":
+            item.event.admitted.worker_id, item.event.admitted.epoch = worker_id, epoch
+            return write_frame(item.event)
     except ContractError as error:
         raise ReplayError(f"item {item.sequence}: {error}") from None
     return item.payload
