@@ -15,6 +15,7 @@ from tokenbus_contracts.generated.stream_pb2 import Hello, PayloadKind, StreamLi
 from tokenbus_contracts.schema import MAJOR
 from tokenbus_engines.synthetic import SyntheticEngine
 from tokenbus_services.items import gap_entry, hello_entry, item_entry
+from tokenbus_services.processor import Processor
 from tokenbus_services.settings import Settings
 from tokenbus_services.worker.assembler import StepAssembler
 
@@ -100,6 +101,12 @@ def recording(
         elif sequence == without[-1]:
             data.append(gap_entry(EPOCH, without[0], without[-1]))
     return b"".join(data)
+
+
+async def take_all(processor: Processor) -> None:
+    """Take every step, so that all is acknowledged."""
+    async for _ in processor.steps():
+        pass
 
 
 def after_hello(data: bytes) -> bytes:

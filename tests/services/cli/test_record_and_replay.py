@@ -18,6 +18,7 @@ from tests.services.cli.helpers import (
     memory_settings,
     payloads,
     recording,
+    take_all,
 )
 from tests.support.waiting import MOST, until
 from tokenbus_engines.synthetic import true_tokens
@@ -44,12 +45,6 @@ async def replayed(
     """Publish a recording as fast as it is taken."""
     replay = Replay(read_items(BytesIO(data)), settings, speed=0, renamed_to=renamed_to, transport=transport)
     return await asyncio.wait_for(replay.run(stop or asyncio.Event()), MOST)
-
-
-async def take_all(processor: Processor) -> None:
-    """Take every step, so that all is acknowledged."""
-    async for _ in processor.steps():
-        pass
 
 
 @pytest.mark.parametrize(

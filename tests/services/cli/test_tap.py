@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.services.cli.helpers import BATCH, EPOCH, EVENT, WORKER, hello, memory_settings, payloads, recording
+from tests.services.cli.helpers import (
+    BATCH,
+    EPOCH,
+    EVENT,
+    WORKER,
+    hello,
+    memory_settings,
+    payloads,
+    recording,
+    take_all,
+)
 from tests.support.waiting import MOST, until
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError, RequestEvent
@@ -104,12 +114,6 @@ async def tapped(count: int, enough: Callable[[list[Values]], object], **overrid
         await asyncio.wait_for(tapping, MOST)
         steps.cancel()
     return shown
-
-
-async def take_all(processor: Processor) -> None:
-    """Take every step, so that all is acknowledged."""
-    async for _ in processor.steps():
-        pass
 
 
 async def test_count_ends_it() -> None:

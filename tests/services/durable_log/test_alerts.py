@@ -1,7 +1,6 @@
 """The alerts about the durable log: each fires for a fault of real servers, and for nothing else."""
 
 import asyncio
-import contextlib
 import operator
 import re
 import time
@@ -13,12 +12,12 @@ from ruamel.yaml import YAML
 
 from tests.pages import ROOT
 from tests.services.durable_log.test_outages import JETSTREAM, QUICK, health, restarted, told
+from tests.services.durable_log.using import full
 from tests.services.metrics.running import Bus, Scrape, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, until
 from tokenbus_services.durable_log import writer
-from tokenbus_services.durable_log.stream import LogStream
 
 RULES = {
     rule["alert"]: rule["expr"]
@@ -80,20 +79,13 @@ async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyP
         await until(lambda: told(bus.processor)("log_writable_servers"))
         calm = told(bus.processor)
         assert firing(calm, calm) == set()
-        connection = await LogStream(chosen).connect()
-        jetstream = connection.client.jetstream()
-        await jetstream.add_stream(name="other", subjects=["other"])
-        with contextlib.suppress(Exception):
-            while True:
-                await jetstream.publish("other", b"x" * 100_000)
-        await bus.serve(requests=3, tokens=90)
-        await until(lambda: health(bus.processor).outside)
-        await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) > 0.8)
-        with monkeypatch.context() as later:
-            later.setattr(writer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
-            assert firing(calm, told(bus.processor)) == OF_ONE_SERVER
-        await jetstream.delete_stream("other")
-        await connection.close(0)
+        async with full(chosen):
+            await bus.serve(requests=3, tokens=90)
+            await until(lambda: health(bus.processor).outside)
+            await until(lambda: (told(bus.processor)("log_storage_ratio", server=server.monitor) or 0) > 0.8)
+            with monkeypatch.context() as later:
+                later.setattr(writer, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
+                assert firing(calm, told(bus.processor)) == OF_ONE_SERVER
         await until(lambda: not told(bus.processor)("log_waiting_items"))
         await bus.serve(requests=1, tokens=3)
         await until(lambda: not told(bus.processor)("log_waiting_items"))

@@ -13,13 +13,12 @@ from ruamel.yaml import YAML
 
 from tests.pages import ROOT
 from tests.services.durable_log.test_outages import JETSTREAM, QUICK, health, restarted, told
-from tests.services.durable_log.using import read
+from tests.services.durable_log.using import full, read
 from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.small_disk import why_no_small_disk
 from tests.support.waiting import MOST, until
-from tokenbus_services.durable_log.stream import LogStream
 
 
 def liveness() -> str:
@@ -73,17 +72,10 @@ async def test_jetstream_that_is_full_takes_items_again_once_it_has_room(server:
     async with bus.running():
         await bus.serve(requests=1, tokens=3)
         await until(lambda: told(bus.processor)("log_waiting_items") == 0)
-        connection = await LogStream(chosen).connect()
-        jetstream = connection.client.jetstream()
-        await jetstream.add_stream(name="other", subjects=["other"])
-        with contextlib.suppress(Exception):
-            while True:
-                await jetstream.publish("other", b"x" * 100_000)
-        await bus.serve(requests=2, tokens=90)
-        await until(lambda: "insufficient resources" in " ".join(health(bus.processor).outside))
-        assert (told(bus.processor)("log_failed_messages_total") or 0) > 0
-        await jetstream.delete_stream("other")
-        await connection.close(0)
+        async with full(chosen):
+            await bus.serve(requests=2, tokens=90)
+            await until(lambda: "insufficient resources" in " ".join(health(bus.processor).outside))
+            assert (told(bus.processor)("log_failed_messages_total") or 0) > 0
         await until(lambda: not health(bus.processor).outside)
         await until(lambda: told(bus.processor)("log_waiting_items") == 0)
         last = bus.publisher.retention.next_sequence - 1

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.services.durable_log.test_outages import told
 from tests.services.durable_log.using import kept, read, sequences, write, writer_of
-from tests.services.metrics.running import Bus, Scrape, scrape, settings
+from tests.services.metrics.running import Bus, settings
 from tests.support.nats import NatsServer
 from tests.support.nats_cluster import cluster, until_ready
 from tests.support.waiting import MOST, soon, until
 from tokenbus_services.durable_log.stream import LogError
-from tokenbus_services.metrics.health import LoopWatch
-from tokenbus_services.metrics.processor import processor_collector
-from tokenbus_services.metrics.view import StepTimes
-from tokenbus_services.processor import Processor
 from tokenbus_services.processor.item_log import ItemLog
 from tokenbus_services.settings import Settings, SettingsError
 
@@ -25,12 +22,6 @@ SMALL = {
     "bus__heartbeat_timeout_ms": 10_000,
 }
 QUICK = {"bus__reconnect_ms": 10, "bus__reconnect_max_ms": 50, "bus__heartbeat_timeout_ms": 10_000}
-
-
-def told(processor: Processor) -> Scrape:
-    """Scrape a processor."""
-    clock = processor.clock.now
-    return scrape(processor_collector(processor, StepTimes(clock), LoopWatch(lambda: None, clock)))
 
 
 async def refusal(chosen: Settings) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from io import BytesIO
 
-from tests.services.cli.helpers import EPOCH, WORKER, after_hello, hello, memory_settings, payloads, recording
+from tests.services.cli.helpers import EPOCH, WORKER, after_hello, hello, memory_settings, payloads, recording, take_all
 from tests.support.nats import NatsServer
 from tests.support.waiting import MOST, soon, turns, until
 from tokenbus_services.bus.memory import MemoryTransport
@@ -11,12 +11,6 @@ from tokenbus_services.cli.log import log
 from tokenbus_services.items import hello_entry, read_items
 from tokenbus_services.processor import Processor
 from tokenbus_services.worker.replay import Replay
-
-
-async def take_all(processor: Processor) -> None:
-    """Take every step, so that all is acknowledged."""
-    async for _ in processor.steps():
-        pass
 
 
 async def test_it_ends_while_the_log_is_away_and_its_buffer_is_full(server: NatsServer) -> None:

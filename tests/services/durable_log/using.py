@@ -1,6 +1,7 @@
 """What the tests of the durable log share: its settings, writers, and what is read of it."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from nats.js.api import StreamConfig
@@ -64,6 +65,20 @@ async def filled(server: NatsServer, *lives: Life, without: range = range(0)) ->
 async def read(settings: Settings, **how: object) -> list[StreamItem]:
     """Return what is in the log."""
     return await soon(_read(settings, **how))
+
+
+@asynccontextmanager
+async def full(settings: Settings) -> AsyncIterator[None]:
+    """Fill the server of a log with another stream, which is deleted at the end."""
+    connection = await LogStream(settings).connect()
+    jetstream = connection.client.jetstream()
+    await jetstream.add_stream(name="other", subjects=["other"])
+    with suppress(Exception):
+        while True:
+            await jetstream.publish("other", b"x" * 100_000)
+    yield
+    await jetstream.delete_stream("other")
+    await connection.close(0)
 
 
 async def kept(settings: Settings) -> StreamConfig:
