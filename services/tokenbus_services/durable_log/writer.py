@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from math import inf
 from types import TracebackType
 from typing import Self
@@ -139,6 +140,8 @@ class LogWriter:
         self._room = asyncio.Event()
         self._connected = asyncio.Event()
         self._server: ServerConnection | None = None
+        self._created: datetime | None = None
+        """When the stream of the log was made."""
         self._running: asyncio.Task[None] | None = None
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self.largest_message = 0
@@ -289,6 +292,9 @@ class LogWriter:
         info = await self._stream.info(server, make=True, tell=self._fault)
         self.largest_message = self._stream.largest_message(server, info)
         while not server.lost.is_set():
+            if self._created not in {None, info.created}:  # it was deleted, or restored from a backup
+                _log.error("log was made anew", log=self._stream.address, messages=info.state.messages)
+            self._created = info.created
             self.missing_replicas = missing_replicas(info)
             self._stream.check_quorum(info)
             await self._check()

@@ -216,8 +216,10 @@ async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: Nats
     assert sequences(await read(settings)) == list(range(1, 50))
 
 
-async def test_log_that_was_deleted_is_made_again_once_it_can_be(server: NatsServer) -> None:
-    """While something keeps a deleted log from being made again its items wait, and then they are written."""
+async def test_log_that_was_deleted_is_made_again_once_it_can_be(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While something keeps a deleted log from being made again its items wait; then one line says that it is new."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, [1])
@@ -232,6 +234,7 @@ async def test_log_that_was_deleted_is_made_again_once_it_can_be(server: NatsSer
         await until(lambda: not writer.unwritten_items)
         await connection.close(0)
     assert sequences(await read(settings)) == [2]
+    assert caplog.text.count("log was made anew") == 1
 
 
 async def entered(settings: Settings) -> LogWriter:
