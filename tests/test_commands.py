@@ -143,6 +143,7 @@ EXAMPLES = {
     "docs/gateway.md": "tests/test_commands.py",
     "docs/gpu-ops.md": "tests/test_commands.py",
     "docs/log.md": "tests/services/durable_log/test_reader.py",
+    "docs/recording.md": "tests/services/test_recording.py",
     "docs/offline.md": "tests/services/offline/test_llm.py",
     "docs/vllm-scheduler.md": "tests/engines/vllm/test_published.py",
 }

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tokenbus
+from tests.pages import blocks
 from tests.services.cli.helpers import BATCH, EPOCH, EVENT, hello, payloads, recording
 from tokenbus_contracts.frames import write_frame
 from tokenbus_contracts.generated.stream_pb2 import Heartbeat, PayloadKind, WorkerFrame
@@ -234,6 +235,18 @@ def test_reader_goes_on_behind_any_position(tmp_path: Path) -> None:
     for taken, each in enumerate(tokenbus.read_recording(path), start=1):
         behind = tokenbus.read_recording(str(path), after=each.position)
         assert [(later.sequence, later.missing_items) for later in behind] == found[taken:]
+
+
+def test_page_reads_a_recording(tmp_path: Path) -> None:
+    """The example on docs/recording.md counts a recording's tokens, from the beginning or behind a position."""
+    (block,) = (each for each in blocks("python") if each.page == "docs/recording.md")
+    names: dict[str, Any] = {}
+    exec(block.text, names)  # noqa: S102 - it is on a page of ours
+    path = tmp_path / "steps"
+    path.write_bytes(recording(payloads(requests=2, tokens=9)))
+    assert names["tokens_of"](str(path)) == 18
+    *_, last = tokenbus.read_recording(path)
+    assert names["tokens_of"](str(path), last.position) == 0
 
 
 def test_position_that_cannot_be(tmp_path: Path) -> None:

@@ -26,14 +26,14 @@ def read_message(stream: LogStream, subject: str, data: bytes) -> list[StreamIte
 
 
 def is_writers(headers: Mapping[str, str] | None) -> bool:
-    """Return whether a message names the one behind which it was written, as a writer's does: it repeats nothing."""
+    """Return whether a LogWriter wrote a message: the server then checked the one before, so it repeats no item."""
     return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
 
 
 async def sequence_before(stream: LogStream, server: ServerConnection, subject: str, number: int) -> int:
-    """Return how far a life was written before a message's number; zero: nothing of it can be read there.
+    """Return the last sequence of a life that the messages before a number have; 0 if none of them can be read.
 
-    What others have appended may be damaged, or end before what was there; so go back to what a writer wrote.
+    Messages that other programs appended may be damaged, or repeat items; so go back to one that a LogWriter wrote.
     """
     farthest = 0
     while (before := await _message_before(stream, server, subject, number)) is not None:
@@ -48,7 +48,7 @@ async def sequence_before(stream: LogStream, server: ServerConnection, subject: 
 async def _message_before(
     stream: LogStream, server: ServerConnection, subject: str, number: int
 ) -> RawStreamMsg | None:
-    """Return the last message of a subject before a number; the server finds the next one alone, so halve."""
+    """Return the last message of a subject before a number, by bisection: the server only finds the next one."""
     jetstream, found, low, high = server.client.jetstream(timeout=ASK_SECONDS), None, 1, number
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Monitors: what the log's servers say of themselves over HTTP, which no client of NATS is told."""
+"""Monitors: settings of the log's servers that NATS does not show its clients, and their monitoring over HTTP does."""
 
 import asyncio
 import http.client
@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 class Monitors:
-    """The servers at `durable_log.monitors`, as they were when they were asked last."""
+    """The servers at `durable_log.monitors`, as they last answered."""
 
     def __init__(self, addresses: str) -> None:
         """Take the setting; raises SettingsError."""
@@ -23,9 +23,9 @@ class Monitors:
         if not all(_ADDRESS.fullmatch(each) for each in self._addresses):
             raise SettingsError("durable_log.monitors", "HOST:PORT, with commas between", addresses)
         self.syncs: dict[str, str] = {}
-        """By address: how often the server has the disk keep what it wrote, or why that is not known."""
+        """By address: the server's `sync_interval`, or why it is not known."""
         self.storage_ratios: dict[str, float] = {}
-        """By address: how much of the storage that JetStream may use there is used, from 0 to 1."""
+        """By address: the used share of JetStream's storage, from 0 to 1."""
 
     async def ask(self) -> None:
         """Ask all of them at once."""

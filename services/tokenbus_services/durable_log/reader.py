@@ -1,4 +1,4 @@
-"""read_log: iterates over a log's items; each reader has a position of its own, which the server does not keep."""
+"""read_log: iterates over a log's items; the reader has its position, and the server does not keep it."""
 
 import asyncio
 import json
@@ -22,12 +22,12 @@ from tokenbus_services.settings import Settings
 _POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})")
 _MOST_FETCHED = 64
 _IDLE_SECONDS = 2.0
-"""After how long without a message the server is asked again."""
+"""After how long without a message to ask the server again."""
 _FORGET_SECONDS = 60.0
-"""After how long without a reader the server forgets it."""
+"""After how long without its reader the server removes a consumer."""
 _RETRY_SECONDS = 0.2
 _STORED = "$JS.ACK."
-"""How the reply subject of a message begins that is in the stream."""
+"""How the reply subject of a message of the stream begins; the server's own status messages have another one."""
 _ROUNDING = timedelta(microseconds=1)
 """How far `logged_at` may be behind the server's own time, which has nanoseconds."""
 _MOST_LIVES = 4096
@@ -62,20 +62,20 @@ async def read_log(  # noqa: PLR0913 - each is given by name
     follow: bool = False,
     settings: Settings | None = None,
 ) -> AsyncGenerator[StreamItem, None]:
-    """Iterate over the items of a durable log: of each life of a worker in order, each once.
+    """Iterate over the items of a durable log: those of each life of a worker in order, each once.
 
-    Any number of readers may read, each at its own place; none delays a writer or another reader. An item that was
-    appended again is not given again. A message that is damaged, or under another life's subject, is named in the log
-    and passed over; the next item of its life says how many are missing. It holds at most
-    `durable_log.buffer_bytes` that are not taken yet, or one message. A server that goes away is waited for.
+    Any number of readers may read, each at its own place; none delays a writer or another reader. An item that another
+    program appended again is left out. The reader logs and skips a message that is damaged, or under another life's
+    subject; the next item of its life says how many are missing. It holds at most `durable_log.buffer_bytes` that are
+    not taken yet, or one message. It waits for a server that goes away.
 
     Args:
         address: the log, as `nats://127.0.0.1:4222/log`; default: `durable_log.address`.
-        worker_id: the worker whose items are read; empty: every worker's.
+        worker_id: the worker whose items to read; empty: every worker's.
         after: the `position` of the last item that was taken, to go on behind it; default: the beginning.
-        since: the time from which on items are read, by the server's clock: exact to one message.
-        request_id: the request whose items alone are read; all others are read and left out.
-        follow: whether to wait for further items at the end, instead of ending there.
+        since: the time to begin at, by the server's clock: exact to one message.
+        request_id: the request whose items to give; the others are read and left out.
+        follow: whether to wait for further items at the log's end, instead of ending there.
         settings: all settings; default: those of the environment and of the file that it names.
 
     Returns:
@@ -99,13 +99,13 @@ async def read_log(  # noqa: PLR0913 - each is given by name
     reader = _Reader(stream, settings, stream.subject(worker_id))
     lives = _Lives(from_beginning=after is None and since is None)
     end: int | None = None
-    seconds: float | None = 2 * settings.bus.heartbeat_timeout_ms / 1000
+    is_first = True
     while True:
-        server = await stream.connect(seconds)
+        server = await stream.connect(2 * settings.bus.heartbeat_timeout_ms / 1000 if is_first else None)
         try:
-            info = await (stream.look(server) if seconds is None else stream.info(server, make=False))
-            reader.begins(place, info.state, is_again=seconds is None)
-            seconds = None  # only the first time: later it will be back
+            info = await (stream.info(server, make=False) if is_first else stream.look(server))
+            reader.begins(place, info.state, is_again=not is_first)
+            is_first = False
             if not follow and end is None:
                 end = info.state.last_seq
             async with aclosing(reader.messages(server, place, since, end)) as messages:
@@ -128,13 +128,13 @@ async def read_log(  # noqa: PLR0913 - each is given by name
 
 
 class _Lives:
-    """How far each life of a worker was read: the next item names what retention removed meanwhile."""
+    """How far each life of a worker was read, to count the items that are missing before the next one."""
 
     def __init__(self, *, from_beginning: bool) -> None:
-        """Learn whether the log is read from its beginning, so that the first item of a life should be its first."""
+        """Note whether the log is read from its beginning: then nothing was read before an unknown life's items."""
         self._from_beginning = from_beginning
         self._lives: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
-        """The last item's sequence, and how many are missing since the last one that was given."""
+        """The last item's sequence, and how many are missing since the last item that the caller was given."""
 
     def count(self, item: StreamItem, *, is_given: bool) -> bool:
         """Set how many items are missing before an item; return False for an item that was read before."""
@@ -152,11 +152,11 @@ class _Lives:
         return life in self._lives
 
     def learn(self, life: tuple[str, int], last: int) -> None:
-        """Learn how far a life was read before this reading began."""
+        """Note how far the log had a life before the first message that is read."""
         self._set(life, last, 0)
 
     def pass_over(self, life: tuple[str, int]) -> None:
-        """Learn that items of a life cannot be read: if they are its first ones, the next one has to say so."""
+        """Note that a message of a life cannot be read, so that its items count as missing even if they come first."""
         if self._from_beginning and life not in self._lives:
             self._set(life, 0, 0)
 
@@ -167,7 +167,7 @@ class _Lives:
 
 
 class _Reader:
-    """Fetches messages in order, by a consumer that the server forgets."""
+    """Fetches messages in order, through a consumer that the server keeps in memory and removes later."""
 
     def __init__(self, stream: LogStream, settings: Settings, subject: str) -> None:
         self._stream = stream
@@ -176,7 +176,7 @@ class _Reader:
         self._repeated_log = DeduplicatedLog()
 
     def begins(self, place: _Place, state: StreamState, *, is_again: bool) -> None:
-        """Say that what comes behind a place is not in the log any more; raises a LogError if it never was."""
+        """Log if retention removed messages behind a place; raises a LogError for a place beyond the log's end."""
         if place.message > state.last_seq:
             raise LogError(self._stream.address, f"position {place} is beyond the log's end, message {state.last_seq}")
         first = state.first_seq
@@ -184,12 +184,12 @@ class _Reader:
             _log.warning("log was not read in time: retention removed items", after=str(place), first=f"{first}.1")
 
     def failed(self, error: BaseException, place: _Place) -> None:
-        """Say that it is begun again behind a place."""
+        """Log that the reader begins again behind a place."""
         reason = reason_of(error)
         self._repeated_log.begin(reason, _log.warning, "log is read again", reason=reason, after=str(place))
 
     async def learn_life(self, server: ServerConnection, message: Msg, lives: _Lives) -> None:
-        """Find out what the log has of a message's life before it, if that is not known and may be the same again."""
+        """Ask how far the log has a message's life, if another program wrote the message and its life is unknown."""
         life = self._stream.life(message.subject)
         if life is None or lives.knows(life) or is_writers(message.headers):
             return
@@ -224,9 +224,9 @@ class _Reader:
     async def messages(
         self, server: ServerConnection, place: _Place, since: datetime | None, last: int | None
     ) -> AsyncGenerator[Msg, None]:
-        """Yield the messages from a place on, to the last one if that is given.
+        """Yield the messages from a place on; end after number `last`, if it is given.
 
-        Raises one of FAILURES once it must be begun again.
+        Raises one of FAILURES if the caller must connect and begin again.
         """
         jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         adding = jetstream.add_consumer(self._stream.name, self._config(place, since))
@@ -244,7 +244,7 @@ class _Reader:
                 await server.client.publish(ask, wanted, reply=inbox)
                 asked = most
             message = await unless_lost(server, subscription.next_msg(timeout=_IDLE_SECONDS + ASK_SECONDS))
-            if not message.reply.startswith(_STORED):  # the server's own word, which no message in the stream can be
+            if not message.reply.startswith(_STORED):  # a status of the server's, which no message of the stream can be
                 status = (message.headers or {}).get("Status", "")
                 if status not in {"404", "408"}:
                     raise ServerError(f"the reader was ended by the server: status {status}")
@@ -277,7 +277,7 @@ class _Reader:
         return config
 
     async def _is_over(self, server: ServerConnection, consumer: ConsumerInfo, delivered: int) -> bool:
-        """Return whether nothing is left: what was there may have been removed since, by retention or a purge."""
+        """Return whether no message is left, as after retention or a purge removed the last ones."""
         jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         found = await unless_lost(server, jetstream.consumer_info(self._stream.name, consumer.name))
         if found.delivered is None or found.delivered.consumer_seq != delivered:

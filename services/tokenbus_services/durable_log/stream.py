@@ -1,4 +1,4 @@
-"""LogStream: the JetStream stream that holds a log, how it is reached, made and named; docs/log.md has the format."""
+"""LogStream: the JetStream stream that holds a log, its address, limits and state; docs/log.md has the format."""
 
 import asyncio
 import math
@@ -20,31 +20,31 @@ from tokenbus_services.settings import BusSettings, Settings, listed_addresses
 
 T = TypeVar("T")
 FAILURES = (nats.errors.Error, OSError, asyncio.TimeoutError, ServerError)
-"""What ends an exchange with a server."""
+"""Errors after which a reader or writer connects again."""
 ASK_SECONDS = 2.0
-"""How long a server may take to answer, as none does for a stream whose leader died; then it is asked again."""
+"""How long to wait for an answer before asking again; for a stream whose leader died no server answers."""
 _ELECTION_SECONDS = 30.0
 """How long a cluster may take to have a leader again: up to nine seconds, and then one for the stream."""
 _RETRY_SECONDS = 0.2
 _GROUPS = ("clients", "workers")
-"""The names of `--bus`, at which processes look for processors."""
+"""The names that `--bus` stands for, where processes look for processors."""
 _NOT_CLUSTERED = 10074
 _NOT_READY = {10008, 10009, 10004, 10058}
 """The codes of a cluster that has no leader yet, and of a stream that another writer has made just now."""
 _HOUR_SECONDS = 3600
 _SILENT_NS = 4_000_000_000
-"""How long a replica is silent that its leader does not hear any more; a live one says something each second."""
+"""After how long a silent replica counts as missing; a live one sends something each second."""
 _HEADER_BYTES = 1024
-"""The most of a message's headers, and of what else counts as its payload."""
+"""How much of `max_payload` to leave for a message's headers."""
 _log = logger("log")
 
 
 class LogError(AddressError):
-    """A server has no such log, or cannot keep it as it is wanted: one line with the address and the reason."""
+    """A server has no such log, or cannot keep it as the settings say: one line with the address and the reason."""
 
 
 class PromiseError(LogError):
-    """The servers answer, and are not set up for what the settings ask of the log: waiting does not mend that."""
+    """The servers answer, and their configuration cannot keep what the settings promise: waiting does not help."""
 
 
 class LogStream:
@@ -96,10 +96,10 @@ class LogStream:
     async def info(
         self, server: ServerConnection, *, make: bool, tell: Callable[[AddressError], object] = lambda _: None
     ) -> StreamInfo:
-        """Return how the stream is; if `make`, one that is not there is made. One that is there stays as it is.
+        """Return the stream's state; if `make`, create a stream that does not exist. An existing one is not changed.
 
-        Waits for a cluster that elects a leader, and with `make` for a quorum; `tell` is called with why it waits.
-        Raises LogError, as where `make` finds a stream that keeps less than the settings of a durable log say.
+        Waits for a cluster that elects a leader, and with `make` for a quorum; calls `tell` with the reason to wait.
+        Raises LogError, also if `make` finds a stream that keeps less than the settings of a durable log say.
         """
         reason = ""
         try:
@@ -120,7 +120,7 @@ class LogStream:
         return info
 
     async def _info_or_error(self, server: ServerConnection, *, make: bool) -> StreamInfo | Exception:
-        """Return how the stream is, or why it is to be asked for again."""
+        """Return the stream's state, or the error after which to ask again."""
         jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         try:
             info = await unless_lost(server, self._info(jetstream, make=make))
@@ -135,13 +135,13 @@ class LogStream:
         return info
 
     def check_quorum(self, info: StreamInfo) -> None:
-        """Raise a LogError for a stream of which too few replicas are there for anything to be written."""
+        """Raise a LogError for a stream without a quorum of replicas, which takes no message."""
         missing, replicas = missing_replicas(info), info.config.num_replicas or 1
         if 2 * missing >= replicas:
             raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are away")
 
     async def look(self, server: ServerConnection) -> StreamInfo:
-        """Ask how the stream is now; raises one of FAILURES, as where a second question has no answer either."""
+        """Return the stream's state, asking twice; raises one of FAILURES."""
         jetstream = server.client.jetstream(timeout=ASK_SECONDS)
         try:
             return await unless_lost(server, jetstream.stream_info(self.name))
@@ -167,7 +167,7 @@ class LogStream:
         return await jetstream.add_stream(config)
 
     def _check(self, info: StreamInfo) -> None:
-        """Say what a stream keeps less of than the settings ask for; with `durable`, that is a LogError."""
+        """Log which limits of a stream are below the settings; with `durable` raise a PromiseError instead."""
         log, found = self._settings.durable_log, info.config
         compared = (
             ("replicas", log.replicas, found.num_replicas or 1),
@@ -191,9 +191,9 @@ class LogStream:
 
 
 def missing_replicas(info: StreamInfo) -> int:
-    """Return how many of a stream's replicas the leader does not hear; all of them where there is no leader.
+    """Return how many of a stream's replicas the leader does not hear; without a leader, all of them.
 
-    The leader of a stream without a quorum steps down after 20 s only, and answers until then as if nothing were.
+    The leader of a stream without a quorum steps down only after 20 s, and answers normally until then.
     """
     replicas = info.config.num_replicas or 1
     if info.cluster is None:
@@ -205,19 +205,19 @@ def missing_replicas(info: StreamInfo) -> int:
 
 
 def _names_on_the_bus(settings: BusSettings) -> set[str]:
-    """Return the names whose subjects a log must not have: it would keep what is said there, and answer it."""
+    """Return the names that a log must not have: its stream would take the bus's messages, and answer them."""
     listed = listed_addresses(settings.workers_address) + listed_addresses(settings.clients_address)
     endpoints = [parse_nats(each) for each in listed if is_nats(each)]
     return {*_GROUPS, *(each.group or each.name for each in endpoints)}
 
 
 def _limit(value: float | None) -> float:
-    """Return a limit of a stream, where nothing, zero and -1 stand for none."""
+    """Return a limit of a stream; None, 0 and -1 stand for no limit."""
     return value if value is not None and value > 0 else math.inf
 
 
 async def unless_lost(server: ServerConnection, asking: Coroutine[None, None, T]) -> T:
-    """Await what is asked of a server; raises ServerError once the connection to it is lost."""
+    """Await a server's answer; raises ServerError once the connection to it is lost."""
     asked, lost = asyncio.ensure_future(asking), asyncio.ensure_future(server.lost.wait())
     try:
         await asyncio.wait({asked, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -231,13 +231,13 @@ async def unless_lost(server: ServerConnection, asking: Coroutine[None, None, T]
 
 
 def _drop(asked: asyncio.Future[T]) -> None:
-    """Look at how it ended: nats-py makes an error of its own of a cancellation, which asyncio would log."""
+    """Retrieve a question's error: nats-py raises one when it is cancelled, and asyncio would log it."""
     if not asked.cancelled():
         asked.exception()
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in one line why a server did not do what it was asked for."""
+    """Return a server's error in one line."""
     if isinstance(error, AddressError):
         return error.reason
     if isinstance(error, APIError) and error.description:
