@@ -26,18 +26,17 @@ subject of its own, tokenbus.NAME.WORKER.EPOCH. A log that exists stays as it wa
 --max-age. It ends after --count items, or with a signal. docs/log.md has the format, what durability means here, and
 how to read a log: `tokenbus.read_log` and `tokenbus replay --from`.
 
-It watches as `tokenbus record` does. What it reads too slowly, and what passed while it was away, another one that
-writes to the same log may have; what none of them has is named in the log as missing, and then the status is 1. A
-processor that keeps the log itself, with durable_log.address and durable_log.durable, misses nothing.
+It watches as `tokenbus record` does. Another writer of the same log may have the items that it reads too slowly, or
+that pass while it is away; the log names those that no writer has as missing, and then the status is 1. A processor
+that keeps the log itself, with durable_log.address and durable_log.durable, misses nothing.
 
 examples:
   tokenbus log --to nats://127.0.0.1:4222                          every worker, into the log `log`
   tokenbus log --to nats://127.0.0.1:4222/rollouts --worker w-1    one worker, into the log `rollouts`
   tokenbus log --to nats://a:4222,b:4222,c:4222/log --replicas 3   on three servers of a cluster
 
-settings that matter: durable_log.* (what is kept, for how long, on how many servers), bus.nats_* (what this process
-proves to the servers), bus.clients_address (the processor), client.drain_timeout_ms (how long it goes on writing what
-it holds when it ends).
+settings that matter: durable_log.* (how much is kept, how long, on how many servers), bus.nats_* (this process's
+credentials), bus.clients_address (the processor), client.drain_timeout_ms (how long it goes on writing when it ends).
 """
 _log = logger("log")
 
@@ -85,7 +84,7 @@ async def log(
     count: int = 0,
     transport: Transport | None = None,
 ) -> "tuple[LogCounts, int]":
-    """Write what is seen until `stop` is set or `count` items were seen; return the counts, and what is unwritten."""
+    """Write items until `stop` is set or `count` items were seen; return the counts, and how many are unwritten."""
     from tokenbus_services.durable_log.stream import LogStream  # noqa: PLC0415 - an extra
     from tokenbus_services.durable_log.writer import LogWriter  # noqa: PLC0415
 

@@ -29,9 +29,9 @@ handshake before them, for `tokenbus replay` or to look into. Each life of a wor
 file of its own: {worker} and {epoch} in FILE stand for both. Where two streams would have one name, the later one's
 file has .WORKER.EPOCH behind it. Files that exist are not written over: then it ends with status 2.
 
-What it reads too slowly is missing: the file says so in its place, a line says how much, and the status is 1. It starts
-with the first item that it sees; to have all of a stream, start it before the worker. It ends after --count items, or
-with a signal. docs/recording.md has the format.
+Items that it reads too slowly are missing: the file has a gap in their place, a line says how many, and the status is
+1. It starts with the first item that it sees; to have all of a stream, start it before the worker. It ends after
+--count items, or with a signal. docs/recording.md has the format.
 
 examples:
   tokenbus record steps.tokenbus --worker worker-1            one worker
@@ -56,10 +56,10 @@ class _Recording:
 
 
 class Files:
-    """Writes each stream to a file of its own; raises a CommandError if a file cannot be written."""
+    """The files of the streams, one for each life of a worker; raises a CommandError if one cannot be written."""
 
     def __init__(self, pattern: str) -> None:
-        """Take the pattern of the files' names; a name that cannot be written is refused at once."""
+        """Check the pattern of the files' names; raises a CommandError for a file that exists or has no directory."""
         self._pattern = pattern
         self._open: dict[str, _Recording] = {}
         """By worker: the recording of its latest life."""
@@ -84,7 +84,7 @@ class Files:
             return
         with _writing(recording.path):
             recording.file.write(data)
-            recording.file.flush()  # what was seen is in the file, however this process ends
+            recording.file.flush()  # so that the file has each item, however this process ends
 
     def close(self) -> None:
         """Close every file."""

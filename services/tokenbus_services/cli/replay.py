@@ -21,14 +21,14 @@ from tokenbus_services.terminal import Progress
 from tokenbus_services.worker.replay import Replay, Replayed, ReplayError
 
 _DESCRIPTION = """\
-Publish what `tokenbus record` wrote to a processor, as the worker that published it first: the same worker id and
-epoch, the same bytes. A processor that has seen this or a later life of that worker refuses that; with --as the stream
-is another worker's, in a new epoch, and everything else in it stays. What is missing in the recording is reported
-to the processor as missing. It takes no new requests. The status is 1 if the recording is broken, with a line that
-says where, if the processor refuses it, or if not everything was acknowledged.
+Publish a recording to a processor, as the worker that published it first: the same worker id and epoch, the same bytes.
+A processor that has seen this or a later life of that worker refuses it; with --as the stream is another worker's, in a
+new epoch, and everything else in it stays. Items that are missing in the recording are reported to the processor as
+missing. The replayed worker takes no new requests. The status is 1 if the recording is broken, with a line that says
+where, if the processor refuses it, or if not everything was acknowledged.
 
 Its requests are those of the recording: `processor.request(key)` or a client's `resume(key, 0)` takes their
-tokens. What no consumer takes the processor keeps for processor.unclaimed_timeout_ms, and acknowledges after that.
+tokens. The processor keeps rows that no consumer takes for processor.unclaimed_timeout_ms, and then acknowledges them.
 
 examples:
   tokenbus replay steps.tokenbus                           as fast as it was produced

@@ -1,4 +1,4 @@
-"""tokenbus tap: shows what workers emit as it passes, without delaying it, or what a durable log has of it."""
+"""tokenbus tap: shows workers' items as they pass through a processor, without delay, or those of a durable log."""
 
 import argparse
 import asyncio
@@ -23,13 +23,13 @@ from tokenbus_services.signals import stop_on_signals
 from tokenbus_services.terminal import styled
 
 _DESCRIPTION = """\
-Show the items of workers' streams as they pass through a processor, a line for each: its stream and sequence, then what
-it is. A batch's line says its step, part, rows and tokens, and how long ago it was produced, which is right as far as
-both machines' clocks agree. Requests are not disturbed: what this reads too slowly is left out, and a line says how
-many items that were. It ends after --count items, or with a signal.
+Show the items of workers' streams as they pass through a processor, a line for each with its stream and sequence. A
+batch's line has its step, part, rows and tokens, and how long ago it was produced, as far as both machines' clocks
+agree. Requests are not disturbed: items that tap reads too slowly are left out, and a line says how many. It ends after
+--count items, or with a signal.
 
-With --from it shows what a durable log has by now, in the log's order. A batch's line then says when the log took it,
-and a line says what is missing in the log.
+With --from it shows the items that a durable log has, in the log's order. A batch's line then says when the log took
+it, and a line says how many items are missing in the log.
 
 examples:
   tokenbus tap                                  every worker's items
@@ -45,7 +45,7 @@ _NS_IN_MS = 1_000_000
 _NS = 1_000_000_000
 _REQUEST_IDS = 2**64
 _LIKELY, _UNLIKELY = -0.7, -2.3
-"""Logprobs from which on, and below which, a token is shown as such: about a half, and a tenth."""
+"""Tokens at or above the first logprob are green, below the second red: probabilities of a half and a tenth."""
 
 Values = dict[str, Any]
 
@@ -233,7 +233,7 @@ def _event_values(event: RequestEvent) -> Values:
 
 
 def _words(values: Values) -> tuple[str, str, str]:
-    """Return an item's word, its style, and the text behind it."""
+    """Return the word for an item, the word's style, and the text behind it."""
     match values["what"]:
         case "batch":
             statuses = ", ".join(f"{count} {name}" for name, count in values["statuses"].items()) or "none"

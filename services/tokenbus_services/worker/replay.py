@@ -1,4 +1,4 @@
-"""Replay: publishes the items of a recording to a processor, as the worker did that published them first."""
+"""Replay: publishes the items of a recording to a processor, as the worker that published them first."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class ReplayError(RuntimeError):
 
 
 class _Contents(NamedTuple):
-    """When a recorded item was produced, which requests are in it, and which of them it ends."""
+    """When an item was produced, the requests that have rows or events in it, and those of them that it ends."""
 
     produced_at_ns: int
     """0: unknown."""
@@ -67,10 +67,10 @@ class Replay:
         transport: Transport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take the items, another worker id and epoch to publish them as, and a factor of their speed; 0: no pauses.
+        """Create a replay of some items, under another worker id and epoch if given; `speed` 0 is without pauses.
 
-        Retention is bounded as a worker's is. Raises ReplayError if there is no item, and whatever `items` raises, here
-        or in `run`.
+        Retention is bounded as a worker's is. Raises ReplayError if there is no item. Errors of the iterator `items`
+        are raised here or by `run`.
         """
         if (begin := next(items, None)) is None:
             raise ReplayError("nothing to replay: the recording has no item")
@@ -153,7 +153,7 @@ class Replay:
         await self._until(lambda: not self._session.outstanding, patience)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until a condition holds or this was stopped, for at most so many seconds; tell whether it does."""
+        """Wait until a condition holds or the replay is stopped, for at most so many seconds; return whether."""
         deadline = self._clock.now() + seconds
         while True:
             if self._running is not None and self._running.done():
