@@ -19,7 +19,7 @@ from tokenbus_services.items import RecordingError, StreamItem
 from tokenbus_services.logs import DeduplicatedLog, logger
 from tokenbus_services.settings import Settings
 
-_POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})")
+_POSITION = re.compile(r"([0-9]{1,19})\.([0-9]{1,9})(?:\.([0-9]{1,19}))?")
 _MOST_FETCHED = 64
 _IDLE_SECONDS = 2.0
 """After how long without a message to ask the server again."""
@@ -35,21 +35,25 @@ _log = logger("log")
 
 
 class _Place(NamedTuple):
-    """A message's number, and an item's in it, from 1."""
+    """A message's number, an item's in it, from 1, and when the server took the message, in microseconds.
+
+    The time tells a message from one with its number in a log that was made anew; 0, in an older position, is unknown.
+    """
 
     message: int
     item: int
+    taken_at: int = 0
 
     @classmethod
     def read(cls, text: str) -> "_Place":
         """Return the place of a position; raises ValueError."""
         if (match := _POSITION.fullmatch(text)) is None:
             raise ValueError(f"after: the position of an item of a log, got {text[:80]!r}")
-        return cls(int(match[1]), int(match[2]))
+        return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 
     def __str__(self) -> str:
         """Return the position."""
-        return f"{self.message}.{self.item}"
+        return f"{self.message}.{self.item}" + (f".{self.taken_at}" if self.taken_at else "")
 
 
 async def read_log(  # noqa: PLR0913 - each is given by name
@@ -83,7 +87,8 @@ async def read_log(  # noqa: PLR0913 - each is given by name
 
     Raises:
         AddressError: the address cannot be used, or no server answers.
-        LogError: there is no such log, or `after` is a position beyond its end.
+        LogError: there is no such log, or it does not have the item at `after`: a position beyond its end, or of a log
+            that was deleted, or restored from a backup, and written again.
         ValueError: `after` is not a position.
 
     Example:
@@ -112,10 +117,10 @@ async def read_log(  # noqa: PLR0913 - each is given by name
                 async for message in messages:
                     await reader.learn_life(server, message, lives)
                     for at, item in reader.items(message, place, lives):
-                        is_new = at > place
+                        is_new = at[:2] > place[:2]
                         is_wanted = is_new and (request_id is None or item.has_request(request_id))
                         is_first_time = lives.count(item, is_given=is_wanted or not is_new)
-                        place = max(at, place)
+                        place = at if is_new else place
                         if is_wanted and is_first_time:
                             yield item
         except FAILURES as error:
@@ -200,9 +205,13 @@ class _Reader:
     def items(self, message: Msg, place: _Place, lives: _Lives) -> list[tuple[_Place, StreamItem]]:
         """Return the items of a message with their places; a damaged message is logged, and has none.
 
-        Raises a LogError where a position is behind the message's last item.
+        Raises a LogError for a position in another message of this number, or behind the message's last item.
         """
-        number = message.metadata.sequence.stream
+        number, logged_at = message.metadata.sequence.stream, message.metadata.timestamp
+        taken_at = int(logged_at.timestamp() * 1e6)
+        if place.message == number and place.taken_at not in {0, taken_at}:
+            reason = f"position {place}: the log was made anew, and its message {number} is another one"
+            raise LogError(self._stream.address, reason)
         try:
             found = read_message(self._stream, message.subject, message.data)
         except RecordingError as error:
@@ -216,9 +225,9 @@ class _Reader:
         if place.message == number and place.item > len(found):
             limit = f"position {place} is beyond the end of message {number}, which has {len(found)} items"
             raise LogError(self._stream.address, limit)
-        placed = [(_Place(number, index), item) for index, item in enumerate(found, start=1)]
+        placed = [(_Place(number, index, taken_at), item) for index, item in enumerate(found, start=1)]
         for at, item in placed:
-            item.position, item.logged_at = str(at), message.metadata.timestamp
+            item.position, item.logged_at = str(at), logged_at
         return placed
 
     async def messages(

@@ -1,6 +1,7 @@
 """A log that is restored from a backup: its writers go on behind what it has, and its readers learn what it lacks."""
 
 import json
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from nats.aio.client import Client
 from tests.services.durable_log.using import log_settings, read, write, writer_of
 from tests.support.nats import NatsServer
 from tests.support.waiting import soon, until
+from tokenbus_services.durable_log.reader import read_log
 from tokenbus_services.durable_log.stream import LogError, LogStream
 
 NAME = "tokenbus-log"
@@ -43,6 +45,36 @@ async def restore(client: Client, found: dict[str, Any], chunks: list[bytes]) ->
     for chunk in (*chunks, b""):
         answer = await client.request(begun["deliver_subject"], chunk)
     assert "error" not in json.loads(answer.data)
+
+
+async def test_position_of_a_log_that_was_made_anew_is_an_error(server: NatsServer) -> None:
+    """A position, also that of a reader that follows, does not go on in other messages that have its numbers."""
+    settings = log_settings(server)
+    connection = await LogStream(settings).connect()
+    async with writer_of(settings) as writer:
+        await write(writer, [1])
+        await until(lambda: not writer.unwritten_items)
+        await write(writer, [2])
+    first, last = await read(settings)
+    older = ".".join(last.position.split(".")[:2])
+    async with aclosing(read_log(settings=settings, follow=True)) as items:
+        assert [(await soon(anext(items))).sequence for _ in range(2)] == [1, 2]
+        found, chunks = await soon(backup(connection.client))
+        await api(connection.client, "DELETE")
+        async with writer_of(settings) as writer:
+            for sequence in range(3, 9):
+                await write(writer, [sequence])
+                await until(lambda: not writer.unwritten_items)
+        with pytest.raises(LogError, match=f"position {last.position}: the log was made anew, and its message 2 is an"):
+            await soon(anext(items))
+    for position in (first.position, last.position):
+        with pytest.raises(LogError, match="the log was made anew"):
+            await read(settings, after=position)
+    assert len(await read(settings, after=older)) == 4  # as earlier versions made them, without a time
+    await api(connection.client, "DELETE")
+    await soon(restore(connection.client, found, chunks))
+    await connection.close(0)
+    assert [item.sequence for item in await read(settings, after=first.position)] == [2]
 
 
 async def test_log_goes_on_behind_a_backup(server: NatsServer) -> None:

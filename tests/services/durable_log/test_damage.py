@@ -212,7 +212,7 @@ async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
     settings = log_settings(server)
     await filled(server, STREAM)
     *_, last = await read(settings)
-    number, _, item = last.position.partition(".")
+    number, item, _ = last.position.split(".")
     assert await read(settings, after=last.position) == []
     for follow in (False, True):
         beyond = f"{int(number) + 1}.1"
