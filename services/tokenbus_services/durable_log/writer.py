@@ -294,6 +294,8 @@ class LogWriter:
         while not server.lost.is_set():
             if self._created not in {None, info.created}:  # it was deleted, or restored from a backup
                 _log.error("log was made anew", log=self._stream.address, messages=info.state.messages)
+                for lane in self._lanes.values():  # the log names the items that it does not have any more
+                    lane.last, lane.revision = 0, None
             self._created = info.created
             self.missing_replicas = missing_replicas(info)
             self._stream.check_quorum(info)
