@@ -47,9 +47,17 @@ def _use_offline(model: str) -> None:
         llm.chat([{"role": "user", "content": first.text}], max_tokens=8)
 
 
+async def _read(path: str, log: str) -> None:
+    recorded: list[tokenbus.StreamItem] = list(tokenbus.read_recording(path, after="46.1"))
+    async for item in tokenbus.read_log(log, after=recorded[-1].position, follow=True):
+        batch: tokenbus.LogprobBatch | None = item.batch
+        assert batch is None or item.missing_items == 0
+
+
 def test_names_are_typed() -> None:
     """Mypy reads the functions above with the types that users see; nothing of it needs to run."""
     run: Callable[..., None] = tokenbus.run_engine
     use: Callable[[str], object] = _use
     offline: Callable[[str], None] = _use_offline
-    assert all(map(callable, (run, use, offline)))
+    read: Callable[[str, str], object] = _read
+    assert all(map(callable, (run, use, offline, read)))
