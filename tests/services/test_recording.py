@@ -1,4 +1,4 @@
-"""Recordings: what is written, what is read of it, and what is refused."""
+"""Recordings: their encoding, reading them back, and refusing broken ones."""
 
 from collections.abc import Iterable, Iterator
 from io import BufferedReader, BytesIO, RawIOBase
@@ -87,7 +87,7 @@ ITEMS = st.lists(
 def test_what_is_read_and_recorded_again_is_the_same_file(
     steps: list[tuple[int, PayloadKind, bytes]], first: int, piece: int
 ) -> None:
-    """Whatever items there are, with whatever holes, recording what was read of a recording changes no byte."""
+    """Any items, with any gaps, are read back, and recording them again gives the same bytes."""
     recorder, data, sequence = Recorder(EPOCH, hello()), b"", first - 1
     for distance, kind, payload in steps:
         sequence += distance
@@ -189,7 +189,7 @@ BEAT = write_frame(WorkerFrame(epoch=EPOCH, heartbeat=Heartbeat(sent_at_ns=1)))
     ],
 )
 def test_what_is_no_recording(data: bytes, offset: int, reason: str) -> None:
-    """What cannot follow is refused with its place, and what should stand there instead."""
+    """A frame in the wrong place is refused, with the offset and the frame that is expected there."""
     error = fault(data)
     assert error.offset == offset
     assert error.reason.startswith(reason)
@@ -208,7 +208,7 @@ def test_frame_of_a_newer_minor_is_passed_over() -> None:
 
 
 def test_no_more_is_read_than_one_entry() -> None:
-    """A reader that takes one entry has read no more than what holds it, however long the recording is."""
+    """A reader that takes one item has read no further than its entry, however long the recording is."""
     read: list[int] = []
 
     def endless() -> Iterator[bytes]:
@@ -227,7 +227,7 @@ def test_no_more_is_read_than_one_entry() -> None:
 
 
 def test_reader_goes_on_behind_any_position(tmp_path: Path) -> None:
-    """Whichever item was taken last, `after` goes on with the next one, and names what is missing before it."""
+    """Whichever item was taken last, `after` goes on with the next one, and counts the items missing before it."""
     path = tmp_path / "steps"
     path.write_bytes(recording(without=range(4, 6)))
     found = [(each.sequence, each.missing_items) for each in tokenbus.read_recording(path)]
@@ -262,7 +262,7 @@ def test_position_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_fault_names_the_file(tmp_path: Path) -> None:
-    """A broken recording gives what stands before the fault, then one line with the file and the place."""
+    """A broken recording gives the items before the fault, then one line with the file and the place."""
     path = tmp_path / "steps"
     path.write_bytes(recording()[:-1])
     items, last = tokenbus.read_recording(path), read(recording())[-2]

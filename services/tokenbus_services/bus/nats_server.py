@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
+from typing import Any
 from urllib.parse import ParseResult
 
 import nats.errors
@@ -434,7 +435,7 @@ async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None
             task.cancel()
 
 
-async def end_tasks(*tasks: asyncio.Task[None]) -> None:
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks until they have ended: nats-py swallows a cancellation at some of its waits."""
     while left := [task for task in tasks if not task.done()]:
         for task in left:

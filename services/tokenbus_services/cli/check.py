@@ -15,8 +15,8 @@ from tokenbus_services.printable import printable
 from tokenbus_services.terminal import styled
 
 _EXAMPLES = """\
-A file holds one encoded LogprobBatch. Each gets one line: ok and what is in it, or the field, the limit and
-the value that it is refused for. The exit status is 0 if all files hold, else 1.
+A file holds one encoded LogprobBatch. Each gets one line: ok and a summary, or the field, the limit and the value that
+it is refused for. The exit status is 0 if all files hold, else 1.
 
 examples:
   tokenbus check step-41.binpb                 against what a deployment takes by default
@@ -100,7 +100,7 @@ def _print_verdict(verdict: str, text: str, indent: str = "") -> None:
 
 
 def report_of(name: str, limits: Limits, *, rows: bool) -> dict[str, Any]:
-    """Return whether a file holds and what is in it, or what is wrong with it; and if asked, the same of each row."""
+    """Return whether a file is valid, with a summary or its fault, and if asked the same for each row."""
     report: dict[str, Any] = {"file": name.encode(errors="backslashreplace").decode(), "ok": False}
     try:
         batch = parse(_contents(name, limits), limits)

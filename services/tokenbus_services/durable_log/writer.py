@@ -130,7 +130,7 @@ class LogWriter:
         self._news = asyncio.Event()
         """Set when the log can be written, and with each error."""
         self.missing_replicas = settings.durable_log.replicas
-        """How many of the stream's replicas were away when a server told it last."""
+        """How many of the stream's replicas were away by the last answer."""
         self._stream = stream
         self._settings = settings
         self._wait_seconds = wait_seconds
@@ -257,7 +257,7 @@ class LogWriter:
         key = worker_id, epoch = item.worker_id, item.epoch
         lane = self._lanes.get(key)
         if lane is None:
-            if len(self._lanes) >= _MOST_LANES:  # what is not written just now can be learnt from the log again
+            if len(self._lanes) >= _MOST_LANES:  # an idle lane can be read from the log again
                 self._lanes = {name: each for name, each in self._lanes.items() if each.task is not None}
             lane = self._lanes[key] = _Lane(self._stream.subject(worker_id, epoch), epoch, item.hello)
         return lane
@@ -285,7 +285,7 @@ class LogWriter:
                 self._fault(AddressError(self._stream.address, self._stream.reason))
             return connecting.result()
         finally:
-            connecting.cancel()
+            await end_tasks(connecting)
 
     async def _use(self, server: ServerConnection) -> None:
         """Let the lanes write to a server until the connection is lost or the stream is not well; raises LogError."""

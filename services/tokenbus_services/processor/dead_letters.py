@@ -144,7 +144,7 @@ class _Folder:
 
 
 def _note(payload: bytes, error: ContractError, stream: str, sequence: int, when: datetime) -> bytes:
-    """Return what is to be said of a letter; an integer of 64 bits is text, as `tokenbus check --json` has it."""
+    """Return the note beside a message as JSON; integers of 64 bits are text, as in `tokenbus check --json`."""
     note = {
         "stream": safe_text(stream),
         "sequence": str(sequence),

@@ -1,4 +1,4 @@
-"""tokenbus record and tokenbus replay: what goes through both is the same, and what is missing is said."""
+"""tokenbus record and tokenbus replay: a stream goes through both unchanged, and gaps are named."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ async def replayed(
     ],
 )
 async def test_recording_a_replay_gives_the_same_file(data: bytes, tmp_path: Path) -> None:
-    """What is recorded of a replay is the file that was replayed, byte for byte behind the hello."""
+    """Recording a replay gives the replayed file, byte for byte behind the hello."""
     if data == recording(payloads(first=2**40, tokens=30)):
         data = recording(payloads(first=2**40, tokens=30), first=2**40)
     settings = memory_settings(client__window_frames=1000, processor__credit_items=64)
@@ -130,7 +130,7 @@ async def test_replay_without_a_processor_ends() -> None:
 
 
 async def test_replay_stops_when_told() -> None:
-    """A replay that is told to stop publishes nothing more, and what it published is acknowledged."""
+    """A replay that is stopped publishes no further item, and waits for the acks of those that it published."""
     settings = memory_settings()
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     async with Processor(settings, transport=transport) as processor:
@@ -146,7 +146,7 @@ async def test_replay_stops_when_told() -> None:
 
 
 async def test_broken_recording_is_replayed_up_to_its_fault() -> None:
-    """What stands before the fault is published, then the error says where the fault is."""
+    """The items before the fault are published, then the error has the place of the fault."""
     settings = memory_settings()
     transport = MemoryTransport(settings.bus)
     data = recording()
@@ -201,7 +201,7 @@ def test_existing_file_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
-    """A folder that is missing is told before anything is recorded."""
+    """A folder that does not exist is an error before anything is recorded."""
     with pytest.raises(CommandError, match="nowhere: no directory"):
         Files(str(tmp_path / "nowhere" / "steps"))
 
@@ -247,7 +247,7 @@ async def test_every_worker_is_recorded(tmp_path: Path) -> None:
 
 
 def test_recorded_and_replayed_by_processes(tmp_path: Path) -> None:
-    """Processes record what processes replay; a gap makes status 1, and so does an epoch that was seen."""
+    """A process records the replay of another; the status is 1 after a gap, and for an epoch that was seen."""
     source = tmp_path / "source"
     data = recording(without=range(5, 6))
     source.write_bytes(data)

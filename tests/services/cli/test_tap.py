@@ -1,4 +1,4 @@
-"""tokenbus tap: what it says of items, and that it hides nothing."""
+"""tokenbus tap: the lines and values of items, and that every missing item is counted."""
 
 import argparse
 import asyncio
@@ -36,7 +36,7 @@ NOW = 10**18 + 10**7 + 2_500_000
 
 
 def values_of(payload: bytes, kind: PayloadKind = BATCH, *, rows: bool = False) -> Values:
-    """Return what is said of an item, as JSON carries it."""
+    """Return the values of an item, as they come out of JSON."""
     item = StreamItem(hello(), EPOCH, 4, kind, payload)
     values: Values = json.loads(json.dumps(item_values(item, NOW, rows=rows), allow_nan=False))
     return values
@@ -96,7 +96,7 @@ def test_worker_id_is_printed_escaped() -> None:
 
 
 async def tapped(count: int, enough: Callable[[list[Values]], object], **overrides: object) -> list[Values]:
-    """Return what tap shows of a stream that is replayed in a burst: so many items, or until there is enough."""
+    """Return the values that tap shows of a replayed burst: so many items, or until there are enough."""
     settings = memory_settings(**overrides)
     transport, stop = MemoryTransport(settings.bus), asyncio.Event()
     shown: list[Values] = []

@@ -63,7 +63,7 @@ def test_every_alert_about_the_log_fires_here() -> None:
 
 
 async def test_full_server_fires(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JetStream is full: it refuses writes, items wait, the ratio is near 1; with room it names what is missing."""
+    """JetStream is full: it refuses writes, items wait, the ratio is near 1; with room the log names missing items."""
     restarted(
         server, JETSTREAM.format(folder=server.folder).replace("}", ", max_file_store: 2MB }") + "http: '127.0.0.1:-1'"
     )

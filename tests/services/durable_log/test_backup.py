@@ -1,4 +1,4 @@
-"""A log that is restored from a backup: its writers go on behind what it has, and its readers learn what it lacks."""
+"""A log restored from a backup, or made anew: writers go on behind its items, and readers learn which are missing."""
 
 import json
 from contextlib import aclosing
@@ -25,7 +25,7 @@ async def api(client: Client, what: str, **asked: object) -> dict[str, Any]:
 
 
 async def backup(client: Client) -> tuple[dict[str, Any], list[bytes]]:
-    """Take a backup, as `nats stream backup` does: how the stream is, and what it has."""
+    """Take a backup, as `nats stream backup` does: the state of the stream, and its contents."""
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox)
     found = await api(client, "SNAPSHOT", deliver_subject=inbox)

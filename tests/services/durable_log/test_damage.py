@@ -1,4 +1,4 @@
-"""A log defends itself: what others have put into its stream repeats nothing, stops no reader, and is named."""
+"""Messages of other programs in a log's stream repeat no item and stop no reader; damaged ones are logged."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -42,7 +42,7 @@ async def append(settings: Settings, data: bytes, life: Life = STREAM, **headers
 
 
 async def test_item_that_is_appended_twice_is_given_once(server: NatsServer) -> None:
-    """Messages that come again, whole, in part or overlapping, add what is new alone; also to who reads on behind."""
+    """Messages that come again, whole, in part or overlapping, add only their new items, also behind a position."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 11))
@@ -77,7 +77,7 @@ async def test_item_that_is_appended_again_behind_a_position_is_not_new(server: 
 
 @pytest.mark.parametrize("between", [message(3, 3), b"damaged"])
 async def test_item_is_not_new_behind_others_that_were_appended(server: NatsServer, between: bytes) -> None:
-    """What is farthest counts, not what is last: for a reader that comes back, and for a writer that goes on."""
+    """The highest sequence counts, not the last message: for a reader that comes back, and for a writer."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 11))
@@ -223,7 +223,7 @@ async def test_position_beyond_the_end_is_an_error(server: NatsServer) -> None:
 
 
 async def test_log_that_begins_anew_is_an_error_to_who_follows(server: NatsServer) -> None:
-    """A reader whose place is beyond the end after a break is told, and does not wait for what it will never see."""
+    """A reader whose place is beyond the end after a break gets an error, instead of waiting for ever."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 4))

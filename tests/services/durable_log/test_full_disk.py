@@ -22,7 +22,7 @@ from tests.support.waiting import MOST, until
 
 
 def liveness() -> str:
-    """Return what Kubernetes asks a server of the log to learn whether to start it again."""
+    """Return the path of the liveness probe of the log's servers in Kubernetes."""
     for document in YAML(typ="safe").load_all((ROOT / "deploy" / "kubernetes" / "log" / "nats.yaml").read_text()):
         if document["kind"] == "StatefulSet":
             (container,) = document["spec"]["template"]["spec"]["containers"]

@@ -1,4 +1,4 @@
-"""The durable log that a processor keeps: what it refuses to promise, and what it counts."""
+"""The durable log that a processor keeps: promises that it refuses, and its counts."""
 
 import asyncio
 from pathlib import Path
@@ -104,7 +104,7 @@ async def test_no_quorum_stops_workers_and_loses_nothing(tmp_path: Path) -> None
 
 
 async def test_without_the_promise_nothing_waits_for_the_log(server: NatsServer) -> None:
-    """Without `durable` a log that stands still stops no worker; what found no room is counted and named in the log."""
+    """Without `durable` a paused log stops no worker; items that found no room are counted, and named in the log."""
     chosen = settings(durable_log__address=f"nats://{server.server}", durable_log__buffer_bytes=4096, **SMALL)
     bus = Bus(chosen)
     async with bus.running():

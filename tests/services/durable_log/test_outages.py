@@ -1,4 +1,4 @@
-"""A log's servers may be away, full or closed to a processor at any moment: what the processor does and says then."""
+"""A processor and its workers while the log's servers are away, full or closed to them."""
 
 import asyncio
 import json
@@ -49,13 +49,13 @@ def says_that_it_does_not_log(processor: Processor) -> bool:
 
 
 def no_server(server: NatsServer) -> Callable[[], None]:
-    """Take the server away; return what brings it back."""
+    """Kill the server; return a function that starts it again."""
     server.kill()
     return server.start
 
 
 def restarted(server: NatsServer, config: str) -> Callable[[], None]:
-    """Give the server another configuration; return what brings back its own."""
+    """Restart the server with another configuration; return a function that restarts it with its own."""
     own, server._config = server._config, config
     server.kill()
     server.start()
@@ -75,7 +75,7 @@ def no_jetstream(server: NatsServer) -> Callable[[], None]:
 
 
 def other_credentials(server: NatsServer) -> Callable[[], None]:
-    """Let nobody in that has no password."""
+    """Refuse users without a password."""
     return restarted(server, f"{server._config}authorization: {{ user: other, password: other }}\n")
 
 
@@ -88,7 +88,7 @@ def no_room(server: NatsServer) -> Callable[[], None]:
 async def test_processor_starts_without_its_log(
     server: NatsServer, fault: Callable[[NatsServer], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It carries tokens, says that it does not log and why, and logs from when it can; what found no room is named."""
+    """It carries tokens, says why it does not log, and logs once it can; the log names items that found no room."""
     mend = fault(server)
     small = {"limits__max_message_bytes": 4096, "durable_log__buffer_bytes": 4096}
     chosen = settings(durable_log__address=f"nats://{server.server}", **(QUICK | small))
@@ -227,7 +227,7 @@ async def test_credentials_are_read_again(server: NatsServer, tmp_path: Path, ca
     ],
 )
 async def test_mistake_in_the_settings_fails_at_once(wrong: dict[str, object], limit: str) -> None:
-    """What no server can mend ends the start with one line, with `durable` or without."""
+    """A mistake that no server can mend ends the start with one line, with `durable` or without."""
     chosen = settings(**({"durable_log__address": "nats://127.0.0.1:4222"} | wrong))
     with pytest.raises((AddressError, SettingsError), match=limit) as refused:
         await Bus(chosen).processor.__aenter__()

@@ -34,7 +34,7 @@ async def test_reader_goes_on_behind_any_position(server: NatsServer) -> None:
 
 
 async def test_reader_begins_at_a_time(server: NatsServer) -> None:
-    """`since` gives what the server took from then on."""
+    """`since` gives the items that the server took from then on."""
     settings = log_settings(server)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 5))
@@ -62,7 +62,7 @@ async def test_reader_finds_a_request(server: NatsServer) -> None:
 
 
 async def test_reader_takes_one_worker(server: NatsServer) -> None:
-    """A worker's name may hold what a subject may not."""
+    """A worker's name may have characters that a subject cannot have."""
     settings, odd = log_settings(server), "a.b *>% é"
     async with writer_of(settings) as writer:
         await write(writer, [1, 2])
@@ -72,7 +72,7 @@ async def test_reader_takes_one_worker(server: NatsServer) -> None:
 
 
 async def test_reader_of_a_log_that_becomes_empty_ends(server: NatsServer) -> None:
-    """What retention or a purge takes away in front of a reader is not waited for."""
+    """A reader does not wait for items that retention or a purge removed in front of it."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         await write(writer, range(1, 2001))
@@ -124,7 +124,7 @@ async def test_what_is_missing_is_told_to_who_reads_one_request(server: NatsServ
 
 
 def test_what_is_missing_is_counted_once() -> None:
-    """An item that comes again after a broken connection changes nothing, and what the reader has is not missing."""
+    """An item that comes again after a broken connection changes no count, and items that were read are not missing."""
     lives = _Lives(from_beginning=False)
 
     def count(sequence: int, missing_items: int = 0, *, is_given: bool = True) -> int | None:
@@ -171,7 +171,7 @@ async def test_any_number_of_readers_follow_a_log_whose_server_is_killed(server:
 
 
 async def test_reader_that_is_stopped_or_loses_its_server_leaves_no_exception_behind(server: NatsServer) -> None:
-    """What a reader still waits for then ends with an error of its own, which asyncio would log with a traceback."""
+    """The errors of a stopped reader's open questions are retrieved, so that asyncio logs no traceback."""
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     settings = log_settings(server)
@@ -206,7 +206,7 @@ async def test_what_is_no_log_is_one_line(server: NatsServer) -> None:
 
 
 async def test_page_reads_a_log(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """What docs/log.md shows reads a log as it is written."""
+    """The example on docs/log.md reads a log while it is written."""
     (block,) = (each for each in blocks("python") if each.page == "docs/log.md")
     names: dict[str, Any] = {}
     exec(block.text, names)  # noqa: S102 - it is on a page of ours

@@ -1,4 +1,4 @@
-"""`tokenbus replay --from`: what a log has of a worker is published again, and what cannot be is one line."""
+"""`tokenbus replay --from`: a worker's latest life in a log is published again; a mistake is one line."""
 
 import asyncio
 import json

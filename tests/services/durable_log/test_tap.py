@@ -1,4 +1,4 @@
-"""`tokenbus tap --from`: what a log has of workers and of requests is shown, and what cannot be is one line."""
+"""`tokenbus tap --from`: the items of workers and of requests in a log are shown; a mistake is one line."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ def tap(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def shown(server: NatsServer, *more: str) -> list[dict[str, Any]]:
-    """Return what it shows of a server's log, for machines."""
+    """Return the JSON lines that it prints of a server's log."""
     ran = await asyncio.to_thread(tap, "--from", f"nats://{server.server}", "--json", *more)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
@@ -38,7 +38,7 @@ async def test_request_is_shown_as_the_log_has_it(server: NatsServer) -> None:
 
 
 async def test_worker_is_shown_as_the_log_has_it(server: NatsServer) -> None:
-    """Its items come in the log's order, with a line for what is missing, and no other worker's; --count ends it."""
+    """Its items come in the log's order, with a line for missing ones, and no other worker's; --count ends it."""
     await filled(server, STREAM, Life(EPOCH, hello("other")), without=range(4, 6))
     values = await shown(server, "--worker", WORKER)
     assert {value["stream"]["worker_id"] for value in values} == {WORKER}

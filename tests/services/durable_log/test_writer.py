@@ -1,4 +1,4 @@
-"""A log has each item once and in order, whoever writes it and whatever dies meanwhile."""
+"""A log has each item once and in order, with any number of writers, and whichever process or server dies."""
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
@@ -16,7 +16,7 @@ from tokenbus_services.settings import Settings
 
 
 async def test_log_has_each_item_as_it_was_published(server: NatsServer) -> None:
-    """What is read is what was written, item by item, with its worker, epoch and schema version."""
+    """A reader gets the items that were written, with their worker, epoch and schema version."""
     settings, given = log_settings(server), list(payloads())
     async with writer_of(settings) as writer:
         for sequence, kind, payload in given:
@@ -57,7 +57,7 @@ async def test_restarted_writer_goes_on_where_the_log_ends(server: NatsServer) -
 
 
 async def test_server_killed_and_restarted_loses_and_repeats_nothing(server: NatsServer) -> None:
-    """While the server is away the writer holds what it took; what was in doubt is written once."""
+    """While the server is away the writer keeps its items; one whose write was in doubt is written once."""
     settings = log_settings(server, durable_log__message_bytes=1000)
     async with writer_of(settings) as writer:
         for begin in range(1, 901, 300):
@@ -81,7 +81,7 @@ async def test_missing_items_are_named(server: NatsServer) -> None:
 
 
 async def test_late_items_of_an_earlier_life_are_written(server: NatsServer) -> None:
-    """What one writer still holds of a worker that died is written behind what another one has of its next life."""
+    """A writer's late items of a worker that died are written behind those of its next life from another writer."""
     settings = log_settings(server)
     async with writer_of(settings) as one, writer_of(settings) as other:
         await write(one, [1, 2])
@@ -109,7 +109,7 @@ async def test_what_one_writer_has_not_another_may_bring(server: NatsServer) -> 
 
 
 async def test_what_was_left_out_is_not_waited_for(server: NatsServer) -> None:
-    """What this writer had and left out no other one is expected to bring, unless more than that is missing."""
+    """A writer does not wait for others to bring items that it left out itself, unless more are missing."""
     settings = log_settings(server)
     async with writer_of(settings, wait_seconds=3600) as writer:
         await write(writer, [1])
@@ -197,7 +197,7 @@ async def test_what_answers_in_the_place_of_the_server_ends_nothing(server: Nats
     asked = asyncio.Event()
 
     async def misanswer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say what no NATS server says."""
+        """Answer as no NATS server does."""
         asked.set()
         writer.write(answer)
         writer.close()
@@ -259,7 +259,7 @@ async def test_what_keeps_a_log_from_being_written_is_one_line(server: NatsServe
 
 @pytest.mark.parametrize("name", ["workers", "clients", "p0-clients"])
 def test_log_with_a_name_of_the_bus_is_refused(server: NatsServer, name: str) -> None:
-    """It would keep what listeners and those that look for them say there, and answer that."""
+    """Its stream would take the bus's messages, and answer them."""
     at = server.address(name)
     chosen = log_settings(server, durable_log__address=at, bus__clients_address=server.address("p0-clients"))
     with pytest.raises(AddressError) as refused:
@@ -269,7 +269,7 @@ def test_log_with_a_name_of_the_bus_is_refused(server: NatsServer, name: str) ->
 
 
 async def test_server_without_jetstream_is_one_line(server: NatsServer) -> None:
-    """A server that has no JetStream is told from one that is not there."""
+    """A server without JetStream has another error than one that is not there."""
     server.kill()
     server._config = ""
     server.start()

@@ -1,4 +1,4 @@
-"""What the tests of the durable log share: its settings, writers, and what is read of it."""
+"""Helpers of the durable log's tests: settings, writers, and reading."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -43,7 +43,7 @@ def log_settings(server: NatsServer, **overrides: object) -> Settings:
 
 
 def writer_of(settings: Settings, wait_seconds: float = 0) -> LogWriter:
-    """Return a writer that waits for what it took."""
+    """Return a writer that writes all its items before it ends."""
     return LogWriter(LogStream(settings), settings, wait_seconds=wait_seconds, drain_seconds=MOST)
 
 
@@ -54,7 +54,7 @@ async def write(writer: LogWriter, numbers: Iterable[int], stream: Life = STREAM
 
 
 async def filled(server: NatsServer, *lives: Life, without: range = range(0)) -> None:
-    """Write what a worker emits for three requests into the log, for each of some lives."""
+    """Write a worker's items of three requests into the log, for each of some lives."""
     async with writer_of(log_settings(server)) as writer:
         for life in lives:
             for sequence, kind, payload in payloads():
@@ -63,7 +63,7 @@ async def filled(server: NatsServer, *lives: Life, without: range = range(0)) ->
 
 
 async def read(settings: Settings, **how: object) -> list[StreamItem]:
-    """Return what is in the log."""
+    """Return the items of the log."""
     return await soon(_read(settings, **how))
 
 
