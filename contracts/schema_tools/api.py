@@ -6,22 +6,22 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import groupby, pairwise
+from typing import NamedTuple, TypeGuard
 
 from google.protobuf.message import Message
 
 import tokenbus
 
 _HEAD = """\
-<!-- Generated from the docstrings by `python -m schema_tools.api > docs/api.md`. Do not edit: a test compares them. -->
+<!-- Generated from the docstrings by `python -m schema_tools.api > docs/api.md`. Do not edit. -->
 
 # The public names
 
-All of them are in one package: `import tokenbus`. A client begins with [connect](#connect), an engine with
-[run_engine](#run_engine), a batch without a server with [LLM](#llm); [the contract](contract.md) says what columns may
-hold, and [the glossary](glossary.md) what the words mean. The examples run as they are written: `address` is where a
-processor takes clients, and `await` is possible, as in `python -m asyncio`.
+All are in `tokenbus`. A client begins with [connect](#connect), an engine with
+[run_engine](#run_engine), a batch without a server with [LLM](#llm). `help(tokenbus.connect)` has a name's arguments
+and errors, and an example that the tests run.
 """
 _GROUPS = {
     "Clients": "connect Client Generation Token RequestParameters StructuredOutput Stream StepRows RequestEnd Generate",
@@ -35,6 +35,7 @@ _GROUPS = {
     "RetentionFullError NotRunningError WouldWaitError EngineStepError EngineBrokenError",
 }
 _SECTION = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
+_SENTENCE = re.compile(r"(?<=[a-z0-9`)\"']\.)\s+(?=[A-Z`])|\n\n")
 
 
 class Documented(NamedTuple):
@@ -48,15 +49,6 @@ class Documented(NamedTuple):
     """Its docstring up to the first section."""
     sections: dict[str, str]
     """Args, Returns, Raises and Example, each without its indentation."""
-    fields: dict[str, str] = {}  # noqa: RUF012 - a default that nothing changes
-    """A class's fields, or an enum's members, each with its docstring."""
-
-
-def documented(name: str, found: object, signature: str = "") -> Documented:
-    """Return what a docstring says."""
-    parts = _SECTION.split(inspect.getdoc(found) or "")
-    bodies = [textwrap.dedent(part.strip("\n")).rstrip() for part in parts[2::2]]
-    return Documented(name, signature, parts[0].strip(), dict(zip(parts[1::2], bodies, strict=True)))
 
 
 def public_names() -> Iterator[tuple[str, list[Documented]]]:
@@ -67,60 +59,65 @@ def public_names() -> Iterator[tuple[str, list[Documented]]]:
 
 def _of(name: str) -> Iterator[Documented]:
     found = getattr(tokenbus, name)
-    yield documented(name, found, _signature(found))._replace(fields=_fields(found))
-    if not inspect.isclass(found) or not found.__module__.startswith("tokenbus_") or issubclass(found, enum.Enum):
+    yield _documented(name, found)
+    if not _has_own_members(found) or issubclass(found, enum.Enum):
         return
     for member, value in vars(found).items():
-        if not member.startswith("_"):
-            function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-            if inspect.isfunction(function):
-                yield documented(f"{name}.{member}", function, _signature(function))
-            elif isinstance(value, property):
-                yield documented(f"{name}.{member}", value)
+        function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        if not member.startswith("_") and (inspect.isfunction(function) or isinstance(value, property)):
+            yield _documented(f"{name}.{member}", function)
 
 
-def _fields(found: object) -> dict[str, str]:
-    """Return a class's fields, each with the docstring under it."""
-    if not inspect.isclass(found) or not found.__module__.startswith("tokenbus_") or "_pb2" in found.__module__:
-        return {}
-    (kind,) = ast.parse(textwrap.dedent(inspect.getsource(found))).body
-    fields, last = {}, ""
-    for node in kind.body if isinstance(kind, ast.ClassDef) else []:
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=last)) | ast.Assign(targets=[ast.Name(id=last)]):
-                pass
-            case ast.Expr(value=ast.Constant(value=str(text))) if last:
-                fields[last] = " ".join(text.split())
-                last = ""
-            case _:
-                last = ""
-    return {name: text for name, text in fields.items() if not name.startswith("_")}
+def _has_own_members(found: object) -> TypeGuard[type]:
+    return inspect.isclass(found) and found.__module__.startswith("tokenbus_") and "_pb2" not in found.__module__
 
 
-def _signature(found: Callable[..., object]) -> str:
-    if inspect.isclass(found) and not _is_called(found):
+def _documented(name: str, found: object) -> Documented:
+    parts = _SECTION.split(inspect.getdoc(found) or "")
+    bodies = [textwrap.dedent(part.strip("\n")).rstrip() for part in parts[2::2]]
+    return Documented(name, _signature(found), parts[0].strip(), dict(zip(parts[1::2], bodies, strict=True)))
+
+
+def _signature(found: object) -> str:
+    """Return the parameters of what users call, without annotations; a default that is no plain value as `...`."""
+    if not callable(found) or (isinstance(found, type) and _is_made_elsewhere(found)):
         return ""
-    parameters = inspect.signature(found).parameters.values()
-    kept = [each for each in parameters if each.name not in {"self", "cls"}]
-    return str(inspect.Signature([each.replace(annotation=each.empty, default=_shown(each.default)) for each in kept]))
+    kept = [each for each in inspect.signature(found).parameters.values() if each.name not in {"self", "cls"}]
+    plain = [each.replace(annotation=each.empty, default=_shown(each.default)) for each in kept]
+    return re.sub(r"<(\S+): \d+>", r"\1", str(inspect.Signature(plain)).replace("Ellipsis", "..."))
 
 
-class _Elsewhere:
-    """A default that is no plain value, and may say something of this machine."""
-
-    def __repr__(self) -> str:
-        return "..."
+def _is_made_elsewhere(kind: type) -> bool:
+    return issubclass(kind, (enum.Enum, Exception, dict, Message)) or bool(getattr(kind, "_is_protocol", False))
 
 
 def _shown(default: object) -> object:
     is_plain = default is None or isinstance(default, str | int | float | enum.Enum)
-    return default if is_plain or default is inspect.Parameter.empty else _Elsewhere()
+    return default if is_plain or default is inspect.Parameter.empty else ...
 
 
-def _is_called(kind: type) -> bool:
-    """Tell whether users make a class's objects themselves, with arguments that are worth showing."""
-    others = (enum.Enum, Exception, dict, Message)
-    return not issubclass(kind, others) and not getattr(kind, "_is_protocol", False)
+def _fields(found: object) -> dict[str, str]:
+    """Return a class's fields, each with the docstring under it."""
+    if not _has_own_members(found) or issubclass(found, enum.Enum):
+        return {}
+    (kind,) = ast.parse(textwrap.dedent(inspect.getsource(found))).body
+    fields = {}
+    for node, below in pairwise(kind.body if isinstance(kind, ast.ClassDef) else []):
+        match node, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if not name.startswith("_"):
+                fields[name] = _first_sentence(text)
+    return fields
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(_SENTENCE.split(text, maxsplit=1)[0].split())
+
+
+def _first_clause(text: str) -> str:
+    return re.split("[;:] ", _first_sentence(text))[0].rstrip(".") + "."
 
 
 def page() -> str:
@@ -128,30 +125,24 @@ def page() -> str:
     lines = [_HEAD]
     for heading, names in public_names():
         lines.append(f"## {heading}\n")
-        for each in names:
-            lines.extend(_entry(each))
-    return "\n".join(lines)
+        for top, members in groupby(names, lambda each: each.name.partition(".")[0]):
+            lines += [f"### {top}\n", *_entry(*members), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _entry(each: Documented) -> Iterator[str]:
-    if "." in each.name and not each.sections:
-        text = " ".join(each.text.split("\n\n")[0].split())
-        yield f"**`{each.name}{each.signature}`** {text}\n"
-        return
-    yield f"{'####' if '.' in each.name else '###'} {each.name}\n"
-    if each.signature:
-        yield f"`{each.name}{each.signature}`\n"
-    yield each.text + "\n"
-    if each.fields:
-        yield "\n".join(f"- `{name}`: {text}" for name, text in each.fields.items()) + "\n"
-    for title, body in each.sections.items():
-        if title == "Example":
-            yield f"```python\n{body}\n```\n"
-        elif title == "Returns":
-            yield f"Returns {body}\n"
-        else:
-            yield f"{title}:\n"
-            yield re.sub(r"^([\w, ]+): ", r"- `\1`: ", body, flags=re.MULTILINE) + "\n"
+def _entry(top: Documented, *methods: Documented) -> Iterator[str]:
+    found = getattr(tokenbus, top.name)
+    fields = _fields(found)
+    is_made_by_users = f"tokenbus.{top.name}(" in top.sections.get("Example", "") and not fields  # which are parameters
+    call = f"`{top.name}{top.signature}`: " if top.signature and is_made_by_users else ""
+    members = getattr(found, "__members__", ())
+    yield (
+        call + _first_sentence(top.text) + (f" One of {', '.join(f'`{each}`' for each in members)}." if members else "")
+    )
+    if fields or methods:
+        yield ""
+    yield from (f"- `{name}`: {text}" for name, text in fields.items())
+    yield from (f"- `{each.name}{each.signature}`: {_first_clause(each.text)}" for each in methods)
 
 
 if __name__ == "__main__":
