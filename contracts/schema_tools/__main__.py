@@ -7,17 +7,16 @@ from schema_tools.check import faults, release_faults
 from schema_tools.compiled import SchemaError, write_baseline
 from schema_tools.generate import write_generated
 from schema_tools.paths import Tree
-from schema_tools.reference import write_reference
-from schema_tools.vectors.files import write_vectors
+from schema_tools.vectors import write_vectors
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; exit status 1 means that a check found a fault."""
     parser = argparse.ArgumentParser(prog="python -m schema_tools", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("generate", help="write the Python code and the reference that are generated from proto/")
+    commands.add_parser("generate", help="write the Python code that is generated from proto/")
     commands.add_parser("check", help="say what is stale, badly formed, or breaks what was released")
-    commands.add_parser("vectors", help="write the golden messages")
+    commands.add_parser("vectors", help="write what follows from the golden messages, and the bytes of new ones")
     commands.add_parser("baseline", help="release the schema: it must not break what was released")
     command = parser.parse_args(arguments).command
     tree = Tree()
@@ -43,7 +42,7 @@ def _run(command: str, tree: Tree) -> int:
         write_baseline(tree)
         print(f"wrote {tree.baseline.relative_to(tree.root)}")
         return 0
-    changed = write_generated(tree) + write_reference(tree) if command == "generate" else write_vectors(tree)
+    changed = write_generated(tree) if command == "generate" else write_vectors(tree)
     print("\n".join(changed) or "nothing changed")
     return 0
 

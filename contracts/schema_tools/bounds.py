@@ -1,6 +1,7 @@
 """Checks of the bounds themselves, which buf does not look at: they are options of ours."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 from google.protobuf.descriptor_pb2 import (
@@ -13,6 +14,7 @@ from google.protobuf.message import Message
 
 from schema_tools.compiled import baseline, compiled, messages_in
 from schema_tools.paths import Tree
+from tokenbus_contracts.generated.bounds_pb2 import ColumnLength
 from tokenbus_contracts.schema import bounds_in, message_bounds_in, status_rule_in
 
 _REPEATED = FieldDescriptorProto.LABEL_REPEATED
@@ -21,14 +23,6 @@ _ONE_BYTE = 127
 
 # Bounds that are one bound in several places: the first is the place to look it up.
 _SAME = [
-    *(
-        [f"LogprobBatch.request_keys.{bound}", f"LogprobBatch.{column}.{bound}"]
-        for bound in ("max_items", "default_max_items")
-        for column in (
-            *("batch_indices", "positions", "statuses", "token_counts", "draft_token_counts"),
-            *("proposal_counts", "scorings", "top_ks", "stops"),
-        )
-    ),
     *(
         ["LogprobBatch.token_ids.max", f"{field}.max"]
         for field in (
@@ -44,13 +38,13 @@ _SAME = [
     ["LogprobBatch.top_ks.max", "StreamLimits.max_top_k.max", "Generate.top_logprobs.max"],
     ["LogprobBatch.top_ks.default_max", "Generate.top_logprobs.default_max"],
     ["LogprobBatch.max_bytes", "StreamLimits.max_message_bytes.max", "Item.payload_bytes.max"],
-    ["LogprobBatch.token_ids.max_items", "LogprobBatch.logprobs.max_items", "LogprobBatch.ranks.max_items"],
-    ["LogprobBatch.alternative_token_ids.max_items", "LogprobBatch.alternative_logprobs.max_items"],
-    [
-        *("BatchHeader.worker_id.max_bytes", "Hello.worker_id.max_bytes", "Admitted.worker_id.max_bytes"),
-        "Watch.worker_id.max_bytes",
-    ],
+    [f"{message}.worker_id.max_bytes" for message in ("BatchHeader", "Hello", "Admitted", "Watch")],
 ]
+# Columns of one length have the same most elements.
+_SAME_LENGTH: dict[int, int] = {
+    ColumnLength.COLUMN_LENGTH_STOPPED_ROWS: ColumnLength.COLUMN_LENGTH_ROWS,
+    ColumnLength.COLUMN_LENGTH_SCORED_TOKENS: ColumnLength.COLUMN_LENGTH_TOKENS,
+}
 
 # Bounds that follow from others, as products.
 _PRODUCTS = [
@@ -79,7 +73,8 @@ def bound_faults(tree: Tree) -> Iterator[str]:
             if numbers != list(range(len(numbers))):
                 yield f"{enum.name}: its numbers leave holes, and ranges of them are checked: {numbers}"
     yield from _contradictions(
-        {f"{name}.{bound}": value for name, bounds in now.items() for bound, value in bounds.items()}
+        {f"{name}.{bound}": value for name, bounds in now.items() for bound, value in bounds.items()},
+        [*_SAME, *_same_length(now)],
     )
     for name, released in _declared(baseline(tree)):
         # What is gone altogether is buf's to find.
@@ -134,8 +129,18 @@ def _missing(name: str, message: DescriptorProto) -> Iterator[str]:
             yield f"{name}.{field.name}: a column of counts must stay at or below {_ONE_BYTE}, a byte each"
 
 
-def _contradictions(now: dict[str, int]) -> Iterator[str]:
-    for first, *others in _SAME:
+def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:
+    """Yield the bounds on the number of elements of columns that are equally long."""
+    columns = defaultdict(list)
+    for name, bounds in now.items():
+        if length := bounds.get("length"):
+            columns[_SAME_LENGTH.get(length, length)].append(name)
+    for names in columns.values():
+        yield from ([f"{name}.{bound}" for name in names] for bound in ("max_items", "default_max_items"))
+
+
+def _contradictions(now: dict[str, int], same: list[list[str]]) -> Iterator[str]:
+    for first, *others in same:
         for other in others:
             if now.get(first) != now.get(other):
                 yield f"{other}: {now.get(other)}, but {first} is {now.get(first)}, and they are one bound"

@@ -14,8 +14,7 @@ from schema_tools.comments import comment_faults
 from schema_tools.compiled import SchemaError, baseline
 from schema_tools.generate import stale_files
 from schema_tools.paths import Tree
-from schema_tools.reference import is_stale
-from schema_tools.vectors.files import stale_vectors
+from schema_tools.vectors import vector_faults
 
 _NAMES_SHOWN = 5
 
@@ -44,11 +43,6 @@ def _generated(tree: Tree) -> Iterator[str]:
         yield f"not what the schema gives now: {_some(stale)}; run `make proto`"
 
 
-def _reference(tree: Tree) -> Iterator[str]:
-    if is_stale(tree):
-        yield f"not what the schema gives now: {tree.reference.relative_to(tree.root)}; run `make proto`"
-
-
 def _lint(tree: Tree) -> Iterator[str]:
     yield from _buf("lint", str(tree.proto))
 
@@ -64,11 +58,6 @@ def _breaking(tree: Tree) -> Iterator[str]:
         image = Path(folder, "baseline.binpb")
         image.write_bytes(FileDescriptorSet(file=[descriptor, *baseline(tree)]).SerializeToString())
         yield from _buf("breaking", str(tree.proto), "--against", str(image))
-
-
-def _vectors(tree: Tree) -> Iterator[str]:
-    if stale := stale_vectors(tree):
-        yield f"not what the script writes now: {_some(stale)}; run `make vectors` and look at the difference"
 
 
 def _some(names: list[str]) -> str:
@@ -89,11 +78,10 @@ def _buf(*arguments: str) -> Iterator[str]:
 
 _CHECKS: dict[str, Callable[[Tree], Iterator[str]]] = {
     "generated": _generated,
-    "reference": _reference,
     "lint": _lint,
     "format": _format,
     "breaking": _breaking,
     "bounds": bound_faults,
     "comments": comment_faults,
-    "vectors": _vectors,
+    "vectors": vector_faults,
 }

@@ -41,8 +41,3 @@ class Tree:
     def baseline(self) -> Path:
         """The image of the schema as last released."""
         return self.root / "contracts" / "baseline" / "v1.binpb"
-
-    @property
-    def reference(self) -> Path:
-        """The page that has every field, generated from the schema."""
-        return self.root / "docs" / "contract-reference.md"

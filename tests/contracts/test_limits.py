@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from schema_tools.vectors.build import RowOf, Token, encoded, message
+from tests.contracts.test_vectors import VECTORS
 from tokenbus_contracts import ContractError, Limits, Rule, decode, encode
 from tokenbus_contracts.generated.enums import BatchKind, RowStatus, Scoring, SpeculativeMethod, StepPhase, ValueKind
 from tokenbus_contracts.header import BatchHeader
@@ -44,13 +44,13 @@ def test_limit_that_is_no_count_is_refused(value: object) -> None:
         ("max_tokens_per_row", 2, "token_counts[1]"),
         ("max_draft_tokens_per_row", 1, "draft_token_counts[0]"),
         ("max_top_k", 1, "top_ks[0]"),
-        ("max_token_id", 11, "token_ids[1]"),
+        ("max_token_id", 11, "token_ids[2]"),
         ("max_message_bytes", 100, "message"),
     ],
 )
 def test_tightened_limit_is_enforced_both_ways(name: str, limit: int, field: str) -> None:
     """What a deployment tightens is refused at encode and at decode alike, with the tightened limit."""
-    data = _two_rows()
+    data = (VECTORS / "valid" / "mixed_counts.binpb").read_bytes()
     batch = decode(data)
     limits = replace(Limits.default(), **{name: limit})
     for use in (lambda: encode(batch, limits), lambda: decode(data, limits)):
@@ -71,10 +71,3 @@ def test_header_of_the_schema_and_of_python_have_the_same_fields() -> None:
 def test_every_column_of_the_schema_is_a_column_of_the_batch() -> None:
     """All fields of LogprobBatch but the header are columns, in the order of their numbers."""
     assert ["header", *(column.name for column in COLUMNS)] == [field.name for field in fields_of(BATCH)]
-
-
-def _two_rows() -> bytes:
-    alternatives = [(11, -0.25), (7, -2.5)]
-    first = RowOf([Token(11, -0.25, 1, alternatives), Token(12, -3.0, 9, alternatives)], key=1, drafts=2)
-    second = RowOf([Token(5), Token(6), Token(7)], key=2, index=1)
-    return encoded(message(first, second))

@@ -63,12 +63,8 @@ def test_invalid_vector_is_refused_for_its_reason(name: str) -> None:
     with pytest.raises(ContractError) as refused:
         decode(data)
     error = refused.value
-    assert {
-        "field": error.field,
-        "rule": str(error.rule),
-        "limit": str(error.limit),
-        "actual": str(error.actual),
-    } == expected
+    refusal = {"field": error.field, "rule": error.rule, "limit": str(error.limit), "actual": str(error.actual)}
+    assert refusal == {name: expected[name] for name in refusal}
 
 
 @pytest.mark.parametrize("name", INVALID)

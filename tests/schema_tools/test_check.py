@@ -1,7 +1,6 @@
 """The schema's guards: each change is made in a copy of the tree, and the check must find it there."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -10,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from schema_tools.paths import REPOSITORY
-from tokenbus_contracts.generated import bounds_pb2, client_pb2, handoff_pb2, logprob_batch_pb2, request_pb2, stream_pb2
 
 CONTRACT = "proto/tokenbus/v1/logprob_batch.proto"
 STREAM = "proto/tokenbus/v1/stream.proto"
 REQUEST = "proto/tokenbus/v1/request.proto"
 BASELINE = "contracts/baseline/v1.binpb"
 GENERATED = "contracts/tokenbus_contracts/generated"
-REFERENCE = "docs/contract-reference.md"
+VECTORS = "contracts/vectors/v1"
 
 
 class Copy:
@@ -28,8 +26,6 @@ class Copy:
         self.root = folder
         for name in ("proto", "contracts"):
             shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (folder / "docs").mkdir()
-        shutil.copy(REPOSITORY / REFERENCE, folder / REFERENCE)
 
     def run(self, command: str) -> tuple[int, str]:
         """Run one of the copy's own tools; return its exit status and what it printed."""
@@ -114,51 +110,6 @@ def test_edited_generated_code_is_found(copy: Copy) -> None:
     (fault,) = copy.faults()
     assert fault.startswith("generated: ")
     assert "enums.py" in fault
-
-
-def test_stale_reference_is_found(copy: Copy) -> None:
-    """A page of reference that was edited, or is missing, is found, and generating writes it anew."""
-    page = copy.root / REFERENCE
-    written = page.read_bytes()
-    for damage in (lambda: page.write_bytes(written + b"more"), page.unlink):
-        damage()
-        assert copy.faults() == [f"reference: not what the schema gives now: {REFERENCE}; run `make proto`"]
-        assert copy.run("generate") == (0, f"{REFERENCE}\n")
-        assert page.read_bytes() == written
-
-
-def test_reference_follows_the_schema(copy: Copy) -> None:
-    """A new field, its bounds, its comment and a new enum's values are on the page, a nested message's too."""
-    nested = (
-        "  // Inner.\n  message Inner {\n    // How | much. In rows. Zero: none. Never invalid.\n"
-        "    optional uint32 size = 7 [(bounds) = {\n      min: 2\n      max: 9\n      default_max: 5\n    }];\n  }\n"
-        "  // How.\n  enum Way {\n    // Not set.\n    WAY_UNSPECIFIED = 0;\n  }\n"
-    )
-    copy.replace(STREAM, "message Heartbeat {\n", f"message Heartbeat {{\n{nested}")
-    copy.run("generate")
-    page = (copy.root / REFERENCE).read_text()
-    row = "| 7 | `size` | optional uint32 | 2 to 9, 5 by default | How \\| much. In rows. Zero: none. Never invalid. |"
-    assert (
-        f"### Heartbeat.Inner\n\nInner.\n\n| number | field | type | bounds | meaning |\n|---|---|---|---|---|\n{row}\n"
-        in page
-    )
-    values = "| number | value | meaning |\n|---|---|---|\n| 0 | `WAY_UNSPECIFIED` | Not set. |\n"
-    assert f"### Heartbeat.Way\n\nHow.\n\n{values}" in page
-
-
-def test_reference_leaves_nothing_out() -> None:
-    """The page has every field with its number and every value of every enum, and its links lead to headings."""
-    page = (REPOSITORY / REFERENCE).read_text()
-    headings = set(re.findall(r"^### (\S+)$", page, re.MULTILINE))
-    sections = dict(re.findall(r"^### (\S+)$(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
-    for module in (bounds_pb2, client_pb2, handoff_pb2, logprob_batch_pb2, request_pb2, stream_pb2):
-        for name, message in module.DESCRIPTOR.message_types_by_name.items():
-            for field in message.fields:
-                assert f"| {field.number} | `{field.name}` | " in sections[name], f"{name}.{field.name}"
-        for name, enum in module.DESCRIPTOR.enum_types_by_name.items():
-            for value in enum.values:
-                assert f"| {value.number} | `{value.name}` | " in sections[name], value.name
-    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= {heading.lower() for heading in headings}
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "sub/module.py", "sub/deeper/data.bin", "py.typed"])
@@ -337,15 +288,44 @@ def test_unformatted_schema_is_found(copy: Copy) -> None:
     assert any(fault.startswith("format: ") for fault in copy.faults())
 
 
-def test_edited_and_added_vectors_are_found(copy: Copy) -> None:
-    """A golden message that was edited, and one that the script does not write, are both found."""
-    vectors = copy.root / "contracts/vectors/v1/valid"
-    (vectors / "one_row.binpb").write_bytes(b"")
-    (vectors / "smuggled.binpb").write_bytes(b"")
+def test_golden_bytes_stay(copy: Copy) -> None:
+    """Golden bytes that were edited, or removed with their JSON, are named, and `vectors` does not hide that."""
+    valid, invalid = (copy.root / VECTORS / name for name in ("valid/one_row", "invalid/empty"))
+    written = valid.with_suffix(".binpb").read_bytes()
+    valid.with_suffix(".binpb").write_bytes(b"")
     (fault,) = copy.faults()
-    assert fault.startswith("vectors: ")
-    assert "valid/one_row.binpb" in fault
-    assert "valid/smuggled.binpb" in fault
+    assert fault.startswith("vectors: valid/one_row.binpb: sha256 ")
+    assert copy.run("vectors")[0] == 1
+    valid.with_suffix(".binpb").write_bytes(written)
+    for suffix in (".binpb", ".json"):
+        invalid.with_suffix(suffix).unlink()
+    assert copy.faults() == ["vectors: invalid/empty.binpb: in SHA256SUMS, and has no JSON; a golden message stays"]
+
+
+def test_what_follows_from_golden_bytes_is_written_again(copy: Copy) -> None:
+    """A valid message's JSON, and a message's bytes, are written from one another; what is neither is named."""
+    json_file, bytes_file = (copy.root / VECTORS / f"valid/one_row{suffix}" for suffix in (".json", ".binpb"))
+    written = json_file.read_text(), bytes_file.read_bytes()
+    json_file.write_text(written[0].replace('"step": "40"', '"step": "41"'))
+    assert copy.run("vectors") == (0, "valid/one_row.json\n")
+    bytes_file.unlink()
+    assert copy.run("vectors") == (0, "valid/one_row.binpb\n")
+    assert (json_file.read_text(), bytes_file.read_bytes()) == written
+    (copy.root / VECTORS / "valid/smuggled.binpb").write_bytes(b"")
+    assert copy.faults() == ["vectors: valid/smuggled.binpb: neither a golden message nor its JSON"]
+
+
+def test_new_golden_message_is_written_from_its_json(copy: Copy) -> None:
+    """A message is added as JSON with its header and columns; JSON that no message can have is one line."""
+    given = (copy.root / VECTORS / "valid/one_row.json").read_text()
+    new = copy.root / VECTORS / "valid/new.json"
+    new.write_text(given.replace('"step": "40"', '"step": "41"'))
+    assert copy.run("vectors") == (0, "SHA256SUMS\nvalid/new.binpb\n")
+    assert copy.faults() == []
+    (copy.root / VECTORS / "valid/wrong.json").write_text("{}")
+    status, printed = copy.run("vectors")
+    assert (status, printed.count("\n")) == (1, 1)
+    assert printed.startswith("error: valid/wrong.json: no header and columns that a message can have")
 
 
 def test_missing_baseline_is_found(copy: Copy) -> None:

@@ -1,0 +1,140 @@
+"""The golden messages, which are files: the bytes, and in JSON what they decode to, or why they are refused.
+
+The bytes are never written twice. `make vectors` writes what follows from them: a valid message's JSON, by the
+generated class alone, so that tests can compare the codec with it; the limits; and the sums that keep the bytes as they
+are. To add a message, write the JSON of its header and columns, and `make vectors` writes its bytes. Write bytes that
+the generated class would not write by hand, beside JSON that says why they are refused.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import DecodeError
+
+from schema_tools.compiled import SchemaError
+from schema_tools.paths import Tree
+from tokenbus_contracts.generated.logprob_batch_pb2 import LogprobBatch
+from tokenbus_contracts.limits import Limits
+from tokenbus_contracts.schema import BATCH, HEADER, fields_of
+
+_SUMS = "SHA256SUMS"
+_MOST_ELEMENTS_SPELLED_OUT = 1000
+_WIDE = (FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64)
+_SPARSE = ("stops",)
+"""Columns that are left out where they are empty."""
+_FORMS = {FieldDescriptor.TYPE_FIXED64: "Q", FieldDescriptor.TYPE_FIXED32: "I", FieldDescriptor.TYPE_FLOAT: "f"}
+
+
+def write_vectors(tree: Tree) -> list[str]:
+    """Write what is missing or stale, and return the names that changed."""
+    files = _files(tree)
+    changed = [name for name in sorted(files) if _bytes_of(tree.vectors / name) != files[name]]
+    for name in changed:
+        (tree.vectors / name).write_bytes(files[name])
+    return changed
+
+
+def vector_faults(tree: Tree) -> Iterator[str]:
+    """Yield a line for each file that is stale or missing, and for one that has no business in the folder."""
+    files = _files(tree)
+    present = {path.relative_to(tree.vectors).as_posix() for path in tree.vectors.rglob("*") if path.is_file()}
+    for name in sorted(files.keys() | present):
+        if name not in files:
+            yield f"{name}: neither a golden message nor its JSON"
+        elif _bytes_of(tree.vectors / name) != files[name]:
+            yield f"{name}: not what the golden messages give; run `make vectors` and look at the difference"
+
+
+def _files(tree: Tree) -> dict[str, bytes]:
+    """Return each file of the vectors' folder, by its path below the folder, as it must be."""
+    sums = _recorded_sums(tree)
+    files = {"limits.json": _json(_limits())}
+    for path in sorted(tree.vectors.glob("*valid/*.json")):
+        name = path.relative_to(tree.vectors).with_suffix("").as_posix()
+        written = json.loads(path.read_bytes())
+        data = _bytes_of(path.with_suffix(".binpb"))
+        data = _encoded(name, written) if data is None else data
+        known = sums.setdefault(f"{name}.binpb", _sum(data))
+        if known != _sum(data):
+            raise SchemaError(f"{name}.binpb: sha256 {known} in {_SUMS}, got {_sum(data)}; a golden message stays")
+        is_valid = name.startswith("valid/")
+        files |= {f"{name}.binpb": data, f"{name}.json": _json(_decoded(name, data, written) if is_valid else written)}
+    if lost := sorted(sums.keys() - files.keys()):
+        raise SchemaError(f"{lost[0]}: in {_SUMS}, and has no JSON; a golden message stays")
+    files[_SUMS] = "".join(f"{value}  {name}\n" for name, value in sorted(sums.items())).encode()
+    return files
+
+
+def _recorded_sums(tree: Tree) -> dict[str, str]:
+    recorded = (_bytes_of(tree.vectors / _SUMS) or b"").decode().splitlines()
+    return {name: value for value, _, name in (line.partition("  ") for line in recorded)}
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _encoded(name: str, written: dict[str, Any]) -> bytes:
+    """Return the bytes of a new message whose JSON has its header and columns."""
+    try:
+        message = ParseDict({"header": written["header"], **written["columns"]}, LogprobBatch())
+    except (KeyError, ParseError) as error:
+        raise SchemaError(f"{name}.json: no header and columns that a message can have: {error}") from None
+    return message.SerializeToString(deterministic=True)
+
+
+def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
+    """Return what the JSON of valid bytes says; `shows` is written by hand."""
+    try:
+        batch = LogprobBatch.FromString(data)
+    except DecodeError as error:
+        raise SchemaError(f"{name}.binpb: {error}") from None
+    header = {field.name: _plain(field, getattr(batch.header, field.name)) for field in fields_of(HEADER)}
+    columns = {
+        field.name: _column(field, list(getattr(batch, field.name)))
+        for field in fields_of(BATCH)
+        if field.name != "header" and (field.name not in _SPARSE or getattr(batch, field.name))
+    }
+    return {"shows": written.get("shows", ""), "header": header, "columns": columns}
+
+
+def _plain(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - whatever a header's field holds
+    """Return a value as JSON has it; 64-bit integers as strings, as protobuf's own JSON, for readers with doubles."""
+    return str(value) if field.type in _WIDE else value
+
+
+def _column(field: FieldDescriptor, values: list[Any]) -> Any:  # noqa: ANN401 - a list, or what stands for a long one
+    if len(values) <= _MOST_ELEMENTS_SPELLED_OUT:
+        return [_plain(field, value) for value in values]
+    packed = struct.pack(f"<{len(values)}{_FORMS.get(field.type, 'B')}", *values)
+    return {"elements": len(values), "sha256_of_little_endian": hashlib.sha256(packed).hexdigest()}
+
+
+def _limits() -> dict[str, Any]:
+    """Return the bounds that the messages are held against: the default ones."""
+    both = {"default": Limits.default(), "schema": Limits.schema()}
+    return {kind: {name: getattr(limits, name) for name in Limits.__slots__} for kind, limits in both.items()}
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    """Return JSON with one line for each field, so that a change shows where it is."""
+    return ("{\n" + ",\n".join(_members(value)) + "\n}\n").encode()
+
+
+def _members(value: dict[str, Any], indent: str = "  ") -> Iterator[str]:
+    for name, member in value.items():
+        if isinstance(member, dict) and "elements" not in member:
+            inner = ",\n".join(_members(member, indent + "  "))
+            yield f"{indent}{json.dumps(name)}: {{\n{inner}\n{indent}}}"
+        else:
+            yield f"{indent}{json.dumps(name)}: {json.dumps(member)}"
